@@ -1,0 +1,24 @@
+//! The lock rules of Fencepost, and nothing else: no I/O, no clock, no randomness.
+//!
+//! [`Machine`] is one pure transition function, `apply(command) -> effects`. It stores TTLs and no
+//! deadlines: a lease ends only by an [`Command::Expire`], so that two replicas that apply the same
+//! commands can not differ. [`LeaseWheel`] stands beside it, is told what time it is, and says which
+//! `Expire` to issue. [`invariants`] holds the promises as named predicates.
+
+#![forbid(unsafe_code)]
+
+mod command;
+pub mod invariants;
+mod machine;
+mod moment;
+mod queue;
+mod table;
+mod types;
+mod wheel;
+
+pub use command::{Command, Effect, Lease, Ticket};
+pub use machine::{Grant, Machine};
+pub use moment::Moment;
+pub use queue::Waiter;
+pub use types::{Invalid, Label, LockName, OwnerId, Token, Ttl};
+pub use wheel::LeaseWheel;
