@@ -1,0 +1,352 @@
+//! What a store must do to arbitrate locks. Guards, heartbeats, deadlines and undo are written once above.
+//!
+//! A backend implements [`Backend`], and [`Observe`] if it can tell of changes. It keeps these rules:
+//!
+//! - `acquire`, `renew` and `release` are idempotent by owner: a retry changes nothing and gets the same
+//!   token.
+//! - A future of a backend may be dropped at any await. Whatever an `acquire` left behind then is undone
+//!   by the caller with `release`, which must take effect after it.
+//! - `sent` in an answer is read from the clock before the request leaves, so that a deadline counted from
+//!   it can not lie after the store's own.
+
+use std::fmt;
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+
+use crate::error::Result;
+use crate::guarantees::Guarantees;
+use crate::hold::Hold;
+
+/// A boxed future, so that the traits here can be used as objects.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A store that arbitrates.
+pub trait Backend: Send + Sync + 'static {
+    /// Takes the lock in one atomic step, or waits for it in the store's queue as `wait` says.
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>>;
+
+    /// Renews a batch of grants. The answers stand in the order of the batch.
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>>;
+
+    /// Ends what `owner` has under `name`: a grant, a place in the queue, or an acquire whose fate is
+    /// unknown. `NotHeld` if there was nothing.
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>>;
+
+    /// Ends the present grant of `name`, whoever holds it. `None` if nobody does.
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>>;
+
+    /// Who holds `name` and who waits for it.
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>>;
+
+    /// Every lock that is held or waited for, ordered by name, without the waiters' names.
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
+
+    /// What this store keeps under which fault.
+    fn guarantees(&self) -> Guarantees;
+}
+
+/// A store that can tell when a lock changes hands.
+pub trait Observe: Send + Sync + 'static {
+    /// Resolves with the state of `name` once it differs from `seen`; at once if nothing was seen yet.
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>>;
+}
+
+/// An opened store: what it can do, as the objects that do it.
+#[derive(Clone)]
+pub struct Store {
+    /// Arbitrates locks.
+    pub backend: Arc<dyn Backend>,
+    /// Tells of changes, if the store can.
+    pub observe: Option<Arc<dyn Observe>>,
+}
+
+impl<B: Backend + Observe> From<Arc<B>> for Store {
+    fn from(store: Arc<B>) -> Self {
+        Self { backend: store.clone(), observe: Some(store) }
+    }
+}
+
+/// Who asks for what.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The lock.
+    pub name: LockName,
+    /// The id made for this acquisition.
+    pub owner: OwnerId,
+    /// How long the store keeps the grant without a renewal.
+    pub ttl: Ttl,
+    /// What a person reads as the holder.
+    pub label: Label,
+    /// Whether the grant may end with this process.
+    pub liveness: Liveness,
+    /// Where to tell of a loss that the store notices first.
+    pub loss: LossSignal,
+}
+
+/// What keeps a grant alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// The lease, and the life of this process: a store that sees it end may free the lock at once.
+    Process,
+    /// The lease alone: the grant outlives the process that took it.
+    LeaseOnly,
+}
+
+/// How long an acquire waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// Until this moment.
+    Until(Moment),
+    /// Without limit.
+    Forever,
+}
+
+/// The answer to an acquire.
+#[derive(Debug)]
+pub enum Acquired {
+    /// The lock is ours.
+    Granted(Grant),
+    /// Somebody else has it, or is first in line; nothing of ours is left at the store.
+    Held(Option<HolderInfo>),
+}
+
+/// A grant as the store gave it.
+#[derive(Debug)]
+pub struct Grant {
+    /// The fencing token.
+    pub token: Token,
+    /// The TTL that the store really keeps.
+    pub ttl: Ttl,
+    /// When the request left that this grant answers.
+    pub sent: Moment,
+    /// The store made this grant while we waited in its queue: it counts only once a renewal confirms it.
+    pub queued: bool,
+    /// The open file that shows the holder lives, where the store uses one.
+    pub presence: Option<Presence>,
+}
+
+/// A grant to renew.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// The lock.
+    pub name: LockName,
+    /// Who holds it.
+    pub owner: OwnerId,
+    /// The TTL from now on; the one that the store has if none is given.
+    pub ttl: Option<Ttl>,
+}
+
+/// A renewed grant.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewed {
+    /// The token, the same as before.
+    pub token: Token,
+    /// The TTL that the store really keeps.
+    pub ttl: Ttl,
+    /// When the request left to which this renewal is credited.
+    pub sent: Moment,
+}
+
+/// A grant that an operator ended.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// Who held the lock.
+    pub label: Label,
+    /// The token of the broken grant.
+    pub token: Token,
+    /// Drawn by the break: above the broken grant's, below every later one. Enter a fence with it to
+    /// shut the broken holder out before anybody else has the lock.
+    pub floor: Token,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HolderInfo {
+    /// What a person reads as the holder.
+    pub label: Label,
+    /// The fencing token of the grant.
+    pub token: Token,
+    /// The lease's TTL.
+    pub ttl: Ttl,
+    /// How long ago the grant was made.
+    pub held_for: Duration,
+    /// How long the lease runs unless renewed.
+    pub remaining: Duration,
+}
+
+/// Who waits for a lock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WaiterInfo {
+    /// What a person reads as the waiter.
+    pub label: Label,
+    /// How long it has waited.
+    pub waiting_for: Duration,
+}
+
+/// A lock as the store sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LockInfo {
+    /// The lock.
+    pub name: LockName,
+    /// Who holds it.
+    pub holder: Option<HolderInfo>,
+    /// How many wait.
+    pub waiting: usize,
+    /// The first of those who wait, in order; at most [`LockInfo::SHOWN_WAITERS`], and none in a list.
+    pub waiters: Vec<WaiterInfo>,
+}
+
+impl LockInfo {
+    /// How many waiters an inspection names.
+    pub const SHOWN_WAITERS: usize = 32;
+
+    /// What tells this state from the next.
+    #[must_use]
+    pub fn glimpse(&self) -> Glimpse {
+        Glimpse { token: self.holder.as_ref().map(|holder| holder.token), waiting: self.waiting }
+    }
+}
+
+/// What an observer compares: who holds, and how many wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glimpse {
+    /// The holder's token.
+    pub token: Option<Token>,
+    /// How many wait.
+    pub waiting: usize,
+}
+
+/// Why a guard can no longer be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The lease ran out: this process, its machine or its heartbeat stood still too long.
+    Expired,
+    /// Somebody else was granted the lock.
+    TakenOver,
+    /// An operator broke it.
+    Broken,
+    /// The store could not be reached until the lease ran out.
+    StoreUnreachable,
+    /// The session that carried the grant is gone.
+    SessionGone,
+    /// It was held as long as `max_hold` allows.
+    MaxHold,
+    /// `progress()` was not called in time, so renewal stopped.
+    NoProgress,
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out",
+            Self::TakenOver => "somebody else was granted it",
+            Self::Broken => "an operator broke it",
+            Self::StoreUnreachable => "the store was out of reach until the lease ran out",
+            Self::SessionGone => "the session that carried it is gone",
+            Self::MaxHold => "it was held as long as max_hold allows",
+            Self::NoProgress => "no progress was reported in time",
+        })
+    }
+}
+
+impl LossCause {
+    /// One word for scripts, logs and metrics.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::TakenOver => "taken_over",
+            Self::Broken => "broken",
+            Self::StoreUnreachable => "store_unreachable",
+            Self::SessionGone => "session_gone",
+            Self::MaxHold => "max_hold",
+            Self::NoProgress => "no_progress",
+        }
+    }
+}
+
+/// By which a backend tells a guard that its grant is gone, before the guard's own deadline.
+#[derive(Clone, Debug, Default)]
+pub struct LossSignal(Weak<Hold>);
+
+impl LossSignal {
+    /// A signal that nobody hears, for a caller without a guard.
+    #[must_use]
+    pub fn unheard() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn to(hold: &Arc<Hold>) -> Self {
+        Self(Arc::downgrade(hold))
+    }
+
+    /// The grant is gone. The first cause stays; a released guard does not mind.
+    pub fn fire(&self, cause: LossCause) {
+        if let Some(hold) = self.0.upgrade() {
+            hold.lose(cause);
+        }
+    }
+}
+
+/// An open file whose lock the kernel drops with the last process that has it: while it is locked, the
+/// holder lives.
+#[derive(Clone, Debug)]
+pub struct Presence(Arc<PresenceFile>);
+
+#[derive(Debug)]
+struct PresenceFile {
+    file: OwnedFd,
+    inherited: AtomicBool,
+}
+
+impl Presence {
+    /// Wraps a file that is locked already.
+    #[must_use]
+    pub fn new(file: OwnedFd) -> Self {
+        Self(Arc::new(PresenceFile { file, inherited: AtomicBool::new(false) }))
+    }
+
+    /// The file, to be handed to a child process so that the grant lives as long as the child does. From
+    /// then on the file is not used for another grant.
+    #[must_use]
+    pub fn inherit(&self) -> BorrowedFd<'_> {
+        self.0.inherited.store(true, Ordering::Relaxed);
+        self.0.file.as_fd()
+    }
+
+    /// Whether another process may have it open.
+    #[must_use]
+    pub fn inherited(&self) -> bool {
+        self.0.inherited.load(Ordering::Relaxed)
+    }
+}
+
+/// A span of time for people: `12.3s`, `45ms`, `2m05s`.
+#[must_use]
+pub fn short(span: Duration) -> String {
+    let seconds = span.as_secs();
+    match seconds {
+        0 => format!("{}ms", span.as_millis()),
+        1..60 => format!("{}.{}s", seconds, span.subsec_millis() / 100),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// What a backend is opened with.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// What time it is.
+    pub clock: Arc<dyn crate::clock::Clock>,
+    /// The client's own runtime, on a thread of its own, for tasks and sockets.
+    pub runtime: tokio::runtime::Handle,
+}

@@ -1,0 +1,398 @@
+//! `memory:` the core machine in this process.
+//!
+//! *Why grants exclude:* the machine has one holder per name and is behind one mutex. A lease ends only
+//! when the wheel, at `now` read under that mutex, says it is due.
+//! *Why tokens rise:* one counter that is only added to. The stores that URLs name live as long as the
+//! process, so reconnecting does not start it anew.
+//! *Where that ends:* with the process. Nothing is kept, and nobody outside is excluded.
+//!
+//! No thread drives expiry. Every call first ends what is due, and a waiter sets an alarm for the moment
+//! the holder's lease ends, so whoever needs an expiry sees to it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use fencepost_core::{
+    Command, Effect, Lease, LeaseWheel, LockName, Machine, Moment, OwnerId, Token, Ttl,
+};
+use tokio::sync::watch;
+
+use crate::backend::{
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, HolderInfo, LockInfo, LossCause,
+    LossSignal, Observe, Renewal, Renewed, Request, Wait, WaiterInfo,
+};
+use crate::clock::{BootClock, Clock};
+use crate::error::{Error, Result};
+use crate::guarantees::{Correctness, Guarantees, Kept};
+use crate::race::{First, race};
+
+/// A store in this process's memory.
+pub struct Memory {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    version: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    machine: Machine,
+    wheel: LeaseWheel,
+    /// What the machine does not need to know, by owner: it goes when the owner's grant or place goes.
+    owners: HashMap<OwnerId, Owner>,
+}
+
+struct Owner {
+    since: Moment,
+    loss: LossSignal,
+    /// Rings when the owner, waiting, is granted or loses its place.
+    turn: Option<watch::Sender<Option<Turn>>>,
+}
+
+#[derive(Clone, Copy)]
+enum Turn {
+    Granted(Token, Ttl),
+    PlaceGone,
+}
+
+impl Memory {
+    /// An empty store on `clock`.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { clock, state: Mutex::default(), version: watch::Sender::new(0) })
+    }
+
+    /// The store that `memory:NAME` means everywhere in this process.
+    pub(crate) fn of_this_process(name: &str) -> Arc<Self> {
+        static STORES: OnceLock<Mutex<HashMap<String, Arc<Memory>>>> = OnceLock::new();
+        let stores = STORES.get_or_init(Mutex::default);
+        let mut stores = stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = stores.entry(name.to_owned());
+        Arc::clone(store.or_insert_with(|| Self::new(Arc::new(BootClock))))
+    }
+
+    /// The state with everything that is due expired.
+    fn state(&self) -> (MutexGuard<'_, State>, Moment) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock: a time from before it would arm leases too early.
+        let now = self.clock.now();
+        let mut any = false;
+        while let Some(expire) = state.wheel.expired(now) {
+            state.apply(expire, now);
+            any = true;
+        }
+        if any {
+            self.version.send_modify(|version| *version += 1);
+        }
+        (state, now)
+    }
+
+    /// Applies one command and returns the effect that is the caller's.
+    fn apply(&self, command: Command) -> Option<Effect> {
+        let (mut state, now) = self.state();
+        let answer = state.apply(command, now);
+        self.version.send_modify(|version| *version += 1);
+        answer
+    }
+
+    fn enter(&self, request: &Request, queue: bool) -> Result<Entered> {
+        let (mut state, now) = self.state();
+        let sent = now;
+        let command = Command::Acquire {
+            name: request.name.clone(),
+            owner: request.owner,
+            ttl: request.ttl,
+            label: request.label.clone(),
+            queue,
+        };
+        let known = Owner { since: now, loss: request.loss.clone(), turn: None };
+        let entered = match state.apply(command, now) {
+            Some(Effect::Granted { token, ttl, .. }) => {
+                state.owners.insert(request.owner, known);
+                let queued = false;
+                Entered::Granted(Grant { token, ttl, sent, queued, presence: None })
+            }
+            Some(Effect::Queued { .. }) => {
+                let (turn, told) = watch::channel(None);
+                state.owners.insert(request.owner, Owner { turn: Some(turn), ..known });
+                Entered::Queued(told)
+            }
+            Some(Effect::Exhausted { .. }) => {
+                return Err(Error::refused(
+                    "this memory: store has no tokens left: start a new one",
+                ));
+            }
+            _ => Entered::Held(state.holder_info(&request.name, now)),
+        };
+        self.version.send_modify(|version| *version += 1);
+        Ok(entered)
+    }
+
+    async fn wait_in_line(
+        &self,
+        request: &Request,
+        until: Moment,
+        mut turn: watch::Receiver<Option<Turn>>,
+    ) -> Option<Acquired> {
+        let mut keep_place = self.clock.now() + request.ttl.as_duration() / 3;
+        loop {
+            let expiry = {
+                let (state, _) = self.state();
+                let holder = state.machine.holder(&request.name).map(|grant| grant.token);
+                holder.and_then(|token| state.wheel.deadline(Lease::Held(token)))
+            };
+            let alarm = expiry.unwrap_or(Moment::NEVER).min(until).min(keep_place);
+            if let First::Left(told) = race(turn.changed(), self.clock.alarm(alarm)).await {
+                let told = told.ok().and_then(|()| *turn.borrow());
+                return match told {
+                    Some(Turn::Granted(token, ttl)) => {
+                        let sent = self.clock.now();
+                        let queued = true;
+                        Some(Acquired::Granted(Grant { token, ttl, sent, queued, presence: None }))
+                    }
+                    Some(Turn::PlaceGone) | None => None,
+                };
+            }
+            let now = self.clock.now();
+            if now >= until {
+                let (mut state, now) = self.state();
+                // The grant may have come in this very moment; then it is taken.
+                if turn.borrow().is_some() {
+                    continue;
+                }
+                let (name, owner) = (request.name.clone(), request.owner);
+                state.apply(Command::Cancel { name, owner }, now);
+                return Some(Acquired::Held(state.holder_info(&request.name, now)));
+            }
+            if now >= keep_place {
+                let (name, owner) = (request.name.clone(), request.owner);
+                self.apply(Command::Renew { name, owner });
+                keep_place = now + request.ttl.as_duration() / 3;
+            }
+        }
+    }
+
+    fn renew_one(&self, renewal: Renewal) -> Result<Renewed> {
+        let Renewal { name, owner, ttl } = renewal;
+        let (mut state, now) = self.state();
+        // A renewal keeps the TTL; a new one is a retry of the acquire by its holder.
+        let held = state.machine.holder(&name).filter(|grant| grant.owner == owner);
+        let command = match (held, ttl) {
+            (Some(grant), Some(ttl)) if grant.ttl != ttl => {
+                let (name, label) = (name.clone(), grant.label.clone());
+                Command::Acquire { name, owner, ttl, label, queue: false }
+            }
+            _ => Command::Renew { name: name.clone(), owner },
+        };
+        match state.apply(command, now) {
+            Some(Effect::Renewed { token, ttl, .. } | Effect::Granted { token, ttl, .. }) => {
+                Ok(Renewed { token, ttl, sent: now })
+            }
+            _ => Err(state.not_held(&name)),
+        }
+    }
+}
+
+enum Entered {
+    Granted(Grant),
+    Queued(watch::Receiver<Option<Turn>>),
+    Held(Option<HolderInfo>),
+}
+
+impl State {
+    fn apply(&mut self, command: Command, now: Moment) -> Option<Effect> {
+        let effects = self.machine.apply(command);
+        for effect in &effects {
+            self.wheel.observe(effect, now);
+            self.tell(effect, now);
+        }
+        effects.into_iter().next()
+    }
+
+    /// Passes an effect on to the owner that it concerns.
+    fn tell(&mut self, effect: &Effect, now: Moment) {
+        match effect {
+            Effect::Granted { owner, token, ttl, ticket: Some(_), .. } => {
+                if let Some(known) = self.owners.get_mut(owner) {
+                    known.since = now;
+                    if let Some(turn) = known.turn.take() {
+                        turn.send_replace(Some(Turn::Granted(*token, *ttl)));
+                    }
+                }
+            }
+            Effect::Released { owner, .. } | Effect::Withdrawn { owner, .. } => {
+                self.owners.remove(owner);
+            }
+            Effect::Expired { owner, .. } => self.end(*owner, LossCause::Expired),
+            Effect::Broken { owner, .. } => self.end(*owner, LossCause::Broken),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, owner: OwnerId, cause: LossCause) {
+        if let Some(known) = self.owners.remove(&owner) {
+            match known.turn {
+                Some(turn) => {
+                    turn.send_replace(Some(Turn::PlaceGone));
+                }
+                None => known.loss.fire(cause),
+            }
+        }
+    }
+
+    fn not_held(&self, name: &LockName) -> Error {
+        Error::not_held(name, self.machine.holder(name).map(|_| LossCause::TakenOver))
+    }
+
+    fn holder_info(&self, name: &LockName, now: Moment) -> Option<HolderInfo> {
+        let grant = self.machine.holder(name)?;
+        let since = self.owners.get(&grant.owner).map_or(now, |owner| owner.since);
+        let deadline = self.wheel.deadline(Lease::Held(grant.token)).unwrap_or(now);
+        Some(HolderInfo {
+            label: grant.label.clone(),
+            token: grant.token,
+            ttl: grant.ttl,
+            held_for: now.since(since),
+            remaining: deadline.since(now),
+        })
+    }
+
+    fn info(&self, name: &LockName, now: Moment, shown: usize) -> LockInfo {
+        let since = |owner| self.owners.get(owner).map_or(now, |owner| owner.since);
+        let waiters = self.machine.waiters(name).take(shown).map(|waiter| WaiterInfo {
+            label: waiter.label.clone(),
+            waiting_for: now.since(since(&waiter.owner)),
+        });
+        LockInfo {
+            name: name.clone(),
+            holder: self.holder_info(name, now),
+            waiting: self.machine.waiting(name),
+            waiters: waiters.collect(),
+        }
+    }
+}
+
+impl Backend for Memory {
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+        Box::pin(async move {
+            let until = match wait {
+                Wait::No => {
+                    return Ok(match self.enter(&request, false)? {
+                        Entered::Granted(grant) => Acquired::Granted(grant),
+                        Entered::Held(holder) => Acquired::Held(holder),
+                        Entered::Queued(_) => Acquired::Held(None),
+                    });
+                }
+                Wait::Until(until) => until,
+                Wait::Forever => Moment::NEVER,
+            };
+            loop {
+                match self.enter(&request, true)? {
+                    Entered::Granted(grant) => return Ok(Acquired::Granted(grant)),
+                    Entered::Held(holder) => return Ok(Acquired::Held(holder)),
+                    Entered::Queued(turn) => {
+                        // A place that lapsed while we were frozen is taken again, at the end.
+                        if let Some(end) = self.wait_in_line(&request, until, turn).await {
+                            return Ok(end);
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+        Box::pin(async move { batch.into_iter().map(|renewal| self.renew_one(renewal)).collect() })
+    }
+
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let (mut state, now) = self.state();
+            let effect = state.apply(Command::Cancel { name: name.clone(), owner }, now);
+            self.version.send_modify(|version| *version += 1);
+            match effect {
+                Some(Effect::Released { .. } | Effect::Withdrawn { .. }) => Ok(()),
+                _ => Err(state.not_held(&name)),
+            }
+        })
+    }
+
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move {
+            let (mut state, now) = self.state();
+            let label = state.machine.holder(&name).map(|grant| grant.label.clone());
+            let effect = state.apply(Command::Break { name }, now);
+            self.version.send_modify(|version| *version += 1);
+            Ok(match (effect, label) {
+                (Some(Effect::Broken { token, floor, .. }), Some(label)) => {
+                    Some(Broken { label, token, floor })
+                }
+                _ => None,
+            })
+        })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move {
+            let (state, now) = self.state();
+            Ok(state.info(&name, now, LockInfo::SHOWN_WAITERS))
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        Box::pin(async move {
+            let (state, now) = self.state();
+            let mut names: Vec<_> = state.machine.locks().map(|(name, _)| name.clone()).collect();
+            names.sort_unstable();
+            Ok(names.iter().map(|name| state.info(name, now, 0)).collect())
+        })
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        let gone = "the store is in the process; it ends with it";
+        Guarantees {
+            backend: "memory",
+            scope: "one process",
+            correctness: Correctness::Fit,
+            fifo: true,
+            wake: "a waiter is woken directly",
+            clock: "CLOCK_BOOTTIME of this host",
+            under: [
+                Kept::none_such(gone),
+                Kept::both("the lease ends, the guard is told on waking; fence the resource"),
+                Kept::none_such(gone),
+                Kept::none_such("there is one copy"),
+                Kept::both("wall clocks are not used"),
+                Kept::none_such("there is no network"),
+                Kept::none_such(gone),
+            ],
+        }
+    }
+}
+
+impl Observe for Memory {
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move {
+            let mut version = self.version.subscribe();
+            loop {
+                version.mark_unchanged();
+                let (info, next) = {
+                    let (state, now) = self.state();
+                    let info = state.info(&name, now, LockInfo::SHOWN_WAITERS);
+                    (info, state.wheel.next().unwrap_or(Moment::NEVER))
+                };
+                if seen != Some(info.glimpse()) {
+                    return Ok(info);
+                }
+                // A lease that ends unrenewed changes the state without anybody's call.
+                race(version.changed(), self.clock.alarm(next)).await;
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Memory")
+    }
+}

@@ -1,0 +1,311 @@
+//! The desk where transactions are queued: whoever comes first does the work of all who wait.
+//!
+//! A commit costs one sync of the disk, whatever it contains. So jobs queue up while a transaction runs,
+//! and the next one takes them all: one sync, many grants. Replies leave only after the commit that
+//! explains them.
+//!
+//! Who runs it? A caller who finds the desk free runs its own job there and then: handing it to another
+//! thread and back costs two wake-ups, which is about a third of the whole (docs/decisions/0004). It
+//! blocks for one commit at most. Whatever would take longer, because another process has the file or more
+//! jobs came meanwhile, is left to the desk's own thread, which can wait. The client's own runtime never
+//! runs jobs: its thread must be free to tell guards of their deadline even when the disk hangs.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use fencepost_core::Moment;
+use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use tokio::sync::oneshot;
+
+use super::wake::{Address, Post};
+use crate::backend::Surroundings;
+use crate::clock::{BootClock, Clock, pause};
+use crate::error::{Error, Result};
+
+/// How long the desk waits for another process that has the file.
+pub(super) const PATIENCE: Duration = Duration::from_secs(4);
+
+/// What a job sees: the open transaction, the time in it, and who is to be woken once it is committed.
+pub(super) struct Sheet<'a> {
+    pub(super) db: &'a Connection,
+    pub(super) now: Moment,
+    pub(super) wake: &'a mut Vec<Address>,
+}
+
+pub(super) struct Desk(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    around: Surroundings,
+    post: Arc<Post>,
+    db: Mutex<Connection>,
+    jobs: Mutex<VecDeque<Box<dyn Job>>>,
+    /// Jobs are left for the desk's own thread, or the desk is closed.
+    call: Mutex<Call>,
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct Call {
+    work: bool,
+    closed: bool,
+    started: bool,
+}
+
+trait Job: Send {
+    fn writes(&self) -> bool;
+    fn run(&mut self, sheet: &mut Sheet<'_>) -> rusqlite::Result<()>;
+    fn reply(self: Box<Self>, committed: Result<()>);
+}
+
+struct Typed<T, F> {
+    writes: bool,
+    work: F,
+    outcome: Option<T>,
+    reply: oneshot::Sender<Result<T>>,
+}
+
+impl<T, F> Job for Typed<T, F>
+where
+    T: Send,
+    F: FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send,
+{
+    fn writes(&self) -> bool {
+        self.writes
+    }
+
+    fn run(&mut self, sheet: &mut Sheet<'_>) -> rusqlite::Result<()> {
+        self.outcome = Some((self.work)(sheet)?);
+        Ok(())
+    }
+
+    fn reply(self: Box<Self>, committed: Result<()>) {
+        let lost = || Error::unreachable("the transaction ended without an answer");
+        let Self { outcome, reply, .. } = *self;
+        // Nobody may listen any more; the work stands all the same.
+        let _ = reply.send(committed.and_then(|()| outcome.ok_or_else(lost)));
+    }
+}
+
+impl Desk {
+    pub(super) fn new(
+        path: PathBuf,
+        db: Connection,
+        around: Surroundings,
+        post: Arc<Post>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            path,
+            around,
+            post,
+            db: Mutex::new(db),
+            jobs: Mutex::default(),
+            call: Mutex::default(),
+            called: Condvar::new(),
+        }))
+    }
+
+    /// Runs `work` in a transaction that is synced before the answer comes. Dropped, it still runs.
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.submit(true, work).await
+    }
+
+    /// Runs `work`, which only looks, on one state of the store.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.submit(false, work).await
+    }
+
+    async fn submit<T: Send + 'static>(
+        &self,
+        writes: bool,
+        work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        let job = Typed { writes, work, outcome: None, reply };
+        self.0.jobs().push_back(Box::new(job));
+        self.0.attend();
+        answer.await.unwrap_or_else(|_| Err(Error::unreachable("the store was closed meanwhile")))
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.0.call().closed = true;
+        self.0.called.notify_one();
+    }
+}
+
+impl Inner {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<Box<dyn Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self) -> MutexGuard<'_, Call> {
+        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that the jobs are done: here and now if the desk is free.
+    fn attend(self: &Arc<Self>) {
+        let ours = self.around.runtime.id();
+        let on_own_runtime =
+            tokio::runtime::Handle::try_current().is_ok_and(|current| current.id() == ours);
+        if !on_own_runtime {
+            let mut db = match self.db.try_lock() {
+                Ok(db) => db,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Whoever has it looks for more jobs after letting go of it.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.serve(&mut db, Duration::ZERO);
+        }
+        if !self.jobs().is_empty() {
+            self.call_own_thread();
+        }
+    }
+
+    fn call_own_thread(self: &Arc<Self>) {
+        let mut call = self.call();
+        call.work = true;
+        if call.started {
+            self.called.notify_one();
+            return;
+        }
+        let desk = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("fencepost-sqlite".into());
+        match thread.spawn(move || desk.work()) {
+            Ok(_) => call.started = true,
+            Err(error) => {
+                drop(call);
+                tracing::error!(%error, "can not start the store's thread");
+                for job in std::mem::take(&mut *self.jobs()) {
+                    job.reply(Err(Error::unreachable("can not start the store's thread")));
+                }
+            }
+        }
+    }
+
+    /// The desk's own thread.
+    fn work(&self) {
+        loop {
+            {
+                let mut call = self.call();
+                while !call.work && !call.closed {
+                    call = self.called.wait(call).unwrap_or_else(PoisonError::into_inner);
+                }
+                call.work = false;
+                if call.closed && self.jobs().is_empty() {
+                    return;
+                }
+            }
+            while !self.jobs().is_empty() {
+                let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
+                self.serve(&mut db, PATIENCE);
+            }
+        }
+    }
+
+    /// Does all jobs that are queued now in one transaction. Without patience they are put back if another
+    /// process has the file.
+    fn serve(&self, db: &mut Connection, patience: Duration) {
+        let mut batch = std::mem::take(&mut *self.jobs());
+        if batch.is_empty() {
+            return;
+        }
+        GIVE_UP_AT.set(BootClock.now() + patience);
+        let mut wake = Vec::new();
+        match self.commit(db, batch.make_contiguous(), &mut wake) {
+            Ok(()) => {
+                for address in &wake {
+                    self.post.ring(address);
+                }
+                for job in batch {
+                    job.reply(Ok(()));
+                }
+            }
+            Err(error) if patience.is_zero() && is_busy(&error) => {
+                let mut jobs = self.jobs();
+                batch.append(&mut jobs);
+                *jobs = batch;
+            }
+            Err(error) => {
+                for job in batch {
+                    job.reply(Err(explain(&self.path, &error)));
+                }
+            }
+        }
+    }
+
+    fn commit(
+        &self,
+        db: &mut Connection,
+        batch: &mut [Box<dyn Job>],
+        wake: &mut Vec<Address>,
+    ) -> rusqlite::Result<()> {
+        let writes = batch.iter().any(|job| job.writes());
+        let behavior =
+            if writes { TransactionBehavior::Immediate } else { TransactionBehavior::Deferred };
+        let transaction = db.transaction_with_behavior(behavior)?;
+        // Read inside: no other transaction runs now, so times in the file rise with its commits.
+        let now = self.around.clock.now();
+        for job in batch {
+            job.run(&mut Sheet { db: &transaction, now, wake })?;
+        }
+        transaction.commit()
+    }
+}
+
+thread_local! {
+    static GIVE_UP_AT: Cell<Moment> = const { Cell::new(Moment::NEVER) };
+}
+
+/// Asked by SQLite while another process has the file. Its own handler sleeps up to 100 ms at a time; a
+/// transaction of ours takes a fraction of one.
+pub(super) fn wait_for_the_file(tries: i32) -> bool {
+    if BootClock.now() >= GIVE_UP_AT.get() {
+        return false;
+    }
+    pause(Duration::from_micros(50 << tries.clamp(0, 5)));
+    true
+}
+
+/// How long this thread's next statements wait for the file; for use outside the desk.
+pub(super) fn be_patient() {
+    GIVE_UP_AT.set(BootClock.now() + PATIENCE);
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// What an error of SQLite's means to the one who reads it.
+pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error {
+    let path = path.display();
+    let message = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => format!(
+            "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
+             see who has it open (fuser {path})",
+            PATIENCE.as_secs()
+        ),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
+            "{path} is damaged or no SQLite file: restore it, or move it away and start anew (tokens \
+             then start at 1 again)"
+        ),
+        Some(ErrorCode::DiskFull) => format!("{path} can not grow: free some disk space"),
+        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => format!(
+            "{path} can not be opened for writing: see its permissions, or name another file \
+             (sqlite:PATH)"
+        ),
+        _ => format!("{path} can not be used"),
+    };
+    Error::unreachable(message).because(error.to_string())
+}

@@ -1,0 +1,264 @@
+//! The file: its format, and what must be true of it before it is used.
+//!
+//! ```text
+//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
+//!   store      one row: machine, boot and time namespace that the times are of; the last token
+//!   locks      one row per grant
+//!   waiters    one row per place in a queue; the ticket is the place
+//!   broken     owners whose grant an operator ended, until it would have ended by itself
+//! PATH.d/      mode 0700
+//!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
+//!   w-*        sockets of waiters (wake.rs)
+//!   open.lock  locked while one process sets the file up
+//! ```
+//!
+//! Times are nanoseconds of `CLOCK_BOOTTIME`. Owners are 16 bytes, so the file is the user's alone (0600).
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fencepost_core::Moment;
+use rusqlite::{Connection, DropBehavior, OptionalExtension as _, TransactionBehavior};
+use rusqlite::{OpenFlags, config::DbConfig};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::desk::{PATIENCE, be_patient, explain, wait_for_the_file};
+use super::host::{Host, refuse_network_file_system};
+use super::presence::Marks;
+use crate::clock::{BootClock, Clock, pause};
+use crate::error::{Error, Result};
+
+const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
+const VERSION: i32 = 1;
+
+const SCHEMA: &str = "
+    CREATE TABLE store (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        machine TEXT NOT NULL,
+        boot TEXT NOT NULL,
+        time_namespace TEXT NOT NULL,
+        last_token INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE locks (
+        name TEXT PRIMARY KEY,
+        owner BLOB NOT NULL,
+        token INTEGER NOT NULL,
+        ttl_ms INTEGER NOT NULL,
+        label TEXT NOT NULL,
+        granted INTEGER NOT NULL,
+        deadline INTEGER NOT NULL,
+        pid INTEGER,
+        presence TEXT
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE waiters (
+        ticket INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL,
+        owner BLOB NOT NULL UNIQUE,
+        label TEXT NOT NULL,
+        since INTEGER NOT NULL,
+        deadline INTEGER NOT NULL,
+        offered INTEGER,
+        socket TEXT NOT NULL,
+        bell INTEGER NOT NULL,
+        presence TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX waiters_by_name ON waiters (name, ticket);
+    CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+";
+
+/// Opens `path`, makes it if it is not there, and refuses it if its leases can not be trusted here.
+pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<(Connection, Marks)> {
+    let path = std::path::absolute(path).map_err(|error| {
+        Error::invalid(format!("{} is no path of a file", path.display())).because(error)
+    })?;
+    let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
+        return Err(Error::invalid(format!("{} names no file: write sqlite:PATH", path.display())));
+    };
+    make_directory(parent)?;
+    refuse_network_file_system(parent)?;
+    let mut directory = path.clone().into_os_string();
+    directory.push(".d");
+    let marks = Marks::open(Path::new(&directory))?;
+    make_private(&path)?;
+    let mut db = connect(&path).map_err(|error| explain(&path, &error))?;
+    be_patient();
+    if !is_ready(&db, &path)? {
+        let _alone = alone(Path::new(&directory))?;
+        set_up(&mut db, &path)?;
+    }
+    settle_host(&mut db, &path, adopt)?;
+    db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
+    clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
+    marks.sweep();
+    Ok((db, marks))
+}
+
+fn make_directory(parent: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|error| {
+        Error::unreachable(format!(
+            "can not make the directory {}: make its parent writable, or name another file \
+             (sqlite:PATH)",
+            parent.display()
+        ))
+        .because(error)
+    })
+}
+
+/// Makes the file with the user's permissions only. A file that is there is not even opened: closing it
+/// would drop the locks that SQLite has on it in this process.
+fn make_private(path: &Path) -> Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(errno) => Err(Error::unreachable(format!(
+            "can not make {}: make its directory writable, or name another file (sqlite:PATH)",
+            path.display()
+        ))
+        .because(std::io::Error::from(errno))),
+    }
+}
+
+fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut db = Connection::open_with_flags(path, flags)?;
+    db.busy_handler(Some(wait_for_the_file))?;
+    // A program that ends should not first copy the log back; the next one that grows it does.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    db.set_prepared_statement_cache_capacity(32);
+    Ok(db)
+}
+
+/// Whether the file is set up; refuses one that is not ours to set up.
+fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
+    let ask = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i32>(0));
+    let (application, version, tables) = (|| {
+        let tables = ask("SELECT count(*) FROM sqlite_schema")?;
+        Ok((ask("PRAGMA application_id")?, ask("PRAGMA user_version")?, tables))
+    })()
+    .map_err(|error| explain(path, &error))?;
+    let path = path.display();
+    if application == 0 && version == 0 && tables == 0 {
+        return Ok(false);
+    }
+    if application != APPLICATION {
+        return Err(Error::refused(format!(
+            "{path} is the database of another program: name another file (sqlite:PATH)"
+        )));
+    }
+    if version > VERSION {
+        return Err(Error::refused(format!(
+            "{path} has format {version} and this fencepost knows up to {VERSION}: use the newer \
+             fencepost that wrote it, or name another file (sqlite:PATH)"
+        )));
+    }
+    Ok(true)
+}
+
+fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
+    // Another process may have been faster.
+    if is_ready(db, path)? {
+        return Ok(());
+    }
+    let host = Host::this()?;
+    let done: rusqlite::Result<()> = (|| {
+        db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
+        transaction.execute_batch(SCHEMA)?;
+        transaction.execute(
+            "INSERT INTO store VALUES (1, ?, ?, ?, 0)",
+            (&host.machine, &host.boot, &host.time_namespace),
+        )?;
+        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        transaction.pragma_update(None, "user_version", VERSION)?;
+        transaction.commit()
+    })();
+    done.map_err(|error| explain(path, &error))
+}
+
+/// The times in the file must be of this machine and this boot. After a reboot every lease is void: its
+/// holder is gone. Tokens go on.
+fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
+    let host = Host::this()?;
+    let failed = |error: rusqlite::Error| explain(path, &error);
+    if read_host(db).map_err(failed)? == host {
+        return Ok(());
+    }
+    let mut transaction =
+        db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    transaction.set_drop_behavior(DropBehavior::Rollback);
+    let written = read_host(&transaction).map_err(failed)?;
+    let shown = path.display();
+    if written == host {
+        return Ok(());
+    }
+    if written.boot == host.boot && !adopt {
+        return Err(Error::refused(format!(
+            "{shown} is in use from another time namespace, whose clock differs: use it from one \
+             only, or take it over with sqlite:{shown}?adopt=true once nobody else does"
+        )));
+    }
+    if written.machine != host.machine && !adopt {
+        return Err(Error::refused(format!(
+            "{shown} was written on another machine, and a lock in a file reaches no further than \
+             one: use a file of this machine's, or take this one over with \
+             sqlite:{shown}?adopt=true (tokens go on, leases are void)"
+        )));
+    }
+    (|| {
+        transaction.execute_batch("DELETE FROM locks; DELETE FROM waiters; DELETE FROM broken")?;
+        transaction.execute(
+            "UPDATE store SET machine = ?, boot = ?, time_namespace = ?",
+            (&host.machine, &host.boot, &host.time_namespace),
+        )?;
+        transaction.commit()
+    })()
+    .map_err(failed)
+}
+
+fn read_host(db: &Connection) -> rusqlite::Result<Host> {
+    db.query_row("SELECT machine, boot, time_namespace FROM store", [], |row| {
+        Ok(Host { machine: row.get(0)?, boot: row.get(1)?, time_namespace: row.get(2)? })
+    })
+}
+
+/// Removes rows whose time is up, if there are any: reading is cheaper than a commit.
+pub(super) fn clean(db: &Connection, now: Moment) -> rusqlite::Result<()> {
+    let now = now.as_nanos().cast_signed();
+    let any = db
+        .prepare_cached(
+            "SELECT 1 FROM locks WHERE deadline <= ?1 UNION ALL \
+             SELECT 1 FROM waiters WHERE deadline <= ?1 UNION ALL \
+             SELECT 1 FROM broken WHERE until <= ?1 LIMIT 1",
+        )?
+        .query_row([now], |_| Ok(()))
+        .optional()?;
+    if any.is_some() {
+        db.execute("DELETE FROM locks WHERE deadline <= ?", [now])?;
+        db.execute("DELETE FROM waiters WHERE deadline <= ?", [now])?;
+        db.execute("DELETE FROM broken WHERE until <= ?", [now])?;
+    }
+    Ok(())
+}
+
+/// Held while one process sets the file up: switching to WAL mode fails rather than waits.
+fn alone(directory: &Path) -> Result<OwnedFd> {
+    let path = directory.join("open.lock");
+    let failed = |errno: rustix::io::Errno| {
+        Error::unreachable(format!("can not lock {}: see its permissions", path.display()))
+            .because(std::io::Error::from(errno))
+    };
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    let give_up = BootClock.now() + PATIENCE;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if BootClock.now() < give_up => {
+                pause(Duration::from_millis(1));
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+}

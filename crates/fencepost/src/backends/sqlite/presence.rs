@@ -1,0 +1,160 @@
+//! Files whose lock shows that a holder lives.
+//!
+//! A process that takes a grant, or waits for one, has a file here open and locked (`flock`). The kernel
+//! drops the lock with the last process that has the file open, however it ended, so whoever can lock the
+//! file knows that they are all gone. What must hold, for a live holder never to be taken for dead:
+//!
+//! - a file is locked before any row names it, and nobody but its maker ever locks it for good;
+//! - a missing file means alive: somebody who tidies up too much only makes others wait for the lease.
+//!
+//! A file serves one grant after the other, since making one costs as much as a small transaction. One
+//! that a child has inherited is not used again: the child may outlive the grant.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fencepost_core::OwnerId;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::backend::Presence;
+use crate::error::{Error, Result};
+
+/// How many idle files a client keeps.
+const IDLE: usize = 64;
+
+/// A locked file and its name.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    pub(super) name: Arc<str>,
+    pub(super) presence: Presence,
+}
+
+/// The directory of these files, and those of this client.
+#[derive(Debug)]
+pub(super) struct Marks {
+    path: PathBuf,
+    directory: OwnedFd,
+    ours: Mutex<Ours>,
+}
+
+#[derive(Debug, Default)]
+struct Ours {
+    idle: Vec<Mark>,
+    used: HashMap<OwnerId, Mark>,
+}
+
+impl Marks {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let failed = |error: std::io::Error| {
+            Error::unreachable(format!(
+                "can not use the directory {}: make it writable, or name another file (sqlite:PATH)",
+                path.display()
+            ))
+            .because(error)
+        };
+        // Who can write here can pass for a holder, so it is the user's alone.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let directory =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        Ok(Self { path: path.to_owned(), directory, ours: Mutex::default() })
+    }
+
+    pub(super) fn directory(&self) -> &OwnedFd {
+        &self.directory
+    }
+
+    /// A locked file for `owner`, until it is given back.
+    pub(super) fn take(&self, owner: OwnerId) -> Result<Mark> {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        let mark = match ours.idle.pop() {
+            Some(mark) => mark,
+            None => self.make()?,
+        };
+        ours.used.insert(owner, mark.clone());
+        Ok(mark)
+    }
+
+    /// `owner` needs its file no longer. It stays locked as long as this process lives, so a row that still
+    /// names it is at worst freed by its lease.
+    pub(super) fn give_back(&self, owner: OwnerId) {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mark) = ours.used.remove(&owner) else { return };
+        if mark.presence.inherited() || ours.idle.len() >= IDLE {
+            drop(ours);
+            self.remove(&mark.name);
+        } else {
+            ours.idle.push(mark);
+        }
+    }
+
+    fn make(&self) -> Result<Mark> {
+        let failed = |errno: Errno| {
+            let path = self.path.display();
+            Error::unreachable(format!(
+                "can not make a presence file in {path}: see its permissions"
+            ))
+            .because(std::io::Error::from(errno))
+        };
+        loop {
+            let mut bits = [0; 8];
+            getrandom::fill(&mut bits).map_err(|error| {
+                Error::unreachable("the system has no random numbers").because(error)
+            })?;
+            let name = format!("p-{:016x}", u64::from_ne_bytes(bits));
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.directory, &name, flags, Mode::RUSR | Mode::WUSR)
+                .map_err(failed)?;
+            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+            // A sweep may have caught the file before it was locked; then it is gone, and we try again.
+            let linked = rustix::fs::fstat(&file).map_err(failed)?.st_nlink > 0;
+            if locked.is_ok() && linked {
+                return Ok(Mark { name: name.into(), presence: Presence::new(file) });
+            }
+        }
+    }
+
+    /// Whether every process that had the file is gone. No for a file that is not there.
+    pub(super) fn is_dead(&self, name: &str) -> bool {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(&self.directory, name, flags, Mode::empty()) else {
+            return false;
+        };
+        // Shared, so that two who ask do not take each other for the holder.
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
+    }
+
+    pub(super) fn remove(&self, name: &str) {
+        // A file that can not be removed is only untidy.
+        let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+    }
+
+    /// Removes what processes that are gone have left.
+    pub(super) fn sweep(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return };
+        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+            let gone = match name.as_bytes() {
+                [b'p', b'-', ..] => self.is_dead(&name),
+                [b'w', b'-', ..] => super::wake::is_dead(&self.directory, &name),
+                _ => false,
+            };
+            if gone {
+                self.remove(&name);
+            }
+        }
+    }
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        let ours = std::mem::take(&mut *self.ours.lock().unwrap_or_else(PoisonError::into_inner));
+        for mark in ours.idle {
+            self.remove(&mark.name);
+        }
+        // Files in use stay: an inherited one still has a holder, and the others are swept later.
+    }
+}

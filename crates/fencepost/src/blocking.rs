@@ -1,0 +1,162 @@
+//! The same locks without async: every call here blocks its thread and is otherwise the same code.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! let fp = fencepost::blocking::Fencepost::connect("memory:blocking")?;
+//! let guard = fp.lock("invoice/42").ttl(Duration::from_secs(30)).acquire()?;
+//! guard.check()?; // before each step that needs the lock
+//! println!("writing under token {}", guard.token());
+//! guard.release()?;
+//! # Ok::<(), fencepost::Error>(())
+//! ```
+
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::backend::{Broken, LockInfo, LossCause};
+use crate::error::Result;
+
+/// Runs a future on this thread. Ours need no runtime: they are driven by the client's own thread.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// [`crate::Fencepost`] for threads.
+#[derive(Clone, Debug)]
+pub struct Fencepost(crate::Fencepost);
+
+impl Fencepost {
+    /// See [`crate::Fencepost::connect`].
+    pub fn connect(url: &str) -> Result<Self> {
+        block_on(crate::Fencepost::connect(url)).map(Self)
+    }
+
+    /// See [`crate::Fencepost::from_env`].
+    pub fn from_env() -> Result<Self> {
+        block_on(crate::Fencepost::from_env()).map(Self)
+    }
+
+    /// See [`crate::Fencepost::lock`].
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock(self.0.lock(name))
+    }
+
+    /// See [`crate::Fencepost::inspect`].
+    pub fn inspect(&self, name: &str) -> Result<LockInfo> {
+        block_on(self.0.inspect(name))
+    }
+
+    /// See [`crate::Fencepost::list`].
+    pub fn list(&self) -> Result<Vec<LockInfo>> {
+        block_on(self.0.list())
+    }
+
+    /// See [`crate::Fencepost::break_lock`].
+    pub fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
+        block_on(self.0.break_lock(name))
+    }
+
+    /// See [`crate::Fencepost::close`].
+    pub fn close(&self) {
+        block_on(self.0.close());
+    }
+}
+
+impl From<crate::Fencepost> for Fencepost {
+    fn from(client: crate::Fencepost) -> Self {
+        Self(client)
+    }
+}
+
+/// [`crate::Lock`] for threads.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is locked until an acquire is called"]
+pub struct Lock(crate::Lock);
+
+impl Lock {
+    /// See [`crate::Lock::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self(self.0.ttl(ttl))
+    }
+
+    /// See [`crate::Lock::label`].
+    pub fn label(self, label: impl Into<String>) -> Self {
+        Self(self.0.label(label))
+    }
+
+    /// See [`crate::Lock::for_correctness`].
+    pub fn for_correctness(self) -> Self {
+        Self(self.0.for_correctness())
+    }
+
+    /// See [`crate::Lock::max_hold`].
+    pub fn max_hold(self, max: Duration) -> Self {
+        Self(self.0.max_hold(max))
+    }
+
+    /// See [`crate::Lock::progress_within`].
+    pub fn progress_within(self, span: Duration) -> Self {
+        Self(self.0.progress_within(span))
+    }
+
+    /// See [`crate::Lock::acquire`].
+    pub fn acquire(self) -> Result<Guard> {
+        block_on(self.0.acquire()).map(Guard)
+    }
+
+    /// See [`crate::Lock::acquire_within`].
+    pub fn acquire_within(self, limit: Duration) -> Result<Guard> {
+        block_on(self.0.acquire_within(limit)).map(Guard)
+    }
+
+    /// See [`crate::Lock::try_acquire`].
+    pub fn try_acquire(self) -> Result<Option<Guard>> {
+        Ok(block_on(self.0.try_acquire())?.map(Guard))
+    }
+}
+
+/// [`crate::Guard`] for threads: what does not wait, such as [`check`](crate::Guard::check), is the same.
+#[derive(Debug)]
+#[must_use = "a guard that is dropped at once releases the lock at once"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// Blocks until the guard is lost. See [`crate::Guard::lost`].
+    #[must_use]
+    pub fn wait_lost(&self) -> LossCause {
+        block_on(self.0.lost())
+    }
+
+    /// See [`crate::Guard::release`].
+    pub fn release(self) -> Result<()> {
+        block_on(self.0.release())
+    }
+}
+
+impl Deref for Guard {
+    type Target = crate::Guard;
+
+    fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}

@@ -1,0 +1,212 @@
+//! The client: a store, the thread that keeps its grants, and the verbs that need no guard.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fencepost_core::{Label, LockName, OwnerId, Ttl};
+use tokio::sync::oneshot;
+
+use crate::backend::{Broken, LockInfo, Renewal, Renewed, Store, Surroundings};
+use crate::clock::{BootClock, Clock};
+use crate::error::{Error, Result};
+use crate::guarantees::Guarantees;
+use crate::keeper::Keeper;
+use crate::lock::Lock;
+use crate::watch::Watch;
+
+/// A client of one store. Cheap to clone; all clones share one background thread.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use fencepost::Fencepost;
+///
+/// let fp = Fencepost::connect("memory:readme").await?;
+/// let guard = fp.lock("invoice/42").ttl(Duration::from_secs(30)).acquire().await?;
+/// println!("working under token {}", guard.token());
+/// guard.release().await?;
+/// # Ok::<(), fencepost::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Fencepost(pub(crate) Arc<Client>);
+
+pub(crate) struct Client {
+    pub(crate) store: Store,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// `host:pid`, what a guard is labelled with unless the caller says otherwise.
+    pub(crate) label: Label,
+    closed: AtomicBool,
+    background: Background,
+}
+
+impl Fencepost {
+    /// Connects to the store that `url` names: `memory:`, `memory:NAME`, `sqlite:PATH`.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let url = crate::url::Url::parse(url)?;
+        Self::over(Arc::new(BootClock), |around| crate::backends::open(url, around)).await
+    }
+
+    /// Connects to what `FENCEPOST_URL` names or, if it is unset or empty, to the embedded store under
+    /// the user's state directory.
+    pub async fn from_env() -> Result<Self> {
+        Self::connect(&crate::url::from_env()?).await
+    }
+
+    /// A client over any backend, on any clock: the seam for a backend of your own, and for tests that
+    /// hold the clock. `open` is given the clock and the client's runtime.
+    pub async fn over<F>(
+        clock: Arc<dyn Clock>,
+        open: impl FnOnce(Surroundings) -> F,
+    ) -> Result<Self>
+    where
+        F: Future<Output = Result<Store>> + Send + 'static,
+    {
+        let background = Background::start()?;
+        let runtime = background.runtime.clone();
+        let around = Surroundings { clock: Arc::clone(&clock), runtime: runtime.clone() };
+        // On the client's own thread: a caller that goes away does not leave a half-opened store.
+        let store = runtime
+            .spawn(open(around))
+            .await
+            .map_err(|_| Error::unreachable("opening the store panicked; please report this"))??;
+        let keeper = Keeper::start(Arc::clone(&store.backend), Arc::clone(&clock), &runtime);
+        background.drain_with(&keeper);
+        let label = default_label()?;
+        let closed = AtomicBool::new(false);
+        Ok(Self(Arc::new(Client { store, keeper, clock, label, closed, background })))
+    }
+
+    /// Starts to describe a lock on `name`. Nothing happens until one of its acquires is awaited.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.0), name.as_ref())
+    }
+
+    /// What this store keeps under which fault.
+    #[must_use]
+    pub fn guarantees(&self) -> Guarantees {
+        self.0.store.backend.guarantees()
+    }
+
+    /// Who holds `name` and who waits for it.
+    pub async fn inspect(&self, name: &str) -> Result<LockInfo> {
+        self.0.store.backend.inspect(LockName::new(name)?).await
+    }
+
+    /// Every lock that is held or waited for.
+    pub async fn list(&self) -> Result<Vec<LockInfo>> {
+        self.0.store.backend.list().await
+    }
+
+    /// Follows the changes of `name`.
+    pub fn watch(&self, name: &str) -> Result<Watch> {
+        let observe = self.0.store.observe.clone();
+        let observe = observe.ok_or_else(|| {
+            Error::refused(format!("the {} backend can not watch", self.guarantees().backend))
+        })?;
+        Ok(Watch::new(observe, LockName::new(name)?))
+    }
+
+    /// Ends the present grant of `name`, whoever holds it. Its holder learns it with its next renewal at
+    /// the latest; the fence must keep it out until then. `None` if nobody holds it.
+    pub async fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
+        let broken = self.0.store.backend.break_lock(LockName::new(name)?).await?;
+        if let Some(broken) = &broken {
+            tracing::warn!(name, token = %broken.token, holder = %broken.label, "broken");
+        }
+        Ok(broken)
+    }
+
+    /// Renews a grant by its owner, for a script that acquired it in another process.
+    pub async fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
+        let batch = vec![Renewal { name: LockName::new(name)?, owner, ttl }];
+        let answer = self.0.store.backend.renew(batch).await.pop();
+        answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
+    }
+
+    /// Releases a grant by its owner, for a script that acquired it in another process.
+    pub async fn release(&self, name: &str, owner: OwnerId) -> Result<()> {
+        self.0.store.backend.release(LockName::new(name)?, owner).await
+    }
+
+    /// Refuses new acquires and waits until everything dropped so far is released at the store. Guards
+    /// that are still held stay held.
+    pub async fn close(&self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+        self.0.keeper.drained().await;
+    }
+}
+
+impl Client {
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.background.stop();
+    }
+}
+
+impl fmt::Debug for Fencepost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fencepost({})", self.guarantees().backend)
+    }
+}
+
+fn default_label() -> Result<Label> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
+    Ok(Label::new(&format!("{host}:{}", std::process::id()))?)
+}
+
+/// The client's own thread and the runtime on it.
+struct Background {
+    runtime: tokio::runtime::Handle,
+    stop: Mutex<Option<oneshot::Sender<()>>>,
+    drain: Mutex<Option<oneshot::Sender<Arc<Keeper>>>>,
+}
+
+impl Background {
+    fn start() -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::unreachable("can not start the client's background thread").because(error)
+        };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let (drain, keeper) = oneshot::channel::<Arc<Keeper>>();
+        std::thread::Builder::new()
+            .name("fencepost-keeper".into())
+            .spawn(move || {
+                runtime.block_on(async move {
+                    // An error is a dropped sender: the client is gone, which is what we wait for.
+                    let _ = stopped.await;
+                    if let Ok(keeper) = keeper.await {
+                        keeper.drained().await;
+                    }
+                });
+                // Tasks that hang in a blocking call must not keep the thread.
+                runtime.shutdown_background();
+            })
+            .map_err(failed)?;
+        Ok(Self { runtime: handle, stop: Mutex::new(Some(stop)), drain: Mutex::new(Some(drain)) })
+    }
+
+    /// Before it stops, the thread waits until this keeper has nothing left to undo.
+    fn drain_with(&self, keeper: &Arc<Keeper>) {
+        if let Some(drain) = self.drain.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = drain.send(Arc::clone(keeper));
+        }
+    }
+
+    fn stop(&self) {
+        if let Some(stop) = self.stop.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = stop.send(());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The kernel's clock and a timer that a thread can wait on while others set it.
+
+use fencepost_core::Moment;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+pub(super) fn now() -> Moment {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
+    Moment::from_nanos(tv_sec.unsigned_abs() * 1_000_000_000 + tv_nsec.unsigned_abs())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod kernel {
+    use std::os::fd::OwnedFd;
+
+    use fencepost_core::Moment;
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    };
+
+    /// A timerfd on `CLOCK_BOOTTIME`: it runs on in suspend, and can be set while a thread reads it.
+    pub(in crate::clock) struct Timer(OwnedFd);
+
+    impl Timer {
+        pub(in crate::clock) fn new() -> Self {
+            let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)
+                .expect("the kernel has timerfd on CLOCK_BOOTTIME (Linux 3.15)");
+            Self(timer)
+        }
+
+        pub(in crate::clock) fn wait(&self) {
+            // Whatever it says, the caller looks at the clock.
+            let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
+        }
+
+        pub(in crate::clock) fn arm(&self, at: Option<Moment>) {
+            let nanos = at.map_or(0, |at| at.as_nanos().max(1)).min(i64::MAX as u64);
+            let at = Timespec {
+                tv_sec: (nanos / 1_000_000_000).cast_signed(),
+                tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+            };
+            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let setting = Itimerspec { it_interval: never, it_value: at };
+            timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &setting)
+                .expect("an absolute time is a valid setting");
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod kernel {
+    use std::sync::{Condvar, Mutex, PoisonError};
+
+    use fencepost_core::Moment;
+
+    /// The closest other systems have: it may stand still in suspend.
+    pub(in crate::clock) struct Timer(Mutex<Option<Moment>>, Condvar);
+
+    impl Timer {
+        pub(in crate::clock) fn new() -> Self {
+            Self(Mutex::new(None), Condvar::new())
+        }
+
+        pub(in crate::clock) fn wait(&self) {
+            let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let now = super::now();
+                set = match *set {
+                    Some(at) if at <= now => return *set = None,
+                    Some(at) => {
+                        let timed = self.1.wait_timeout(set, at.since(now));
+                        timed.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                    None => self.1.wait(set).unwrap_or_else(PoisonError::into_inner),
+                };
+            }
+        }
+
+        pub(in crate::clock) fn arm(&self, at: Option<Moment>) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+            self.1.notify_one();
+        }
+    }
+}
+
+pub(super) use kernel::Timer;

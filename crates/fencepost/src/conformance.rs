@@ -1,0 +1,149 @@
+//! The suite that every backend runs, ours or yours: the same cases, by the same rules.
+//!
+//! You write a [`Harness`], which makes fresh stores and, where it can, breaks them; and a test target
+//! with a main of its own. In `Cargo.toml`:
+//!
+//! ```toml
+//! [dev-dependencies]
+//! fencepost = { version = "0.1", features = ["conformance"] }
+//!
+//! [[test]]
+//! name = "conformance"
+//! harness = false
+//! ```
+//!
+//! and in `tests/conformance.rs`, here for a store that lives in the process:
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use std::sync::Arc;
+//! use fencepost::backend::BoxFuture;
+//! use fencepost::backends::memory::Memory; // your backend
+//! use fencepost::clock::BootClock;
+//! use fencepost::conformance::{self, Harness, Line, Severable, Site, Unable};
+//! use fencepost::{Fencepost, Result};
+//!
+//! struct Mine;
+//!
+//! impl Harness for Mine {
+//!     fn name(&self) -> &str {
+//!         "mine"
+//!     }
+//!     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+//!         let store = Severable::new(Memory::new(Arc::new(BootClock)).into());
+//!         Box::pin(async move { Ok(Box::new(MySite(store)) as Box<dyn Site>) })
+//!     }
+//! }
+//!
+//! struct MySite(Arc<Severable>);
+//!
+//! impl Site for MySite {
+//!     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
+//!         let store = self.0.store();
+//!         Box::pin(Fencepost::over(Arc::new(BootClock), move |_| async move { Ok(store) }))
+//!     }
+//!     fn url(&self) -> Result<String, Unable> {
+//!         Err(Unable::Unsupported("the store is in this process".into()))
+//!     }
+//!     fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
+//!         self.0.set(Line::Silent);
+//!         Box::pin(async { Ok(()) })
+//!     }
+//!     fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
+//!         self.0.set(Line::Whole);
+//!         Box::pin(async { Ok(()) })
+//!     }
+//! }
+//!
+//! fn main() -> ExitCode {
+//!     conformance::main(vec![Box::new(Mine)])
+//! }
+//! ```
+//!
+//! `cargo test --test conformance` runs all of it, `cargo test --test conformance -- mine::fifo` what
+//! starts so. A case that a store can not run is shown as ignored, with the reason; one that would test
+//! what the backend's [`guarantees`](crate::guarantees) do not promise says so too.
+//!
+//! Some cases need other processes: the test binary starts itself again as a worker. Random choices come
+//! from a seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again.
+
+mod cases;
+mod harness;
+mod process;
+mod scene;
+mod severable;
+mod worker;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use cases::Case;
+pub use harness::{Harness, Site, Unable, no};
+use scene::{Scene, Stop, Verdict, within};
+pub use severable::{Line, Severable};
+pub use worker::worker_main;
+
+/// No case needs as long; one that takes longer hangs.
+const CASE_LIMIT: Duration = Duration::from_secs(60);
+const SEED: &str = "FENCEPOST_CONFORMANCE_SEED";
+
+/// The whole of a conformance test binary: runs the cases that the command line asks for on each harness,
+/// or is a worker when the suite started it as one.
+#[must_use]
+pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
+    let mut harnesses = harnesses.into_iter();
+    if let Ok(name) = std::env::var(worker::WORKER) {
+        return match harnesses.find(|harness| harness.name() == name) {
+            Some(harness) => worker_main(async |url| harness.connect(&url).await),
+            None => worker_main(async |_| {
+                Err(crate::Error::invalid(format!("this binary has no harness \"{name}\"")))
+            }),
+        };
+    }
+    let mut arguments = Arguments::from_args();
+    // Cases mostly wait for leases to end, so more of them than cores can run at once.
+    arguments.test_threads.get_or_insert(4);
+    let seed = seed();
+    if !arguments.list {
+        eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
+    }
+    let trials = harnesses
+        .flat_map(|harness| {
+            let harness: Arc<dyn Harness> = Arc::from(harness);
+            cases::all().map(move |case| trial(&harness, case, seed))
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64) -> Trial {
+    let name = format!("{}::{}", harness.name(), case.name);
+    let harness = Arc::clone(harness);
+    Trial::ignorable_test(name, move || match run(harness, case, seed) {
+        Ok(()) => Ok(Completion::Completed),
+        Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
+        Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
+    })
+}
+
+fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Verdict {
+    // One thread: what the library needs beside the caller's it must bring itself.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let scene = Scene::set(harness, seed).await?;
+        within(CASE_LIMIT, "the case comes to its end", (case.run)(&scene)).await?
+    })
+}
+
+fn seed() -> u64 {
+    let given = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(|| {
+        let mut bits = [0; 8];
+        // A system without random numbers can grant nothing; the cases will say so.
+        let _ = getrandom::fill(&mut bits);
+        u64::from_ne_bytes(bits) >> 1
+    })
+}

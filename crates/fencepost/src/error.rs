@@ -1,0 +1,144 @@
+//! One public error. Its kind says what to do next; its message names the lock, the store and the remedy.
+
+use std::fmt;
+
+use fencepost_core::{Invalid, LockName};
+
+use crate::backend::{HolderInfo, LossCause};
+
+/// What went wrong, in the one form that every call here returns.
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// What the caller can do about an [`Error`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else has the lock. Wait longer, try later, or leave the work to them.
+    Held(Option<Box<HolderInfo>>),
+    /// The store can not be reached or used now. Nothing was granted; retry when it is back.
+    Unreachable,
+    /// The guard can no longer be trusted. Stop the work it protected; acquire anew to go on.
+    Lost(LossCause),
+    /// This owner holds nothing under that name: it ended, was taken over, or never was.
+    NotHeld(Option<LossCause>),
+    /// The store can not give what was asked for, and waiting will not help. The message has the remedy.
+    Refused,
+    /// The call itself is wrong: fix the value that the message names.
+    Invalid,
+    /// The client was closed.
+    Closed,
+}
+
+/// What the library's fallible calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of this kind. For backends; a message is one line, without secrets.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The same error with what it comes from.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The store can not be reached or used.
+    pub fn unreachable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unreachable, message)
+    }
+
+    /// The store can not give what was asked for.
+    pub fn refused(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Refused, message)
+    }
+
+    /// The call is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// This owner does not hold `name` (any more).
+    #[must_use]
+    pub fn not_held(name: &LockName, cause: Option<LossCause>) -> Self {
+        let why = match &cause {
+            Some(cause) => format!("the grant ended: {cause}"),
+            None => "this owner has no grant there".into(),
+        };
+        Self::new(ErrorKind::NotHeld(cause), format!("lock \"{name}\" is not held: {why}"))
+    }
+
+    pub(crate) fn lost(name: &LockName, cause: LossCause) -> Self {
+        let message = format!("lock \"{name}\" is lost: {cause}; stop the work that it protected");
+        Self::new(ErrorKind::Lost(cause), message)
+    }
+
+    pub(crate) fn held(name: &LockName, holder: Option<HolderInfo>) -> Self {
+        let who = match &holder {
+            Some(holder) => format!(
+                "is held by {} (token {}) for {}, its lease runs another {} unless renewed",
+                holder.label,
+                holder.token,
+                crate::backend::short(holder.held_for),
+                crate::backend::short(holder.remaining),
+            ),
+            None => "is held, or others wait for it first".into(),
+        };
+        let message = format!("lock \"{name}\" {who}; wait longer or try later");
+        Self::new(ErrorKind::Held(holder.map(Box::new)), message)
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self::new(ErrorKind::Closed, "this client is closed: connect again")
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub const fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// Who has the lock, when the kind is [`ErrorKind::Held`] and the store could say.
+    #[must_use]
+    pub fn holder(&self) -> Option<&HolderInfo> {
+        match &self.kind {
+            ErrorKind::Held(holder) => holder.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if let Some(source) = &self.source {
+            write!(f, " ({source})")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let message = self.to_string();
+        f.debug_struct("Error")
+            .field("kind", &self.kind)
+            .field("message", &message)
+            .finish_non_exhaustive()
+    }
+}
+
+// `source` stays with us: the message above already carries it, and reporters would print it twice.
+impl std::error::Error for Error {}
+
+impl From<Invalid> for Error {
+    fn from(invalid: Invalid) -> Self {
+        Self::invalid(invalid.to_string())
+    }
+}

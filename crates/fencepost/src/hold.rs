@@ -1,0 +1,216 @@
+//! The state of one grant, shared by its guard, the keeper and the backend's loss signal.
+//!
+//! What must hold (P4): from `deadline` on, measured on the clock and without asking anybody, the state is
+//! `Lost`. Every reader settles that question itself, so a process that was frozen learns the truth from
+//! its first look, whether or not the keeper has woken yet. `Lost` and `Released` are final.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use tokio::sync::watch;
+
+use crate::backend::{LossCause, Renewed};
+use crate::clock::Clock;
+
+/// Where a guard stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GuardState {
+    /// The lease runs and is renewed.
+    Held,
+    /// Renewals fail; the lease still runs. It turns `Held` again, or `Lost` at the deadline.
+    RenewalFailing,
+    /// The grant can no longer be trusted. Final.
+    Lost(LossCause),
+    /// The guard was released. Final.
+    Released,
+}
+
+/// What bounds a holder that hangs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bounds {
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) progress_within: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Status {
+    pub(crate) state: GuardState,
+    /// The guard is lost from here on.
+    pub(crate) deadline: Moment,
+    /// When `max_hold` is reached.
+    until: Moment,
+    pub(crate) ttl: Ttl,
+    /// When the request left that the deadline counts from.
+    pub(crate) sent: Moment,
+}
+
+impl Status {
+    /// When the guard ends if nothing more happens.
+    pub(crate) fn end(&self) -> Moment {
+        self.deadline.min(self.until)
+    }
+
+    fn over(&self) -> bool {
+        matches!(self.state, GuardState::Lost(_) | GuardState::Released)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) id: u64,
+    pub(crate) name: LockName,
+    pub(crate) owner: OwnerId,
+    bounds: Bounds,
+    clock: Arc<dyn Clock>,
+    status: watch::Sender<Status>,
+    last_progress: AtomicU64,
+    /// Where the keeper's wheel has this hold; written only under the wheel's lock.
+    pub(crate) slot: AtomicU64,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        name: LockName,
+        owner: OwnerId,
+        ttl: Ttl,
+        bounds: Bounds,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let now = clock.now();
+        let never = Moment::NEVER;
+        let status =
+            Status { state: GuardState::Held, deadline: never, until: never, ttl, sent: now };
+        Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            name,
+            owner,
+            bounds,
+            clock,
+            status: watch::Sender::new(status),
+            last_progress: AtomicU64::new(now.as_nanos()),
+            slot: AtomicU64::new(0),
+        })
+    }
+
+    /// The grant is there: its deadline counts from the request that it answers.
+    pub(crate) fn start(&self, sent: Moment, ttl: Ttl) {
+        self.progress();
+        self.status.send_modify(|status| {
+            status.deadline = deadline(sent, ttl);
+            status.until = self.bounds.max_hold.map_or(Moment::NEVER, |max| sent + max);
+            status.ttl = ttl;
+            status.sent = sent;
+        });
+    }
+
+    pub(crate) fn renewed(&self, renewed: &Renewed) {
+        self.settle();
+        self.status.send_if_modified(|status| {
+            if status.over() {
+                return false;
+            }
+            status.state = GuardState::Held;
+            status.ttl = renewed.ttl;
+            // Answers may overtake each other; the later request's word stands.
+            if renewed.sent > status.sent {
+                status.sent = renewed.sent;
+                status.deadline = deadline(renewed.sent, renewed.ttl);
+            }
+            true
+        });
+    }
+
+    pub(crate) fn renewal_failed(&self) {
+        self.status.send_if_modified(|status| {
+            let first = status.state == GuardState::Held;
+            if first {
+                status.state = GuardState::RenewalFailing;
+            }
+            first
+        });
+    }
+
+    pub(crate) fn lose(&self, cause: LossCause) {
+        let lost = self.status.send_if_modified(|status| {
+            let first = !status.over();
+            if first {
+                status.state = GuardState::Lost(cause);
+            }
+            first
+        });
+        if lost {
+            tracing::warn!(name = %self.name, cause = cause.word(), "lost");
+        }
+    }
+
+    pub(crate) fn released(&self) {
+        self.status.send_if_modified(|status| {
+            let first = !status.over();
+            if first {
+                status.state = GuardState::Released;
+            }
+            first
+        });
+    }
+
+    /// Turns the guard lost if its time has come.
+    pub(crate) fn settle(&self) {
+        let cause = {
+            let status = self.status.borrow();
+            let now = self.clock.now();
+            if status.over() || now < status.end() {
+                return;
+            }
+            if now >= status.until && status.until <= status.deadline {
+                LossCause::MaxHold
+            } else if self.progress_overdue(status.sent + status.ttl.as_duration() / 3) {
+                LossCause::NoProgress
+            } else if status.state == GuardState::RenewalFailing {
+                LossCause::StoreUnreachable
+            } else {
+                LossCause::Expired
+            }
+        };
+        self.lose(cause);
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.settle();
+        self.status.borrow().clone()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.settle();
+        self.status.borrow().over()
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        let status = self.status();
+        if status.over() { Duration::ZERO } else { status.end().since(self.clock.now()) }
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
+        self.settle();
+        self.status.subscribe()
+    }
+
+    pub(crate) fn progress(&self) {
+        self.last_progress.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether, at `now`, the holder's last sign of progress lies too far back.
+    pub(crate) fn progress_overdue(&self, now: Moment) -> bool {
+        let last = Moment::from_nanos(self.last_progress.load(Ordering::Relaxed));
+        self.bounds.progress_within.is_some_and(|within| last + within <= now)
+    }
+}
+
+/// When a guard turns lost: before the store can give the lock away, by 1% of the TTL and 2 ms.
+fn deadline(sent: Moment, ttl: Ttl) -> Moment {
+    let ttl = ttl.as_duration();
+    sent + ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+}

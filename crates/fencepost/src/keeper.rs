@@ -1,0 +1,254 @@
+//! Keeps grants alive, tells guards of their end in time, and undoes what was left behind.
+//!
+//! One wheel per client holds the next event of every grant: its renewal, a third of the TTL after the
+//! last one that counted, or its end. It runs on the client's own thread, so a caller whose executor is
+//! blocked keeps its locks. A renewal that fails, hangs or panics is tried again until the deadline; no
+//! single error ends the keeper.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+
+use crate::backend::{Backend, Renewal, Renewed};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::hold::Hold;
+use crate::race::{First, race};
+
+pub(crate) struct Keeper {
+    backend: Arc<dyn Backend>,
+    clock: Arc<dyn Clock>,
+    runtime: Handle,
+    wheel: Mutex<Wheel>,
+    earlier: Notify,
+    undoing: watch::Sender<usize>,
+}
+
+/// The next event of every hold.
+struct Wheel {
+    events: BTreeMap<(Moment, u64), Arc<Hold>>,
+    /// Until when the loop sleeps. It is left as it is when the event goes away: to be woken once for
+    /// nothing is cheaper than to be woken by every lock that comes after one that was released.
+    awake_at: Moment,
+}
+
+impl Wheel {
+    fn remove(&mut self, hold: &Hold) {
+        let slot = Moment::from_nanos(hold.slot.swap(0, Ordering::Relaxed));
+        self.events.remove(&(slot, hold.id));
+    }
+}
+
+impl Keeper {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        clock: Arc<dyn Clock>,
+        runtime: &Handle,
+    ) -> Arc<Self> {
+        let keeper = Arc::new(Self {
+            backend,
+            clock,
+            runtime: runtime.clone(),
+            wheel: Mutex::new(Wheel { events: BTreeMap::new(), awake_at: Moment::NEVER }),
+            earlier: Notify::new(),
+            undoing: watch::Sender::new(0),
+        });
+        let supervised = Arc::clone(&keeper);
+        runtime.spawn(async move {
+            // The wheel outlives a panic of the loop; only the runtime's end ends the loop for good.
+            while let Err(ended) = tokio::spawn(Arc::clone(&supervised).attend()).await {
+                if ended.is_cancelled() {
+                    break;
+                }
+                tracing::error!("the heartbeat loop panicked; starting it again");
+            }
+        });
+        keeper
+    }
+
+    /// Renews `hold` from now on, until it is over or forgotten.
+    pub(crate) fn keep(&self, hold: &Arc<Hold>) {
+        let status = hold.status();
+        self.schedule(hold, (status.sent + status.ttl.as_duration() / 3).min(status.end()));
+    }
+
+    /// Stops renewing `hold`.
+    pub(crate) fn forget(&self, hold: &Hold) {
+        self.wheel().remove(hold);
+    }
+
+    fn wheel(&self) -> MutexGuard<'_, Wheel> {
+        self.wheel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn schedule(&self, hold: &Arc<Hold>, at: Moment) {
+        let mut wheel = self.wheel();
+        wheel.remove(hold);
+        // Asked under the lock: a release that comes meanwhile finds the slot and clears it.
+        if hold.is_over() {
+            return;
+        }
+        hold.slot.store(at.as_nanos(), Ordering::Relaxed);
+        wheel.events.insert((at, hold.id), Arc::clone(hold));
+        if at < wheel.awake_at {
+            wheel.awake_at = at;
+            drop(wheel);
+            self.earlier.notify_one();
+        }
+    }
+
+    fn take_due(&self, now: Moment) -> (Vec<Arc<Hold>>, Moment) {
+        let mut wheel = self.wheel();
+        let later = wheel.events.split_off(&(now, u64::MAX));
+        let due: Vec<_> = std::mem::replace(&mut wheel.events, later).into_values().collect();
+        for hold in &due {
+            hold.slot.store(0, Ordering::Relaxed);
+        }
+        let next = wheel.events.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
+        wheel.awake_at = next;
+        (due, next)
+    }
+
+    async fn attend(self: Arc<Self>) {
+        loop {
+            let now = self.clock.now();
+            let (due, next) = self.take_due(now);
+            let mut batch = Vec::new();
+            for hold in due {
+                if hold.is_over() {
+                    continue;
+                }
+                if hold.progress_overdue(now) {
+                    self.retry_later(&hold);
+                } else {
+                    // While the renewal is under way the wheel still knows when the grant ends.
+                    self.schedule(&hold, hold.status().end());
+                    batch.push(hold);
+                }
+            }
+            if !batch.is_empty() {
+                self.runtime.spawn(Arc::clone(&self).renew(batch));
+                continue; // what was scheduled just now may be the next event
+            }
+            race(self.earlier.notified(), self.clock.alarm(next)).await;
+        }
+    }
+
+    async fn renew(self: Arc<Self>, batch: Vec<Arc<Hold>>) {
+        let renewals = batch
+            .iter()
+            .map(|hold| Renewal {
+                name: hold.name.clone(),
+                owner: hold.owner,
+                ttl: Some(hold.status().ttl),
+            })
+            .collect();
+        let shortest = batch.iter().map(|hold| hold.status().ttl).min().unwrap_or(Ttl::MIN);
+        let outcomes = self.call_renew(renewals, shortest.as_duration() / 3).await;
+        let mut outcomes = outcomes.into_iter();
+        for hold in &batch {
+            let outcome = outcomes
+                .next()
+                .unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")));
+            self.renewal_answered(hold, outcome);
+        }
+    }
+
+    /// One call to the backend, with a limit, on a task of its own so that a panic stays there.
+    async fn call_renew(&self, renewals: Vec<Renewal>, limit: Duration) -> Vec<Result<Renewed>> {
+        let count = renewals.len();
+        let all = |message: &str| (0..count).map(|_| Err(Error::unreachable(message))).collect();
+        let backend = Arc::clone(&self.backend);
+        let mut call = self.runtime.spawn(async move { backend.renew(renewals).await });
+        match race(&mut call, self.clock.alarm(self.clock.now() + limit)).await {
+            First::Left(Ok(outcomes)) => outcomes,
+            First::Left(Err(_)) => all("the backend's renewal panicked"),
+            First::Right(()) => {
+                call.abort();
+                all("the store did not answer the renewal in time")
+            }
+        }
+    }
+
+    fn renewal_answered(&self, hold: &Arc<Hold>, outcome: Result<Renewed>) {
+        match outcome {
+            Ok(renewed) => {
+                hold.renewed(&renewed);
+                tracing::trace!(name = %hold.name, token = %renewed.token, "renewed");
+                self.keep(hold);
+            }
+            Err(error) => {
+                if let ErrorKind::NotHeld(cause) = error.kind() {
+                    hold.lose((*cause).unwrap_or(crate::LossCause::Expired));
+                    self.forget(hold);
+                } else {
+                    hold.renewal_failed();
+                    tracing::warn!(name = %hold.name, %error, "renewal is failing");
+                    self.retry_later(hold);
+                }
+            }
+        }
+    }
+
+    fn retry_later(&self, hold: &Arc<Hold>) {
+        let status = hold.status();
+        self.schedule(hold, (self.clock.now() + retry_gap(status.ttl)).min(status.end()));
+    }
+
+    /// Releases in the background whatever `owner` has or may have, for as long as a lease could last.
+    pub(crate) fn undo(self: &Arc<Self>, name: LockName, owner: OwnerId, ttl: Ttl) {
+        let keeper = Arc::clone(self);
+        let counted = Counted::new(&self.undoing);
+        self.runtime.spawn(async move {
+            let _counted = counted;
+            let give_up = keeper.clock.now() + ttl.as_duration();
+            while keeper.clock.now() < give_up {
+                let call = keeper.backend.release(name.clone(), owner);
+                match race(call, keeper.clock.alarm(give_up)).await {
+                    First::Left(Ok(())) => return,
+                    First::Left(Err(error)) if matches!(error.kind(), ErrorKind::NotHeld(_)) => {
+                        return;
+                    }
+                    First::Left(Err(error)) => {
+                        tracing::warn!(%name, %error, "release failed; trying again");
+                        keeper.clock.alarm(keeper.clock.now() + retry_gap(ttl)).await;
+                    }
+                    First::Right(()) => {}
+                }
+            }
+            tracing::warn!(%name, "gave up on a release; its lease has run out by itself");
+        });
+    }
+
+    /// Resolves once nothing is left to undo.
+    pub(crate) async fn drained(&self) {
+        let mut undoing = self.undoing.subscribe();
+        // The sender lives as long as we do, so this can not fail.
+        let _ = undoing.wait_for(|count| *count == 0).await;
+    }
+}
+
+fn retry_gap(ttl: Ttl) -> Duration {
+    (ttl.as_duration() / 20).clamp(Duration::from_millis(5), Duration::from_secs(1))
+}
+
+/// Counts a task until it ends, however it ends.
+struct Counted(watch::Sender<usize>);
+
+impl Counted {
+    fn new(count: &watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}

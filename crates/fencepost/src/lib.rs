@@ -1,0 +1,54 @@
+//! Distributed locks that stay safe when a process pauses.
+//!
+//! A lock with a TTL is not enough: its holder can freeze past the lease, wake, and write over the next
+//! holder's work. So every grant carries a fencing [`Token`] that only rises, and the resource refuses a
+//! stale one. And a guard knows its own end: it turns lost on a clock that counts suspend, before the
+//! store can give the lock away, without asking the network.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use std::time::Duration;
+//! use fencepost::Fencepost;
+//!
+//! let fp = Fencepost::connect("memory:").await?; // or Fencepost::from_env()
+//!
+//! // Wait for the lock, at most five seconds; an error of kind `Held` says who has it.
+//! let guard = fp.lock("invoice/42").acquire_within(Duration::from_secs(5)).await?;
+//!
+//! // The work is cancelled the moment the guard is lost. Send the token with every write.
+//! let token = guard.token();
+//! guard.run(async { println!("writing under token {token}") }).await?;
+//!
+//! guard.release().await?;
+//! # Ok::<(), fencepost::Error>(()) }).unwrap();
+//! ```
+//!
+//! Without async, the same in [`blocking`]. To put locks on a store of your own, implement [`Backend`] and
+//! run the `conformance` suite (a feature) against it.
+
+pub mod backend;
+pub mod backends;
+pub mod blocking;
+mod client;
+pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod error;
+pub mod guarantees;
+mod guard;
+mod hold;
+mod keeper;
+mod lock;
+mod race;
+mod url;
+mod watch;
+
+pub use backend::{Backend, LossCause, Observe, Store};
+pub use client::Fencepost;
+pub use error::{Error, ErrorKind, Result};
+pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl};
+pub use guard::{Changes, Guard};
+pub use hold::GuardState;
+pub use lock::{DEFAULT_TTL, Lock};
+pub use url::default_url;
+pub use watch::Watch;

@@ -1,0 +1,268 @@
+//! Describes a lock and takes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Ttl};
+
+use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+use crate::guarantees::Correctness;
+use crate::guard::{Guard, Undo};
+use crate::hold::{Bounds, GuardState, Hold};
+use crate::race::{First, race};
+
+/// The TTL of a lock that names none.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// How long one exchange with the store may take before we call it unreachable.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How far a backend may overshoot the caller's limit, to withdraw its place.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// A lock that is not taken yet. Made by [`Fencepost::lock`](crate::Fencepost::lock).
+#[derive(Clone)]
+#[must_use = "nothing is locked until an acquire is awaited"]
+pub struct Lock {
+    client: Arc<Client>,
+    name: Result<LockName, Invalid>,
+    ttl: Duration,
+    label: Option<String>,
+    liveness: Liveness,
+    for_correctness: bool,
+    bounds: Bounds,
+}
+
+impl Lock {
+    pub(crate) fn new(client: Arc<Client>, name: &str) -> Self {
+        Self {
+            client,
+            name: LockName::new(name),
+            ttl: DEFAULT_TTL,
+            label: None,
+            liveness: Liveness::Process,
+            for_correctness: false,
+            bounds: Bounds::default(),
+        }
+    }
+
+    /// How long the store keeps the grant without a renewal: 100 ms to 24 h, 30 s unless set. It is
+    /// renewed every third of that, so a short TTL serves long work.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// What a person reads as the holder; `host:pid` unless set.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// A double run would corrupt, not only waste: refuses a backend that can not promise exclusion. Use
+    /// the guard's token at the resource as well; a lock alone can not stop a paused holder.
+    pub fn for_correctness(mut self) -> Self {
+        self.for_correctness = true;
+        self
+    }
+
+    /// The guard is lost after this long, however well the holder seems to be.
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.bounds.max_hold = Some(max);
+        self
+    }
+
+    /// Ties the heartbeat to the work: unless [`Guard::progress`] is called at least this often, renewal
+    /// stops and the lease runs out.
+    pub fn progress_within(mut self, span: Duration) -> Self {
+        self.bounds.progress_within = Some(span);
+        self
+    }
+
+    /// The grant does not end with this process, only with its lease or a release. For scripts that
+    /// acquire in one process and release in another.
+    pub fn lease_only(mut self) -> Self {
+        self.liveness = Liveness::LeaseOnly;
+        self
+    }
+
+    /// Waits for the lock without limit. Dropping the future gives up the place in the queue.
+    pub async fn acquire(self) -> Result<Guard> {
+        self.take(Wait::Forever).await
+    }
+
+    /// Waits for the lock at most this long; then the error's kind is `Held` and says who has it.
+    pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
+        let until = self.client.clock.now() + limit;
+        self.take(Wait::Until(until)).await
+    }
+
+    /// Takes the lock if it is free; `None` if somebody else has it.
+    pub async fn try_acquire(self) -> Result<Option<Guard>> {
+        match self.take(Wait::No).await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if matches!(error.kind(), ErrorKind::Held(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn take(self, wait: Wait) -> Result<Guard> {
+        self.client.check_open()?;
+        let name = self.name.clone()?;
+        let ttl = Ttl::new(self.ttl)?;
+        let label = match &self.label {
+            Some(label) => Label::new(label)?,
+            None => self.client.label.clone(),
+        };
+        self.check_bounds()?;
+        self.check_class()?;
+        loop {
+            let owner = draw_owner()?;
+            let hold =
+                Hold::new(name.clone(), owner, ttl, self.bounds, Arc::clone(&self.client.clock));
+            // From here on every way out, a dropped future included, either hands the grant to a guard
+            // or gives it back to the store.
+            let mut undo = Undo::armed(Arc::clone(&self.client), Arc::clone(&hold), ttl);
+            let request = Request {
+                name: name.clone(),
+                owner,
+                ttl,
+                label: label.clone(),
+                liveness: self.liveness,
+                loss: LossSignal::to(&hold),
+            };
+            match self.ask(request, wait).await? {
+                Acquired::Granted(grant) => {
+                    if let Some(guard) = self.settle(grant, &hold, undo).await? {
+                        return Ok(guard);
+                    }
+                    // The grant ended before we could trust it. A fresh owner gets a fresh place.
+                    if !self.may_go_on(wait) {
+                        return Err(Error::unreachable(format!(
+                            "the store granted \"{name}\" later than its TTL of {} allows: use a \
+                             longer TTL, or see why the store is slow",
+                            short(ttl.as_duration())
+                        )));
+                    }
+                }
+                Acquired::Held(holder) => {
+                    undo.disarm();
+                    return Err(Error::held(&name, holder));
+                }
+            }
+        }
+    }
+
+    /// Asks the store, within the caller's limit whatever the store does.
+    async fn ask(&self, request: Request, wait: Wait) -> Result<Acquired> {
+        let backend = &self.client.store.backend;
+        let name = request.name.clone();
+        let now = self.client.clock.now();
+        let limit = match wait {
+            Wait::Forever => return backend.acquire(request, wait).await,
+            Wait::Until(until) => until.max(now) + SLACK,
+            Wait::No => now + PATIENCE,
+        };
+        let acquire = backend.acquire(request, wait);
+        match race(acquire, self.client.clock.alarm(limit)).await {
+            First::Left(answer) => answer,
+            First::Right(()) => Err(Error::unreachable(format!(
+                "the {} store did not answer within {} when asked for \"{name}\"",
+                backend.guarantees().backend,
+                short(limit.since(now)),
+            ))),
+        }
+    }
+
+    /// Makes a guard of a grant, unless the grant is over before it can be trusted.
+    async fn settle(&self, grant: Grant, hold: &Arc<Hold>, undo: Undo) -> Result<Option<Guard>> {
+        let (mut sent, mut ttl) = (grant.sent, grant.ttl);
+        if grant.queued {
+            match self.confirm(hold).await {
+                Ok(renewed) => (sent, ttl) = renewed,
+                Err(error) if matches!(error.kind(), ErrorKind::NotHeld(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        hold.start(sent, ttl);
+        if hold.status().state != GuardState::Held {
+            return Ok(None);
+        }
+        self.client.keeper.keep(hold);
+        tracing::debug!(name = %hold.name, token = %grant.token, ttl = ?ttl, "granted");
+        Ok(Some(Guard::new(grant.token, grant.presence, undo)))
+    }
+
+    /// A grant made while we waited may be as old as our place in the queue: ask once more, and count
+    /// from that (P4).
+    async fn confirm(&self, hold: &Hold) -> Result<(Moment, Ttl)> {
+        let renewal = Renewal { name: hold.name.clone(), owner: hold.owner, ttl: None };
+        let clock = &self.client.clock;
+        let renew = self.client.store.backend.renew(vec![renewal]);
+        match race(renew, clock.alarm(clock.now() + PATIENCE)).await {
+            First::Left(mut answers) => match answers.pop() {
+                Some(Ok(renewed)) => Ok((renewed.sent, renewed.ttl)),
+                Some(Err(error)) => Err(error),
+                None => Err(Error::unreachable("the backend left out an answer")),
+            },
+            First::Right(()) => Err(Error::unreachable(format!(
+                "the store did not confirm the grant of \"{}\" within {}",
+                hold.name,
+                short(PATIENCE)
+            ))),
+        }
+    }
+
+    fn may_go_on(&self, wait: Wait) -> bool {
+        match wait {
+            Wait::No => false,
+            Wait::Until(until) => self.client.clock.now() < until,
+            Wait::Forever => true,
+        }
+    }
+
+    fn check_bounds(&self) -> Result<()> {
+        for (what, span) in
+            [("max_hold", self.bounds.max_hold), ("progress_within", self.bounds.progress_within)]
+        {
+            if span.is_some_and(|span| span.is_zero()) {
+                return Err(Error::invalid(format!("{what} is 0: give a span above zero")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_class(&self) -> Result<()> {
+        if !self.for_correctness {
+            return Ok(());
+        }
+        let guarantees = self.client.store.backend.guarantees();
+        match guarantees.correctness {
+            Correctness::Fit => Ok(()),
+            Correctness::Unfit { why, remedy } => Err(Error::refused(format!(
+                "the {} store can not be used for correctness: {why}; {remedy}",
+                guarantees.backend
+            ))),
+        }
+    }
+}
+
+impl std::fmt::Debug for Lock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lock")
+            .field("name", &self.name)
+            .field("ttl", &self.ttl)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An id that nobody can guess, made for one acquisition.
+fn draw_owner() -> Result<OwnerId> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|error| {
+        Error::unreachable("the system has no random numbers for an owner id").because(error)
+    })?;
+    Ok(OwnerId::from_bits(u128::from_ne_bytes(bits)))
+}

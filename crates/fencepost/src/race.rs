@@ -1,0 +1,26 @@
+//! Waits for the first of two futures, without a runtime's help.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+/// Which of two futures came first.
+pub(crate) enum First<A, B> {
+    Left(A),
+    Right(B),
+}
+
+/// Polls both; `left` is asked first, so it wins a tie. The other is dropped.
+pub(crate) async fn race<A, B>(
+    left: impl Future<Output = A>,
+    right: impl Future<Output = B>,
+) -> First<A, B> {
+    let (mut left, mut right) = (pin!(left), pin!(right));
+    poll_fn(|context| {
+        if let Poll::Ready(value) = left.as_mut().poll(context) {
+            return Poll::Ready(First::Left(value));
+        }
+        right.as_mut().poll(context).map(First::Right)
+    })
+    .await
+}
