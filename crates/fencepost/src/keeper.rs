@@ -13,6 +13,7 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, OwnerId, Ttl};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
+use tracing::Instrument as _;
 
 use crate::backend::{Backend, Renewal, Renewed};
 use crate::clock::Clock;
@@ -132,7 +133,8 @@ impl Keeper {
                 }
             }
             if !batch.is_empty() {
-                self.runtime.spawn(Arc::clone(&self).renew(batch));
+                let span = tracing::debug_span!("renew", grants = batch.len());
+                self.runtime.spawn(Arc::clone(&self).renew(batch).instrument(span));
                 continue; // what was scheduled just now may be the next event
             }
             race(self.earlier.notified(), self.clock.alarm(next)).await;

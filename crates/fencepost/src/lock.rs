@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Ttl};
+use tracing::Instrument as _;
 
 use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
 use crate::client::Client;
@@ -118,6 +119,17 @@ impl Lock {
         };
         self.check_bounds()?;
         self.check_class()?;
+        let span = tracing::debug_span!("acquire", %name, ?wait);
+        self.try_until_settled(name, ttl, label, wait).instrument(span).await
+    }
+
+    async fn try_until_settled(
+        &self,
+        name: LockName,
+        ttl: Ttl,
+        label: Label,
+        wait: Wait,
+    ) -> Result<Guard> {
         loop {
             let owner = draw_owner()?;
             let hold =

@@ -105,17 +105,16 @@ impl Memory {
             label: request.label.clone(),
             queue,
         };
-        let known = Owner { since: now, loss: request.loss.clone(), turn: None };
         let entered = match state.apply(command, now) {
             Some(Effect::Granted { token, ttl, .. }) => {
-                state.owners.insert(request.owner, known);
+                state.know(request, now);
                 let queued = false;
                 Entered::Granted(Grant { token, ttl, sent, queued, presence: None })
             }
             Some(Effect::Queued { .. }) => {
-                let (turn, told) = watch::channel(None);
-                state.owners.insert(request.owner, Owner { turn: Some(turn), ..known });
-                Entered::Queued(told)
+                let turn = &mut state.know(request, now).turn;
+                // A retry listens beside the first try.
+                Entered::Queued(turn.get_or_insert_with(|| watch::Sender::new(None)).subscribe())
             }
             Some(Effect::Exhausted { .. }) => {
                 return Err(Error::refused(
@@ -200,6 +199,13 @@ enum Entered {
 }
 
 impl State {
+    fn know(&mut self, request: &Request, now: Moment) -> &mut Owner {
+        let fresh = || Owner { since: now, loss: LossSignal::unheard(), turn: None };
+        let owner = self.owners.entry(request.owner).or_insert_with(fresh);
+        owner.loss = request.loss.clone();
+        owner
+    }
+
     fn apply(&mut self, command: Command, now: Moment) -> Option<Effect> {
         let effects = self.machine.apply(command);
         for effect in &effects {

@@ -20,6 +20,7 @@ use fencepost_core::Moment;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
+use super::file;
 use super::wake::{Address, Post};
 use crate::backend::Surroundings;
 use crate::clock::{BootClock, Clock, pause};
@@ -27,6 +28,9 @@ use crate::error::{Error, Result};
 
 /// How long the desk waits for another process that has the file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(4);
+
+/// How often a client that writes removes what others left to expire.
+const CLEAN_EVERY: Duration = Duration::from_mins(1);
 
 /// What a job sees: the open transaction, the time in it, and who is to be woken once it is committed.
 pub(super) struct Sheet<'a> {
@@ -41,11 +45,16 @@ struct Inner {
     path: PathBuf,
     around: Surroundings,
     post: Arc<Post>,
-    db: Mutex<Connection>,
+    db: Mutex<Db>,
     jobs: Mutex<VecDeque<Box<dyn Job>>>,
     /// Jobs are left for the desk's own thread, or the desk is closed.
     call: Mutex<Call>,
     called: Condvar,
+}
+
+struct Db {
+    connection: Connection,
+    cleaned: Moment,
 }
 
 #[derive(Default)]
@@ -93,10 +102,11 @@ where
 impl Desk {
     pub(super) fn new(
         path: PathBuf,
-        db: Connection,
+        connection: Connection,
         around: Surroundings,
         post: Arc<Post>,
     ) -> Self {
+        let db = Db { connection, cleaned: around.clock.now() };
         Self(Arc::new(Inner {
             path,
             around,
@@ -215,7 +225,7 @@ impl Inner {
 
     /// Does all jobs that are queued now in one transaction. Without patience they are put back if another
     /// process has the file.
-    fn serve(&self, db: &mut Connection, patience: Duration) {
+    fn serve(&self, db: &mut Db, patience: Duration) {
         let mut batch = std::mem::take(&mut *self.jobs());
         if batch.is_empty() {
             return;
@@ -246,18 +256,22 @@ impl Inner {
 
     fn commit(
         &self,
-        db: &mut Connection,
+        db: &mut Db,
         batch: &mut [Box<dyn Job>],
         wake: &mut Vec<Address>,
     ) -> rusqlite::Result<()> {
         let writes = batch.iter().any(|job| job.writes());
         let behavior =
             if writes { TransactionBehavior::Immediate } else { TransactionBehavior::Deferred };
-        let transaction = db.transaction_with_behavior(behavior)?;
+        let transaction = db.connection.transaction_with_behavior(behavior)?;
         // Read inside: no other transaction runs now, so times in the file rise with its commits.
         let now = self.around.clock.now();
         for job in batch {
             job.run(&mut Sheet { db: &transaction, now, wake })?;
+        }
+        if writes && db.cleaned + CLEAN_EVERY <= now {
+            file::clean(&transaction, now)?;
+            db.cleaned = now;
         }
         transaction.commit()
     }

@@ -120,12 +120,23 @@ impl Marks {
 
     /// Whether every process that had the file is gone. No for a file that is not there.
     pub(super) fn is_dead(&self, name: &str) -> bool {
+        self.lock_dead(name).is_some()
+    }
+
+    /// Removes the file if every process that had it is gone.
+    pub(super) fn remove_dead(&self, name: &str) {
+        // Locked while it is removed, so that its maker, if it was only just made, notices.
+        if let Some(_locked) = self.lock_dead(name) {
+            self.remove(name);
+        }
+    }
+
+    fn lock_dead(&self, name: &str) -> Option<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::openat(&self.directory, name, flags, Mode::empty()) else {
-            return false;
-        };
+        let file = rustix::fs::openat(&self.directory, name, flags, Mode::empty()).ok()?;
         // Shared, so that two who ask do not take each other for the holder.
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
+        Some(file)
     }
 
     pub(super) fn remove(&self, name: &str) {
@@ -137,12 +148,9 @@ impl Marks {
     pub(super) fn sweep(&self) {
         let Ok(entries) = std::fs::read_dir(&self.path) else { return };
         for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            let gone = match name.as_bytes() {
-                [b'p', b'-', ..] => self.is_dead(&name),
-                [b'w', b'-', ..] => super::wake::is_dead(&self.directory, &name),
-                _ => false,
-            };
-            if gone {
+            if name.starts_with("p-") {
+                self.remove_dead(&name);
+            } else if name.starts_with("w-") && super::wake::is_dead(&self.directory, &name) {
                 self.remove(&name);
             }
         }

@@ -232,8 +232,8 @@ fn end_dead_grant(
     holder: &Holder,
 ) -> rusqlite::Result<()> {
     db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
-    if let Some(presence) = holder.presence.as_deref().filter(|name| marks.is_dead(name)) {
-        marks.remove(presence);
+    if let Some(presence) = &holder.presence {
+        marks.remove_dead(presence);
     }
     Ok(())
 }
@@ -380,23 +380,23 @@ pub(super) fn inspect(
 ) -> rusqlite::Result<LockInfo> {
     let (db, now) = (sheet.db, sheet.now);
     let holder = holder(db, name)?.filter(|holder| holder.lives(now, marks));
-    let waiting: u32 = db
-        .prepare_cached("SELECT count(*) FROM waiters WHERE name = ? AND deadline > ?")?
-        .query_row((name.as_str(), nanos(now)), |row| row.get(0))?;
-    let waiters = db
-        .prepare_cached(
-            "SELECT label, since FROM waiters WHERE name = ? AND deadline > ? \
-             ORDER BY ticket LIMIT ?",
-        )?
-        .query_map((name.as_str(), nanos(now), LockInfo::SHOWN_WAITERS as u32), |row| {
-            Ok(WaiterInfo { label: label(row, 0)?, waiting_for: now.since(moment(row, 1)?) })
+    // A waiter that died is still in the table until the line moves; it is not counted.
+    let mut waiters = db.prepare_cached(
+        "SELECT label, since, presence FROM waiters WHERE name = ? AND deadline > ? ORDER BY ticket",
+    )?;
+    let waiters = waiters
+        .query_map((name.as_str(), nanos(now)), |row| {
+            let waiting_for = now.since(moment(row, 1)?);
+            Ok((WaiterInfo { label: label(row, 0)?, waiting_for }, row.get::<_, String>(2)?))
         })?
-        .collect::<rusqlite::Result<_>>()?;
+        .filter(|row| row.as_ref().map_or(true, |(_, presence)| !marks.is_dead(presence)))
+        .map(|row| row.map(|(waiter, _)| waiter))
+        .collect::<rusqlite::Result<Vec<_>>>()?;
     Ok(LockInfo {
         name: name.clone(),
         holder: holder.map(|holder| holder.info(now)),
-        waiting: waiting as usize,
-        waiters,
+        waiting: waiters.len(),
+        waiters: waiters.into_iter().take(LockInfo::SHOWN_WAITERS).collect(),
     })
 }
 

@@ -1,0 +1,303 @@
+//! The command line: what it takes and how `--help` teaches it.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::duration;
+use crate::exit::exit_codes;
+
+/// Locks that stay safe when a process pauses.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fencepost",
+    version,
+    about = "Locks that stay safe when a process pauses",
+    long_about = "Locks that stay safe when a process pauses.\n\n\
+        Needs nothing installed: without --on the locks live in a file under your state directory, \
+        shared by all processes of this host. Every grant carries a fencing token that only rises; \
+        hand it to the resource with each write, so that it can refuse a stale one.",
+    after_long_help = TOP_EXAMPLES,
+    after_help = TOP_EXAMPLES,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = false,
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Args, Debug)]
+pub(crate) struct Common {
+    /// The store, sqlite:PATH or memory: [default: `FENCEPOST_URL`, else a file in your state directory]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) on: Option<String>,
+    /// Print JSON: one object, or one per line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Hold a lock while a command runs
+    #[command(after_help = RUN_HELP, after_long_help = RUN_HELP)]
+    Run(Run),
+    /// Take a lock for a script, which renews and releases it itself
+    #[command(after_help = ACQUIRE_HELP, after_long_help = ACQUIRE_HELP)]
+    Acquire(Acquire),
+    /// Renew a lock that `acquire` took
+    #[command(after_help = RENEW_HELP, after_long_help = RENEW_HELP)]
+    Renew(Renew),
+    /// Release a lock that `acquire` took
+    #[command(after_help = RELEASE_HELP, after_long_help = RELEASE_HELP)]
+    Release(Release),
+    /// List the locks that are held or waited for
+    #[command(after_help = LS_HELP, after_long_help = LS_HELP)]
+    Ls,
+    /// Show who holds a lock and who waits for it
+    Show(Show),
+    /// Follow a lock as it changes hands, a line per change
+    #[command(after_help = WATCH_HELP, after_long_help = WATCH_HELP)]
+    Watch(Watch),
+    /// End a grant, whoever holds it
+    #[command(after_help = BREAK_HELP, after_long_help = BREAK_HELP)]
+    Break(Break),
+    /// Print what a store guarantees under which fault
+    #[command(after_help = EXPLAIN_HELP, after_long_help = EXPLAIN_HELP)]
+    Explain(Explain),
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETIONS_HELP, after_long_help = COMPLETIONS_HELP)]
+    Completions(Completions),
+    /// Print the manual page
+    #[command(after_help = MAN_HELP, after_long_help = MAN_HELP)]
+    Man,
+}
+
+/// How a lock is taken.
+#[derive(Args, Debug)]
+pub(crate) struct Taking {
+    /// How long the store keeps the lock without a renewal: 100ms to 24h
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Duration,
+    /// Give up after this long [default: wait for ever]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "no_wait")]
+    pub(crate) wait: Option<Duration>,
+    /// Give up at once if somebody else has it
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// What others see as the holder [default: host:pid]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// What a double run would do: waste work, or corrupt. `correctness` refuses an unfit store
+    #[arg(long = "for", value_name = "CLASS", default_value = "efficiency")]
+    pub(crate) class: Class,
+}
+
+/// What is at stake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Class {
+    // A double run wastes work.
+    Efficiency,
+    // A double run corrupts.
+    Correctness,
+}
+
+/// `fencepost run`
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    /// What to lock: 1 to 512 bytes, such as invoice/42
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+    /// End the command after this long, however well it seems to be
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
+    pub(crate) max_hold: Option<Duration>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `fencepost acquire`
+#[derive(Args, Debug)]
+pub(crate) struct Acquire {
+    /// What to lock: 1 to 512 bytes, such as invoice/42
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+}
+
+/// `fencepost renew`
+#[derive(Args, Debug)]
+pub(crate) struct Renew {
+    /// The lock
+    pub(crate) name: String,
+    /// What `acquire` printed [default: `FENCEPOST_OWNER`, which `ps` does not show to others]
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: Option<String>,
+    /// A new TTL [default: the one it has]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Option<Duration>,
+}
+
+/// `fencepost release`
+#[derive(Args, Debug)]
+pub(crate) struct Release {
+    /// The lock
+    pub(crate) name: String,
+    /// What `acquire` printed [default: `FENCEPOST_OWNER`, which `ps` does not show to others]
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: Option<String>,
+}
+
+/// `fencepost show`
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// The lock
+    pub(crate) name: String,
+}
+
+/// `fencepost watch`
+#[derive(Args, Debug)]
+pub(crate) struct Watch {
+    /// The lock
+    pub(crate) name: String,
+    /// Stop after this many lines
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<u64>,
+}
+
+/// `fencepost break`
+#[derive(Args, Debug)]
+pub(crate) struct Break {
+    /// The lock
+    pub(crate) name: String,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// `fencepost explain`
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// The store; else that of --on
+    pub(crate) url: Option<String>,
+}
+
+/// `fencepost completions`
+#[derive(Args, Debug)]
+pub(crate) struct Completions {
+    /// Which shell
+    pub(crate) shell: Shell,
+}
+
+const TOP_EXAMPLES: &str = concat!(
+    "\
+Examples:
+  fencepost run nightly -- ./backup.sh     hold \"nightly\" while backup.sh runs
+  fencepost run --no-wait nightly -- true  exit 75 if somebody has it
+  fencepost ls                             who holds what
+  fencepost COMMAND --help                 more examples
+
+Durations: 500ms, 30s, 2m, 1h30m.
+FENCEPOST_LOG=debug prints what the library does on stderr.
+
+",
+    exit_codes!()
+);
+
+const RUN_HELP: &str = concat!(
+    "\
+Examples:
+  fencepost run nightly -- ./backup.sh
+  fencepost run --wait 5s invoice/42 -- sh -c 'echo token $FENCEPOST_TOKEN'
+  fencepost run --for correctness --max-hold 1h ledger -- ./close-the-books
+
+The command gets FENCEPOST_TOKEN (send it along with every write), FENCEPOST_NAME
+and FENCEPOST_URL. Its input, output and exit code are its own; signals are
+passed on to it.
+
+The lock is renewed while the command runs. If that fails, the command's
+process group gets TERM shortly before the lease ends (5s, at most a quarter
+of the TTL) and KILL before anybody else can have the lock; then the exit code
+is 76. That holds too if fencepost itself is killed or frozen: a watchdog
+process sees to it. What the command leaves running in its group when it ends
+is ended as well. A process that leaves the group (setsid, a daemon) is beyond
+reach: only the token stops that one.
+
+",
+    exit_codes!()
+);
+
+const ACQUIRE_HELP: &str = "\
+Examples:
+  eval \"$(fencepost acquire --ttl 1m deploy)\" || exit
+  ./step-one && fencepost renew deploy && ./step-two
+  fencepost release deploy
+
+Prints assignments for a POSIX shell: FENCEPOST_NAME, FENCEPOST_OWNER,
+FENCEPOST_TOKEN and FENCEPOST_TTL_MS, exported so that `renew` and `release`
+find the owner. With --json one object with name, owner, token, ttl_ms. The
+owner is a secret: whoever has it can release the lock.
+
+Nothing renews the lock for you, and it does not end with your script, only by
+`release` or with its TTL. Prefer `fencepost run`, which sees to all of that.
+
+Exit codes: 0 acquired, 64 bad usage, 69 store out of reach, 75 somebody else
+has it, 78 refused.";
+
+const RENEW_HELP: &str = "\
+Example:
+  fencepost renew deploy --ttl 2m
+
+Exit codes: 0 renewed, 64 bad usage, 69 store out of reach, 76 this owner does
+not hold the lock (any more): stop the work.";
+
+const RELEASE_HELP: &str = "\
+Example:
+  fencepost release deploy
+
+Exit codes: 0 released, 64 bad usage, 69 store out of reach, 76 this owner does
+not hold the lock: nothing was changed.";
+
+const LS_HELP: &str = "\
+HELD is how long the lock has been held, LEFT how long its lease runs unless it
+is renewed.";
+
+const WATCH_HELP: &str = "\
+Example:
+  fencepost watch --json nightly | jq .token
+
+The first line is the present state. States that came and went between two looks
+may be left out.";
+
+const BREAK_HELP: &str = "\
+Example:
+  fencepost break --yes nightly
+
+The holder learns of it with its next renewal at the latest (`fencepost run`
+then kills its command). It may still be writing until then. The floor that is
+printed lies above the broken token and below every later one: enter it at the
+resource to shut the old holder out at once.
+
+Asks first on a terminal; anywhere else it needs --yes. Nobody holds it: exit 0,
+nothing changed.";
+
+const EXPLAIN_HELP: &str = "\
+Example:
+  fencepost explain sqlite:/var/lib/app/locks.db";
+
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  fencepost completions bash > ~/.local/share/bash-completion/completions/fencepost
+  fencepost completions fish > ~/.config/fish/completions/fencepost.fish";
+
+const MAN_HELP: &str = "\
+Example:
+  fencepost man > ~/.local/share/man/man1/fencepost.1";

@@ -1,0 +1,113 @@
+//! Durations as people write them: `500ms`, `30s`, `2m`, `1h30m`.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A duration that could not be read. The message names the text and what would do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BadDuration(String);
+
+impl fmt::Display for BadDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadDuration {}
+
+/// Reads one or more of NUMBER UNIT, added up. Whole numbers only; the unit is never left out, because
+/// nobody agrees on what a bare `30` means.
+pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
+    let bad = |why: &str| {
+        BadDuration(format!(
+            "\"{}\" is no duration: {why}; write 500ms, 30s, 2m or 1h30m",
+            text.escape_debug()
+        ))
+    };
+    if text.is_empty() {
+        return Err(bad("it is empty"));
+    }
+    let (mut rest, mut total) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(digits);
+        if number.is_empty() {
+            return Err(bad("a whole number must stand before each unit"));
+        }
+        let unit_end = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+        let (unit, next) = tail.split_at(unit_end);
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            "" => return Err(bad("it has no unit")),
+            _ => return Err(bad("the units are ms, s, m, h and d")),
+        };
+        let too_long = || bad("it is too long");
+        let number: u64 = number.parse().map_err(|_| too_long())?;
+        let part = number.checked_mul(millis).map(Duration::from_millis).ok_or_else(too_long)?;
+        total = total.checked_add(part).ok_or_else(too_long)?;
+        rest = next;
+    }
+    Ok(total)
+}
+
+/// Reads a TTL, which has limits.
+pub(crate) fn parse_ttl(text: &str) -> Result<Duration, BadDuration> {
+    let span = parse(text)?;
+    match fencepost::Ttl::new(span) {
+        Ok(_) => Ok(span),
+        Err(_) => Err(BadDuration(format!("{text} is out of range: give 100ms to 24h"))),
+    }
+}
+
+/// Reads a span that must not be zero.
+pub(crate) fn parse_above_zero(text: &str) -> Result<Duration, BadDuration> {
+    match parse(text)? {
+        Duration::ZERO => {
+            Err(BadDuration(format!("{text} is no time at all: give more than zero")))
+        }
+        span => Ok(span),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write() {
+        for (text, millis) in [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("2m", 120_000),
+            ("1h30m", 5_400_000),
+            ("1m500ms", 60_500),
+            ("0s", 0),
+            ("1d", 86_400_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_we_refuse_and_say_why() {
+        for (text, why) in [
+            ("", "empty"),
+            ("30", "no unit"),
+            ("s", "whole number"),
+            ("1.5s", "units"),
+            ("-1s", "whole number"),
+            ("5 s", "units"),
+            ("3w", "units"),
+            ("99999999999999999999s", "too long"),
+            ("99999999999999999h", "too long"),
+            ("1s\n", "units"),
+        ] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(why) && !message.contains('\n'), "{text:?}: {message}");
+        }
+    }
+}

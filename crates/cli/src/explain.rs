@@ -1,0 +1,73 @@
+//! `explain`: what a store guarantees under which fault.
+
+use fencepost::Fencepost;
+use fencepost::guarantees::{Correctness, Guarantees, Holds};
+use serde_json::{Value, json};
+
+use crate::exit::{self, Failure};
+use crate::out;
+
+/// Prints the guarantees of the store.
+pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let guarantees = fp.guarantees();
+    if json {
+        out::json(&as_json(&guarantees))?;
+        return Ok(exit::OK);
+    }
+    let correctness = match &guarantees.correctness {
+        Correctness::Fit => "yes".to_owned(),
+        Correctness::Unfit { why, remedy } => format!("no: {why}; {remedy}"),
+    };
+    let order = if guarantees.fifo { "first come, first served" } else { "not ordered" };
+    let facts = [
+        ("store", guarantees.backend.to_owned()),
+        ("reaches", guarantees.scope.to_owned()),
+        ("for correctness", correctness),
+        ("waiters", format!("{order}; {}", guarantees.wake)),
+        ("a lease ends by", guarantees.clock.to_owned()),
+    ];
+    let facts: Vec<_> = facts.map(|(what, value)| vec![what.to_owned(), value]).into();
+    let mut rows =
+        vec![["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"].map(str::to_owned).to_vec()];
+    for (fault, kept) in guarantees.rows() {
+        rows.push(vec![
+            fault.to_string(),
+            kept.exclusion.to_string(),
+            kept.tokens.to_string(),
+            kept.note.to_owned(),
+        ]);
+    }
+    out::done(&format!("{}\n{}", out::table(&facts), out::table(&rows)))
+}
+
+fn as_json(guarantees: &Guarantees) -> Value {
+    let holds = |holds: Holds| match holds {
+        Holds::Yes => Value::Bool(true),
+        Holds::No => Value::Bool(false),
+        Holds::NotApplicable => Value::Null,
+    };
+    let correctness = match &guarantees.correctness {
+        Correctness::Fit => json!({ "fit": true }),
+        Correctness::Unfit { why, remedy } => json!({ "fit": false, "why": why, "remedy": remedy }),
+    };
+    let under: Vec<Value> = guarantees
+        .rows()
+        .map(|(fault, kept)| {
+            json!({
+                "fault": fault.to_string(),
+                "exclusion": holds(kept.exclusion),
+                "tokens": holds(kept.tokens),
+                "note": kept.note,
+            })
+        })
+        .collect();
+    json!({
+        "store": guarantees.backend,
+        "reaches": guarantees.scope,
+        "correctness": correctness,
+        "fifo": guarantees.fifo,
+        "wake": guarantees.wake,
+        "clock": guarantees.clock,
+        "under": under,
+    })
+}

@@ -1,0 +1,125 @@
+//! `ls`, `show`, `watch`: who has what.
+
+use fencepost::Fencepost;
+use fencepost::backend::{HolderInfo, LockInfo, short};
+use serde_json::{Value, json};
+
+use crate::args::{Show, Watch};
+use crate::exit::{self, Failure};
+use crate::out::{self, Reader};
+use crate::signals::Signals;
+use crate::take;
+
+/// Lists every lock that is held or waited for.
+pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let locks = fp.list().await?;
+    if json {
+        let locks: Vec<Value> = locks.iter().map(as_json).collect();
+        out::json(&json!({ "locks": locks }))?;
+        return Ok(exit::OK);
+    }
+    let mut rows: Vec<Vec<String>> =
+        vec![["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"].map(str::to_owned).into()];
+    for lock in &locks {
+        let cell = |read: fn(&HolderInfo) -> String| {
+            lock.holder.as_ref().map_or_else(|| "-".to_owned(), read)
+        };
+        rows.push(vec![
+            lock.name.to_string(),
+            cell(|holder| holder.label.to_string()),
+            cell(|holder| holder.token.to_string()),
+            cell(|holder| short(holder.held_for)),
+            cell(|holder| short(holder.remaining)),
+            lock.waiting.to_string(),
+        ]);
+    }
+    out::done(&out::table(&rows))
+}
+
+/// Shows one lock and its queue.
+pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let info = fp.inspect(&args.name).await?;
+    if json {
+        out::json(&as_json(&info))?;
+        return Ok(exit::OK);
+    }
+    let mut rows = vec![vec!["name".to_owned(), info.name.to_string()]];
+    let mut row = |what: &str, value: String| rows.push(vec![what.to_owned(), value]);
+    match &info.holder {
+        Some(holder) => {
+            row("holder", holder.label.to_string());
+            row("token", holder.token.to_string());
+            row("held for", short(holder.held_for));
+            row("lease left", short(holder.remaining));
+            row("ttl", short(holder.ttl.as_duration()));
+        }
+        None => row("holder", "none: the lock is free".to_owned()),
+    }
+    row("waiting", info.waiting.to_string());
+    for (place, waiter) in info.waiters.iter().enumerate() {
+        let waits = format!("{} for {}", waiter.label, short(waiter.waiting_for));
+        row(&format!("  {}.", place + 1), waits);
+    }
+    if info.waiting > info.waiters.len() && !info.waiters.is_empty() {
+        row("  ...", format!("and {} more", info.waiting - info.waiters.len()));
+    }
+    out::done(&out::table(&rows))
+}
+
+/// Prints a line per change until it is interrupted, nobody reads, or there were enough.
+pub(crate) async fn watch(args: &Watch, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let mut watch = fp.watch(&args.name)?;
+    let mut left = args.count.unwrap_or(u64::MAX);
+    while left > 0 {
+        let info = tokio::select! {
+            biased;
+            // It is how one ends a watch: no error.
+            _ = signals.next_ending() => return Ok(exit::OK),
+            info = watch.next() => info?,
+        };
+        let line = if json { as_json(&info).to_string() } else { in_words(&info) };
+        if out::print(&format!("{line}\n"))? == Reader::Gone {
+            break;
+        }
+        left -= 1;
+    }
+    Ok(exit::OK)
+}
+
+fn in_words(info: &LockInfo) -> String {
+    match &info.holder {
+        Some(holder) => {
+            format!("\"{}\" {}, {} waiting", info.name, take::who(holder), info.waiting)
+        }
+        None => format!("\"{}\" is free, {} waiting", info.name, info.waiting),
+    }
+}
+
+/// A lock as JSON. Spans are whole milliseconds.
+pub(crate) fn as_json(info: &LockInfo) -> Value {
+    let millis = |span: std::time::Duration| span.as_millis() as u64;
+    let holder = info.holder.as_ref().map(|holder| {
+        json!({
+            "label": holder.label.as_str(),
+            "token": holder.token.get(),
+            "ttl_ms": holder.ttl.as_millis(),
+            "held_ms": millis(holder.held_for),
+            "left_ms": millis(holder.remaining),
+        })
+    });
+    let waiters: Vec<Value> = info
+        .waiters
+        .iter()
+        .map(|waiter| {
+            json!({ "label": waiter.label.as_str(), "waiting_ms": millis(waiter.waiting_for) })
+        })
+        .collect();
+    json!({
+        "name": info.name.as_str(),
+        "token": info.holder.as_ref().map(|holder| holder.token.get()),
+        "holder": holder,
+        "waiting": info.waiting,
+        "waiters": waiters,
+    })
+}

@@ -1,0 +1,88 @@
+//! `fencepost`: hold a lock while a program runs, from a shell or a script.
+//!
+//! Everything runs on a current-thread runtime on the main thread. For `run` that is not a matter of
+//! taste: the kernel kills the command when the *thread* that started it ends, so it must be this one.
+
+mod args;
+mod breaking;
+mod duration;
+mod exit;
+mod explain;
+mod look;
+mod manual;
+mod out;
+mod run;
+mod script;
+mod signals;
+mod store;
+mod sys;
+mod take;
+mod usage;
+mod waiting;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use clap::Parser as _;
+use exit::Failure;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|first| first == run::watchdog::COMMAND) {
+        let name = arguments.next().unwrap_or_default();
+        return run::watchdog::watch(&name.to_string_lossy()).into();
+    }
+    let (json, result) = match Cli::try_parse() {
+        Ok(cli) => (cli.common.json, execute(&cli)),
+        Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
+    };
+    match result {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            failure.report(json);
+            failure.code.into()
+        }
+    }
+}
+
+fn execute(cli: &Cli) -> Result<u8, Failure> {
+    log_to_stderr();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::internal(format!("can not start: {error}")))?;
+    let result = runtime.block_on(dispatch(cli));
+    // A blocking call that hangs must not keep us.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
+    let (on, json) = (cli.common.on.as_deref(), cli.common.json);
+    match &cli.command {
+        Command::Run(args) => run::run(args, on).await,
+        Command::Acquire(args) => script::acquire(args, &store::open(on).await?, json).await,
+        Command::Renew(args) => script::renew(args, &store::open(on).await?, json).await,
+        Command::Release(args) => script::release(args, &store::open(on).await?, json).await,
+        Command::Ls => look::ls(&store::open(on).await?, json).await,
+        Command::Show(args) => look::show(args, &store::open(on).await?, json).await,
+        Command::Watch(args) => look::watch(args, &store::open(on).await?, json).await,
+        Command::Break(args) => breaking::break_lock(args, &store::open(on).await?, json).await,
+        Command::Explain(args) => {
+            explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
+        }
+        Command::Completions(args) => manual::completions(args.shell),
+        Command::Man => manual::man(),
+    }
+}
+
+/// Off unless `FENCEPOST_LOG` asks for it; stdout is for output.
+fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    let Some(wanted) = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty())
+    else {
+        return;
+    };
+    let filter = EnvFilter::new(wanted);
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

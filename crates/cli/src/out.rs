@@ -1,0 +1,55 @@
+//! Writes a command's real output to stdout. A reader that has seen enough (`| head`) is no error.
+
+use std::io::{ErrorKind, Write as _};
+
+use crate::exit::{self, Failure};
+
+/// Whether anybody still reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Go on.
+    Listens,
+    /// The pipe is closed: end quietly.
+    Gone,
+}
+
+/// Writes `text` as it is.
+pub(crate) fn print(text: &str) -> Result<Reader, Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(Reader::Listens),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(Failure::internal(format!("can not write to stdout: {error}"))),
+    }
+}
+
+/// Writes one JSON object on a line of its own.
+pub(crate) fn json(value: &serde_json::Value) -> Result<Reader, Failure> {
+    print(&format!("{value}\n"))
+}
+
+/// The end of a command that only had to print.
+pub(crate) fn done(text: &str) -> Result<u8, Failure> {
+    print(text).map(|_| exit::OK)
+}
+
+/// Columns wide enough for what stands in them, two spaces apart.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let wide = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| wide(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let gap = width - cell.chars().count() + 2;
+            line.push_str(cell);
+            line.push_str(&" ".repeat(gap));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,42 @@
+//! Which store, and the way to it.
+
+use std::env::VarError;
+use std::time::Duration;
+
+use fencepost::Fencepost;
+use fencepost::clock::{BootClock, Clock as _};
+
+use crate::exit::Failure;
+
+/// How long we wait at the end for what is still being undone.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The URL that was given, else `FENCEPOST_URL`, else that of the embedded store.
+pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
+    if let Some(url) = given {
+        return Ok(url.to_owned());
+    }
+    match std::env::var("FENCEPOST_URL") {
+        Ok(url) if !url.is_empty() => Ok(url),
+        Ok(_) | Err(VarError::NotPresent) => Ok(fencepost::default_url()?),
+        Err(VarError::NotUnicode(_)) => {
+            Err(Failure::usage("FENCEPOST_URL is not UTF-8: set it to a store URL"))
+        }
+    }
+}
+
+/// Connects to that store.
+pub(crate) async fn open(given: Option<&str>) -> Result<Fencepost, Failure> {
+    Ok(Fencepost::connect(&url(given)?).await?)
+}
+
+/// Waits until everything we let go of is released at the store, but not for ever.
+pub(crate) async fn close(fp: &Fencepost) {
+    let give_up = BootClock.alarm(BootClock.now() + LAST_WORDS);
+    tokio::select! {
+        () = fp.close() => {}
+        () = give_up => crate::exit::say(
+            "the store did not answer in time; what is left there ends with its lease",
+        ),
+    }
+}

@@ -1,0 +1,86 @@
+//! Takes a lock as the command line asks for it; while it waits, it says for whom and can be ended.
+
+use std::time::Duration;
+
+use fencepost::backend::{HolderInfo, short};
+use fencepost::{Fencepost, Guard};
+
+use crate::args::{Class, Taking};
+use crate::exit::{self, Failure};
+use crate::signals::Signals;
+use crate::waiting;
+
+/// What to take, and how.
+pub(crate) struct Wish<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) taking: &'a Taking,
+    pub(crate) max_hold: Option<Duration>,
+    /// The grant outlives this process.
+    pub(crate) lease_only: bool,
+}
+
+/// Takes the lock. A signal that would end us ends the wait instead; our place in the queue is given up.
+pub(crate) async fn take(
+    fp: &Fencepost,
+    wish: &Wish<'_>,
+    signals: &mut Signals,
+) -> Result<Guard, Failure> {
+    let taking = wish.taking;
+    let label = taking.label.clone().unwrap_or_else(default_label);
+    let mut lock = fp.lock(wish.name).ttl(taking.ttl).label(label.clone());
+    if let Some(max) = wish.max_hold {
+        lock = lock.max_hold(max);
+    }
+    if wish.lease_only {
+        lock = lock.lease_only();
+    }
+    if taking.class == Class::Correctness {
+        lock = lock.for_correctness();
+    }
+    let granted = async {
+        match (taking.no_wait, taking.wait) {
+            (true, _) => match lock.try_acquire().await? {
+                Some(guard) => Ok(guard),
+                None => Err(held(fp, wish.name).await),
+            },
+            (false, Some(limit)) => Ok(lock.acquire_within(limit).await?),
+            (false, None) => Ok(lock.acquire().await?),
+        }
+    };
+    // In this order: a signal that came with the grant ends us, and dropping the grant releases it.
+    tokio::select! {
+        biased;
+        signal = signals.next_ending() => Err(Failure::signal(
+            signal.as_raw(),
+            format!("ended by signal {} while waiting for \"{}\"", signal.as_raw(), wish.name),
+        )),
+        result = granted => result,
+        never = waiting::show(fp, wish.name, &label) => match never {},
+    }
+}
+
+/// What to say when somebody else has the lock and we were not to wait.
+async fn held(fp: &Fencepost, name: &str) -> Failure {
+    let holder = fp.inspect(name).await.ok().and_then(|info| info.holder);
+    let who = holder.map_or_else(|| "was held a moment ago".to_owned(), |holder| who(&holder));
+    let message = format!("lock \"{name}\" {who}; wait for it (--wait 10s) or try later");
+    Failure::new(exit::HELD, "held", message)
+}
+
+/// A holder in words.
+pub(crate) fn who(holder: &HolderInfo) -> String {
+    format!(
+        "is held by {} (token {}) for {}, its lease runs another {} unless renewed",
+        holder.label,
+        holder.token,
+        short(holder.held_for),
+        short(holder.remaining),
+    )
+}
+
+/// `host:pid`, as the library has it too; here because the waiting line looks for it in the queue.
+fn default_label() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
+    format!("{host}:{}", std::process::id())
+}

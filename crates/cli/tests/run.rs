@@ -1,0 +1,284 @@
+//! `fencepost run`: what passes through, what ends the command, what is left behind (nothing).
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use common::{
+    LIMIT, Store, children_of, heard, is_running, running_in_group, wait_for, wait_for_text,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A command that says who it is and then waits to be ended.
+const SIT: &str = "echo $$ > group; exec sleep 1000";
+
+#[test]
+fn input_output_environment_and_exit_code_are_the_commands_own() {
+    let store = Store::new();
+    let script = r#"read line; echo "got $line"; echo oops >&2
+        echo "$FENCEPOST_NAME $FENCEPOST_TOKEN $FENCEPOST_URL"; exit 42"#;
+    let mut command = store.fencepost(&["run", "a name", "--", "sh", "-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"this\n").unwrap();
+    let (code, out, err) = heard(&child.wait_with_output().unwrap());
+    assert_eq!(code, Some(42), "{err}");
+    assert_eq!(out, format!("got this\na name 1 {}\n", store.url()));
+    assert_eq!(err, "oops\n");
+    store.assert_empty();
+}
+
+#[test]
+fn arguments_need_not_be_text() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let store = Store::new();
+    let odd = std::ffi::OsString::from_vec(b"\xff\xfe".to_vec());
+    let mut command = store.fencepost(&["run", "x", "--", "printf", "%s"]);
+    let output = command.arg(odd).output().unwrap();
+    assert_eq!(output.stdout, b"\xff\xfe");
+    let odd_name = std::ffi::OsString::from_vec(b"\xff".to_vec());
+    let mut command = store.fencepost(&["run"]);
+    let (code, _, err) = heard(&command.arg(odd_name).args(["--", "true"]).output().unwrap());
+    assert_eq!(code, Some(64), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
+#[test]
+fn a_held_lock_is_not_acquired() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sh", "-c", SIT]);
+    wait_for_text(&store.path("group"));
+    for limit in [&["--no-wait"][..], &["--wait", "100ms"], &["--wait", "0s"]] {
+        let mut line = vec!["run"];
+        line.extend(limit);
+        line.extend(["x", "--", "echo", "never"]);
+        let (code, out, err) = store.say(&line);
+        assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
+        assert!(err.contains("held by me (token 1)"), "{err}");
+        let (code, _, err) = store.say(&[&["acquire", "x"], limit].concat());
+        assert_eq!(code, Some(75), "{err}");
+    }
+    assert_eq!(store.holder("x").as_deref(), Some("me"));
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.end().0, Some(143));
+    store.assert_empty();
+}
+
+#[test]
+fn a_signal_ends_the_wait_and_gives_up_the_place() {
+    let store = Store::new();
+    let holder = store.start(&["run", "x", "--", "sh", "-c", SIT]);
+    wait_for_text(&store.path("group"));
+    for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let waiter = store.start(&["run", "x", "--", "echo", "never"]);
+        wait_for("a waiter", LIMIT, || {
+            store.say(&["show", "--json", "x"]).1.contains(r#""waiting":1"#)
+        });
+        waiter.signal(signal);
+        let (code, out, err) = waiter.end();
+        assert_eq!((code, out.as_str()), (Some(expected), ""), "{err}");
+        assert!(store.say(&["show", "--json", "x"]).1.contains(r#""waiting":0"#));
+    }
+    holder.signal(Signal::TERM);
+    holder.end();
+    store.assert_empty();
+}
+
+#[test]
+fn signals_are_passed_on_to_the_whole_group() {
+    let store = Store::new();
+    // Both the command and a child of its group write down what they get.
+    let script = r#"
+        trap 'echo usr1 >> heard' USR1; trap 'echo usr2 >> heard' USR2; trap 'echo hup >> heard' HUP
+        trap 'echo winch >> heard' WINCH; trap 'echo quit >> heard' QUIT
+        trap 'echo int >> heard; exit 9' INT
+        sh -c 'trap "echo child >> child" USR1; echo ready > ready; while :; do sleep 0.01; done' &
+        echo $$ > group; while :; do sleep 0.01; done"#;
+    let run = store.start(&["run", "x", "--", "sh", "-c", script]);
+    wait_for_text(&store.path("group"));
+    wait_for_text(&store.path("ready"));
+    let mut so_far = String::new();
+    for (signal, word) in [
+        (Signal::USR1, "usr1"),
+        (Signal::USR2, "usr2"),
+        (Signal::HUP, "hup"),
+        (Signal::WINCH, "winch"),
+        (Signal::QUIT, "quit"),
+        (Signal::INT, "int"),
+    ] {
+        run.signal(signal);
+        so_far.push_str(word);
+        so_far.push('\n');
+        wait_for(word, LIMIT, || {
+            std::fs::read_to_string(store.path("heard")).unwrap_or_default() == so_far
+        });
+        if signal == Signal::USR1 {
+            // The next signal would end the child, which expects only this one.
+            assert_eq!(wait_for_text(&store.path("child")), "child");
+        }
+    }
+    assert_eq!(run.end().0, Some(9));
+    store.assert_empty();
+}
+
+/// `nohup fencepost run ...`: a signal that we were told to ignore is ignored by the command too.
+#[test]
+fn an_ignored_signal_stays_ignored() {
+    let store = Store::new();
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$0\" run x -- sh -c 'kill -HUP $$; echo alive'"])
+        .arg(env!("CARGO_BIN_EXE_fencepost"))
+        .env("FENCEPOST_URL", store.url());
+    let (code, out, err) = heard(&command.output().unwrap());
+    assert_eq!((code, out.as_str()), (Some(0), "alive\n"), "{err}");
+}
+
+#[test]
+fn what_the_command_leaves_running_is_ended_before_the_lock_is_free() {
+    let store = Store::new();
+    let script = "sh -c \"trap '' TERM; echo \\$PPID > group; read never < fifo\" & sleep 1000 & \
+                  until [ -s group ]; do sleep 0.01; done; exit 5";
+    std::process::Command::new("mkfifo").arg(store.path("fifo")).status().unwrap();
+    let (code, _, err) = store.say(&["run", "--ttl", "2s", "x", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(5), "{err}");
+    assert!(err.contains("left 2 processes running") && err.lines().count() == 1, "{err}");
+    let group = wait_for_text(&store.path("group")).parse().unwrap();
+    assert_eq!(running_in_group(group), []);
+    store.assert_empty();
+}
+
+#[test]
+fn a_watchdog_that_is_killed_is_replaced() {
+    let store = Store::new();
+    let run = store.start(&["run", "--ttl", "1s", "x", "--", "sh", "-c", SIT]);
+    let group: i32 = wait_for_text(&store.path("group")).parse().unwrap();
+    let watchdogs = || children_of(run.id(), "__watchdog");
+    let first = watchdogs();
+    assert_eq!(first.len(), 1, "one watchdog");
+    kill_process(Pid::from_raw(first[0]).unwrap(), Signal::KILL).unwrap();
+    wait_for("another watchdog", LIMIT, || watchdogs().first().is_some_and(|id| *id != first[0]));
+    assert_eq!(running_in_group(group), [group], "the command goes on");
+    // The new one does its work: kill us, and the command is gone.
+    run.signal(Signal::KILL);
+    wait_for("the command to be gone", LIMIT, || running_in_group(group).is_empty());
+}
+
+#[test]
+fn the_watchdog_ignores_signals_that_can_be_ignored() {
+    let store = Store::new();
+    let run = store.start(&["run", "x", "--", "sh", "-c", SIT]);
+    wait_for_text(&store.path("group"));
+    let watchdog = children_of(run.id(), "__watchdog")[0];
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::ALARM] {
+        kill_process(Pid::from_raw(watchdog).unwrap(), signal).unwrap();
+    }
+    run.signal(Signal::TERM);
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(143), "{err}");
+    assert!(!err.contains("watchdog"), "{err}");
+    assert!(!is_running(watchdog));
+}
+
+#[test]
+fn max_hold_ends_the_command_politely_first() {
+    let store = Store::new();
+    let script = "trap 'echo asked > asked; exit 0' TERM; while :; do sleep 0.01; done";
+    let (code, _, err) = store.say(&["run", "--max-hold", "1s", "x", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(76), "{err}");
+    assert!(err.contains("--max-hold"), "{err}");
+    assert_eq!(wait_for_text(&store.path("asked")), "asked");
+    store.assert_empty();
+}
+
+#[test]
+fn max_hold_ends_a_command_that_does_not_listen() {
+    let store = Store::new();
+    let script = "trap '' TERM; echo $$ > group; while :; do sleep 0.01; done";
+    let (code, _, err) = store.say(&["run", "--max-hold", "500ms", "x", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(76), "{err}");
+    let group = wait_for_text(&store.path("group")).parse().unwrap();
+    assert_eq!(running_in_group(group), []);
+    store.assert_empty();
+}
+
+#[test]
+fn breaking_a_running_holder_kills_its_command() {
+    let store = Store::new();
+    let run = store.start(&["run", "--label", "me", "--ttl", "1s", "x", "--", "sh", "-c", SIT]);
+    let group = wait_for_text(&store.path("group")).parse().unwrap();
+    let (code, out, err) = store.say(&["break", "--yes", "--json", "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(out, "{\"broken\":{\"floor\":2,\"label\":\"me\",\"token\":1},\"name\":\"x\"}\n");
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(76), "{err}");
+    assert!(err.contains("an operator broke it") && err.lines().count() == 1, "{err}");
+    assert_eq!(running_in_group(group), []);
+    let (_, token, _) = store.say(&["run", "x", "--", "sh", "-c", "echo $FENCEPOST_TOKEN"]);
+    assert!(token.trim().parse::<u64>().unwrap() > 2, "{token}");
+    store.assert_empty();
+}
+
+#[test]
+fn watch_tells_of_each_change_and_ends_quietly() {
+    let store = Store::new();
+    let mut watch = store.start(&["watch", "--count", "3", "--json", "x"]);
+    let mut lines = watch.lines();
+    assert!(lines.next().unwrap().unwrap().contains(r#""holder":null"#));
+    let run = store.start(&["run", "x", "--", "sh", "-c", SIT]);
+    assert!(lines.next().unwrap().unwrap().contains(r#""token":1"#));
+    run.signal(Signal::TERM);
+    run.end();
+    assert!(lines.next().unwrap().unwrap().contains(r#""holder":null"#));
+    assert_eq!(watch.end().0, Some(0));
+
+    let mut endless = store.start(&["watch", "x"]);
+    // Its first line shows that it has come so far as to listen for signals.
+    assert_eq!(endless.lines().next().unwrap().unwrap(), "\"x\" is free, 0 waiting");
+    endless.signal(Signal::INT);
+    let (code, _, err) = endless.end();
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+}
+
+/// Keeps every writer out of the store until it is dropped.
+fn cut_off(store: &Store) -> rusqlite::Connection {
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.busy_timeout(LIMIT).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    db
+}
+
+#[test]
+fn a_store_that_is_out_of_reach_ends_the_command_before_the_lease() {
+    let store = Store::new();
+    let script =
+        "trap 'echo asked > asked; exit 0' TERM; echo $$ > group; while :; do sleep 0.01; done";
+    let run = store.start(&["run", "--ttl", "1s", "x", "--", "sh", "-c", script]);
+    let group = wait_for_text(&store.path("group")).parse().unwrap();
+    let cut = cut_off(&store);
+    assert_eq!(wait_for_text(&store.path("asked")), "asked");
+    wait_for("the command to be gone", LIMIT, || running_in_group(group).is_empty());
+    drop(cut);
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(76), "{err}");
+    assert!(err.contains("store"), "{err}");
+    wait_for("the lease to end", LIMIT, || store.holder("x").is_none());
+}
+
+#[test]
+fn a_release_that_fails_does_not_hide_the_commands_own_code() {
+    let store = Store::new();
+    let script = "echo $$ > group; until [ -e go ]; do sleep 0.01; done; exit 6";
+    let run = store.start(&["run", "--ttl", "2s", "x", "--", "sh", "-c", script]);
+    wait_for_text(&store.path("group"));
+    let cut = cut_off(&store);
+    std::fs::write(store.path("go"), "").unwrap();
+    let (code, _, err) = run.end();
+    drop(cut);
+    assert_eq!(code, Some(6), "{err}");
+    assert!(err.contains("could not be released") && err.contains("lease"), "{err}");
+    wait_for("the lease to end", LIMIT, || store.holder("x").is_none());
+}

@@ -1,0 +1,100 @@
+//! `acquire`, `renew`, `release`: a lock in the hands of a script.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use common::{LIMIT, Store, heard, wait_for};
+
+/// The value of a string in a flat JSON object.
+fn field(json: &str, name: &str) -> String {
+    let from = json.split_once(&format!("\"{name}\":")).unwrap().1;
+    from.trim_start_matches('"').split(['"', ',', '}']).next().unwrap().to_owned()
+}
+
+#[test]
+fn a_script_can_eval_what_acquire_prints() {
+    let store = Store::new();
+    let script = r#"
+        set -e
+        eval "$("$0" acquire --ttl 5s "it's \$HOME; a name")"
+        test "$FENCEPOST_NAME" = "it's \$HOME; a name"
+        test "$FENCEPOST_TOKEN" = 1
+        test "$FENCEPOST_TTL_MS" = 5000
+        ! "$0" acquire --no-wait "$FENCEPOST_NAME" 2>/dev/null
+        "$0" renew --ttl 9s "$FENCEPOST_NAME"
+        "$0" show --json "$FENCEPOST_NAME" | grep -q '"ttl_ms":9000'
+        "$0" release "$FENCEPOST_NAME"
+        ! "$0" release "$FENCEPOST_NAME" 2>/dev/null
+    "#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_fencepost")]);
+    command.env("FENCEPOST_URL", store.url()).env_remove("FENCEPOST_OWNER");
+    let (code, _, err) = heard(&command.output().unwrap());
+    assert_eq!(code, Some(0), "{err}");
+    store.assert_empty();
+}
+
+/// P3. The old owner wakes up: its lease has run out and somebody else has the lock.
+#[test]
+fn an_old_owner_changes_nothing() {
+    let store = Store::new();
+    let (code, old, err) = store.say(&["acquire", "--json", "--ttl", "100ms", "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, new, err) = store.say(&["acquire", "--json", "--ttl", "1h", "--label", "new", "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    let owner = field(&old, "owner");
+    for verb in ["renew", "release"] {
+        let mut command = store.fencepost(&[verb, "x"]);
+        let (code, out, err) = heard(&command.env("FENCEPOST_OWNER", &owner).output().unwrap());
+        assert_eq!((code, out.as_str()), (Some(76), ""), "{err}");
+        assert!(err.contains("not held") && !err.contains(&owner), "{err}");
+    }
+    assert_eq!(store.holder("x").as_deref(), Some("new"));
+    let tokens = [&old, &new].map(|grant| field(grant, "token").parse::<u64>().unwrap());
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+    let (code, _, err) = store.say(&["renew", "--owner", &field(&new, "owner"), "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, _, err) = store.say(&["release", "--owner", &field(&new, "owner"), "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    store.assert_empty();
+}
+
+#[test]
+fn a_lock_that_nobody_renews_ends_with_its_ttl_and_not_before() {
+    let store = Store::new();
+    let before = common::now();
+    assert_eq!(store.say(&["acquire", "--ttl", "400ms", "x"]).0, Some(0));
+    assert!(store.holder("x").is_some() || common::now().since(before).as_millis() >= 400);
+    let (code, ..) = store.say(&["run", "--wait", "10s", "x", "--", "true"]);
+    assert_eq!(code, Some(0));
+    assert!(common::now().since(before).as_millis() >= 400);
+    wait_for("nothing to be held", LIMIT, || store.holder("x").is_none());
+}
+
+#[test]
+fn if_nobody_reads_the_owner_nothing_stays_locked() {
+    let store = Store::new();
+    let mut command = store.fencepost(&["acquire", "x"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let (code, _, err) = heard(&command.stdout(writer).output().unwrap());
+    assert_eq!(code, Some(70), "{err}");
+    store.assert_empty();
+}
+
+/// The owner is a secret: it is printed by `acquire` and nowhere else, not even in a trace.
+#[test]
+fn the_owner_is_in_no_log() {
+    let store = Store::new();
+    let mut command = store.fencepost(&["acquire", "--json", "--ttl", "1m", "x"]);
+    let (_, grant, log) = heard(&command.env("FENCEPOST_LOG", "trace").output().unwrap());
+    let owner = field(&grant, "owner");
+    assert!(!log.is_empty() && !log.contains(&owner), "{log}");
+    for verb in ["renew", "release", "release"] {
+        let mut command = store.fencepost(&[verb, "x"]);
+        command.env("FENCEPOST_LOG", "trace").env("FENCEPOST_OWNER", &owner);
+        let (_, out, log) = heard(&command.output().unwrap());
+        assert!(!log.contains(&owner) && !out.contains(&owner), "{log}");
+    }
+}

@@ -1,0 +1,97 @@
+//! A store that can not be used is one line that names the file and the remedy, with its exit code.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use common::Store;
+use rusqlite::Connection;
+
+fn refused(store: &Store, url: &str, expected: i32, words: &[&str]) {
+    for line in [&["run", "x", "--", "echo", "never"][..], &["acquire", "x"], &["ls"]] {
+        let (code, out, err) = store.say(&[&["--on", url], line].concat());
+        assert_eq!((code, out.as_str()), (Some(expected), ""), "{line:?}: {err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        assert!(err.starts_with("fencepost: "), "{err}");
+        for word in words {
+            assert!(err.contains(word), "{word:?} is missing: {err}");
+        }
+    }
+}
+
+/// The file of this store, set up.
+fn database(store: &Store) -> Connection {
+    store.assert_empty();
+    Connection::open(store.path("locks.db")).unwrap()
+}
+
+#[test]
+fn a_directory_that_can_not_be_written() {
+    let store = Store::new();
+    // A file where a directory should be refuses root as well, unlike a mode.
+    std::fs::write(store.path("file"), "").unwrap();
+    let url = format!("sqlite:{}", store.path("file/below/locks.db").display());
+    refused(&store, &url, 69, &["file/below", "sqlite:PATH"]);
+    refused(&store, "sqlite:/proc/fencepost/locks.db", 69, &["/proc/fencepost", "sqlite:PATH"]);
+}
+
+#[test]
+fn a_state_directory_that_can_not_be_written() {
+    let store = Store::new();
+    let mut command = store.fencepost(&["run", "x", "--", "echo", "never"]);
+    command.env_remove("FENCEPOST_URL").env("XDG_STATE_HOME", "/proc/fencepost");
+    let (code, out, err) = common::heard(&command.output().unwrap());
+    assert_eq!((code, out.as_str()), (Some(69), ""), "{err}");
+    assert!(err.contains("/proc/fencepost") && err.lines().count() == 1, "{err}");
+    let mut command = store.fencepost(&["ls"]);
+    command.env_remove("FENCEPOST_URL").env_remove("XDG_STATE_HOME").env_remove("HOME");
+    let (code, _, err) = common::heard(&command.output().unwrap());
+    assert_eq!(code, Some(64), "{err}");
+}
+
+#[test]
+fn a_file_that_is_no_database() {
+    let store = Store::new();
+    std::fs::write(store.path("locks.db"), "this is a text\n".repeat(500)).unwrap();
+    refused(&store, &store.url(), 69, &["locks.db"]);
+}
+
+#[test]
+fn a_database_that_is_damaged() {
+    let store = Store::new();
+    let db = database(&store);
+    db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(db);
+    let path = store.path("locks.db");
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The first page keeps its header, so that it looks like a database; the rest is noise.
+    bytes[100..].fill(0xa5);
+    std::fs::write(&path, bytes).unwrap();
+    refused(&store, &store.url(), 69, &["locks.db"]);
+}
+
+#[test]
+fn a_file_of_a_newer_version() {
+    let store = Store::new();
+    database(&store).pragma_update(None, "user_version", 99).unwrap();
+    refused(&store, &store.url(), 78, &["locks.db", "format 99", "newer"]);
+}
+
+#[test]
+fn a_file_of_another_program() {
+    let store = Store::new();
+    let db = Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("CREATE TABLE recipes (name TEXT)").unwrap();
+    refused(&store, &store.url(), 78, &["locks.db", "another program"]);
+}
+
+#[test]
+fn a_file_of_another_machine() {
+    let store = Store::new();
+    let sql = "UPDATE store SET machine = 'elsewhere', boot = 'another'";
+    assert_eq!(database(&store).execute(sql, []).unwrap(), 1);
+    refused(&store, &store.url(), 78, &["locks.db", "another machine", "?adopt=true"]);
+    let adopted = format!("{}?adopt=true", store.url());
+    assert_eq!(store.say(&["--on", &adopted, "run", "x", "--", "true"]).0, Some(0));
+    store.assert_empty();
+}

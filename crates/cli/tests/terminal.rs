@@ -1,0 +1,183 @@
+//! On a terminal: the command is its foreground group, ^C and ^Z reach it, and a wait shows for whom.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{Store, heard};
+
+/// Types and looks as `typist.py` is told. Without python3 there is nobody to type: that is said, not hidden.
+fn at_a_terminal(store: &Store, steps: &[&str]) {
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();
+    let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("python3");
+    command
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/typist.py"))
+        .args(steps)
+        .env("PATH", path)
+        .env("FENCEPOST_URL", store.url())
+        .env("TERM", "dumb")
+        .current_dir(store.dir.path());
+    match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("SKIPPED: no python3 to open a terminal with");
+        }
+        output => {
+            let (code, _, err) = heard(&output.unwrap());
+            assert_eq!(code, Some(0), "{err}");
+            store.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn the_command_is_the_foreground_group_and_reads_the_terminal() {
+    let script = r#"type:fencepost run x -- sh -c 'ps -o pgid=,tpgid= -p $$; tty; read line; echo "<$line>"'\n"#;
+    at_a_terminal(
+        &Store::new(),
+        &[
+            script,
+            // Its group, and the terminal's, are the same number.
+            r"see:\n *(\d+) +\1\s",
+            r"see:/dev/pts/\d+",
+            r"type:words\n",
+            "see:<words>",
+            // And the shell has it back.
+            r"type:echo back $?\n",
+            "see:back 0",
+        ],
+    );
+}
+
+#[test]
+fn control_c_ends_the_command_and_its_code_is_passed_on() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost run x -- sh -c 'echo u''p; exec sleep 1000'\n",
+            "see:up",
+            r"type:\x03",
+            r"see:\$ ",
+            r"type:echo code $?\n",
+            "see:code 130",
+        ],
+    );
+}
+
+#[test]
+fn control_z_gives_the_shell_its_prompt_and_fg_goes_on() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost run x -- sh -c 'echo u''p; read line; echo go''t $line; exit 3'\n",
+            "see:up",
+            r"type:\x1a",
+            "see:stopped; lock \"x\" is lost and the command killed in [0-9.]+m?s",
+            "see:Stopped",
+            r"type:jobs; echo prompt''ed\n",
+            "see:prompted",
+            r"type:fg\n",
+            "see:fencepost run",
+            r"type:words\n",
+            "see:got words",
+            r"type:echo code $?\n",
+            "see:code 3",
+        ],
+    );
+}
+
+#[test]
+fn a_command_left_stopped_is_killed_when_the_lease_ends() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost run --ttl 1s x -- sh -c 'echo u''p; exec sleep 1000'\n",
+            "see:up",
+            r"type:\x1a",
+            "see:Stopped",
+            r"type:fencepost run y -- echo the shell work''s\n",
+            "see:works",
+            // Granted only when the lease of the stopped one has ended.
+            r"type:fencepost run x -- echo nex''t\n",
+            "see:next",
+            r"type:fg\n",
+            "see:lock \"x\" was lost",
+            r"type:echo code $?\n",
+            "see:code 76",
+        ],
+    );
+}
+
+#[test]
+fn a_background_job_that_wants_the_terminal_stops_as_any_job() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost run x -- sh -c 'read line; echo go''t $line' &\n",
+            "see:stopped; lock",
+            // A shell tells of its jobs before its next prompt.
+            r"type:\n",
+            r"see:Stopped",
+            r"type:fg\n",
+            "see:fencepost run",
+            r"type:words\n",
+            "see:got words",
+        ],
+    );
+}
+
+#[test]
+fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost run x -- sh -c 'read line; echo go''t $line' | cat\n",
+            r"type:words\n",
+            "see:got words",
+            r"type:echo prompt''ed\n",
+            "see:prompted",
+        ],
+    );
+}
+
+#[test]
+fn a_wait_shows_who_holds_the_lock() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
+    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    let leave = format!("type:kill {}\\n", holder.id());
+    at_a_terminal(
+        &store,
+        &[
+            r"type:fencepost run x -- echo min''e &\n",
+            "see:waiting for \"x\": held by me for [0-9.]+m?s, lease [0-9.]+s left; 0 ahead of",
+            // It is kept up to date.
+            "see:waiting for \"x\": held by me for [0-9.]+s",
+            &leave,
+            "see:mine",
+        ],
+    );
+}
+
+#[test]
+fn break_asks_first() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--label", "me", "--ttl", "1s", "x", "--", "sleep", "1000"]);
+    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    at_a_terminal(
+        &store,
+        &[
+            r"type:fencepost break x\n",
+            r"see:held by me \(token 1\).*Break it\? \[y/N\]",
+            r"type:n\n",
+            "see:was not broken",
+            r"type:fencepost break x\n",
+            r"see:Break it\? \[y/N\]",
+            r"type:y\n",
+            r"see:me held it with token 1; every later token is above 2",
+        ],
+    );
+    assert_eq!(holder.end().0, Some(76));
+}

@@ -1,0 +1,38 @@
+//! What the command says, as transcripts in `tests/cmd`: a reviewer reads them, and a changed word shows.
+//! `TRYCMD=overwrite cargo test -p fencepost-cli --test transcripts` writes them anew.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+fn run(cases: &str) {
+    let state = tempfile::tempdir().unwrap();
+    // So that a transcript can nest `fencepost` in `fencepost run`.
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();
+    let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
+    trycmd::TestCases::new()
+        .env("XDG_STATE_HOME", state.path().to_str().unwrap())
+        .env("FENCEPOST_URL", "")
+        .env("PATH", path)
+        .case(cases)
+        .run();
+}
+
+#[test]
+fn help_teaches() {
+    run("tests/cmd/help*.trycmd");
+}
+
+// Each file on a store of its own, so that its last `ls` shows that nothing was left behind.
+#[test]
+fn bad_input_is_one_line_and_leaves_nothing() {
+    run("tests/cmd/bad-input.trycmd");
+}
+
+#[test]
+fn looking_at_an_empty_store() {
+    run("tests/cmd/looking.trycmd");
+}
+
+#[test]
+fn running_a_command() {
+    run("tests/cmd/running.trycmd");
+}
