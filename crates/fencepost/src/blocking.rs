@@ -15,6 +15,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
@@ -24,19 +25,28 @@ use crate::error::Result;
 
 /// Runs a future on this thread. Ours need no runtime: they are driven by the client's own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(Thread);
+    struct Unpark {
+        thread: Thread,
+        // A wake-up is kept here and not only in the thread's park token, which whatever runs inside the
+        // poll might use up.
+        woken: AtomicBool,
+    }
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
-            self.0.unpark();
+            self.woken.store(true, Ordering::Release);
+            self.thread.unpark();
         }
     }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let waker = Waker::from(Arc::clone(&unpark));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        while !unpark.woken.swap(false, Ordering::Acquire) {
+            std::thread::park();
         }
     }
 }

@@ -64,6 +64,7 @@ impl Fencepost {
     where
         F: Future<Output = Result<Store>> + Send + 'static,
     {
+        crate::clock::start()?;
         let background = Background::start()?;
         let runtime = background.runtime.clone();
         let around = Surroundings { clock: Arc::clone(&clock), runtime: runtime.clone() };
@@ -131,8 +132,9 @@ impl Fencepost {
         self.0.store.backend.release(LockName::new(name)?, owner).await
     }
 
-    /// Refuses new acquires and waits until everything dropped so far is released at the store. Guards
-    /// that are still held stay held.
+    /// Refuses new acquires and waits until everything dropped so far is released at the store, or its
+    /// lease is over: a store that hangs can make that as long as the TTL. Guards that are still held stay
+    /// held.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
         self.0.keeper.drained().await;

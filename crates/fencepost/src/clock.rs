@@ -38,8 +38,18 @@ impl Clock for BootClock {
     }
 
     fn alarm(&self, at: Moment) -> BoxFuture<'static, ()> {
-        Box::pin(Alarm::new(at, Arc::clone(Alarms::of_this_process())))
+        let alarms =
+            Alarms::of_this_process().expect("a client was connected, or a thread can start");
+        Box::pin(Alarm::new(at, Arc::clone(alarms)))
     }
+}
+
+/// Starts the thread behind the alarms, so that want of threads or files shows when a client connects and
+/// not when a lock is held.
+pub(crate) fn start() -> crate::Result<()> {
+    Alarms::of_this_process().map(|_| ()).map_err(|error| {
+        crate::Error::unreachable("can not start the clock's thread and timer").because(error)
+    })
 }
 
 /// Blocks this thread. For retry loops inside a blocking call; never on a path that could await.

@@ -178,6 +178,8 @@ impl Guard {
     #[must_use = "without the owner nobody can renew or release the grant"]
     pub fn detach(self) -> OwnerId {
         let Self { mut undo, .. } = self;
+        // Over before it is forgotten, or a renewal under way would put it back on the wheel.
+        undo.hold.released();
         undo.client.keeper.forget(&undo.hold);
         undo.disarm();
         undo.hold.owner

@@ -99,9 +99,10 @@ impl Hold {
     /// The grant is there: its deadline counts from the request that it answers.
     pub(crate) fn start(&self, sent: Moment, ttl: Ttl) {
         self.progress();
+        let now = self.clock.now();
         self.status.send_modify(|status| {
             status.deadline = deadline(sent, ttl);
-            status.until = self.bounds.max_hold.map_or(Moment::NEVER, |max| sent + max);
+            status.until = self.bounds.max_hold.map_or(Moment::NEVER, |max| now + max);
             status.ttl = ttl;
             status.sent = sent;
         });

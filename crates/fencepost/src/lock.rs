@@ -21,7 +21,7 @@ pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far a backend may overshoot the caller's limit, to withdraw its place.
-const SLACK: Duration = Duration::from_millis(100);
+const SLACK: Duration = Duration::from_millis(250);
 
 /// A lock that is not taken yet. Made by [`Fencepost::lock`](crate::Fencepost::lock).
 #[derive(Clone)]
@@ -236,11 +236,11 @@ impl Lock {
     }
 
     fn check_bounds(&self) -> Result<()> {
-        for (what, span) in
-            [("max_hold", self.bounds.max_hold), ("progress_within", self.bounds.progress_within)]
-        {
-            if span.is_some_and(|span| span.is_zero()) {
-                return Err(Error::invalid(format!("{what} is 0: give a span above zero")));
+        let bounds =
+            [("max_hold", self.bounds.max_hold), ("progress_within", self.bounds.progress_within)];
+        for (what, span) in bounds {
+            if let Some(span) = span.filter(|span| *span < Ttl::MIN.as_duration()) {
+                return Err(Error::invalid(format!("{what} is {span:?}: give 100ms or more")));
             }
         }
         Ok(())

@@ -161,6 +161,7 @@ impl Memory {
                 }
                 let (name, owner) = (request.name.clone(), request.owner);
                 state.apply(Command::Cancel { name, owner }, now);
+                self.version.send_modify(|version| *version += 1);
                 return Some(Acquired::Held(state.holder_info(&request.name, now)));
             }
             if now >= keep_place {
@@ -174,10 +175,11 @@ impl Memory {
     fn renew_one(&self, renewal: Renewal) -> Result<Renewed> {
         let Renewal { name, owner, ttl } = renewal;
         let (mut state, now) = self.state();
-        // A renewal keeps the TTL; a new one is a retry of the acquire by its holder.
+        // A renewal keeps the TTL; a longer one is a retry of the acquire by its holder. A shorter one is
+        // not taken: the guard counts on the lease that it was promised.
         let held = state.machine.holder(&name).filter(|grant| grant.owner == owner);
         let command = match (held, ttl) {
-            (Some(grant), Some(ttl)) if grant.ttl != ttl => {
+            (Some(grant), Some(ttl)) if ttl > grant.ttl => {
                 let (name, label) = (name.clone(), grant.label.clone());
                 Command::Acquire { name, owner, ttl, label, queue: false }
             }

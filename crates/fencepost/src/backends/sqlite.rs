@@ -63,11 +63,11 @@ impl Sqlite {
     /// Opens the file, and makes it if it is not there. `adopt` takes over one from another machine.
     /// Waits for the disk.
     pub fn open(path: &Path, adopt: bool, around: &Surroundings) -> Result<Arc<Self>> {
-        let (db, marks) = file::open(path, adopt, &*around.clock)?;
+        let file::Opened { path, db, file, marks } = file::open(path, adopt, &*around.clock)?;
         let marks = Arc::new(marks);
         let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
-        let desk = Desk::new(path.to_owned(), db, around.clone(), Arc::clone(&post));
-        Ok(Arc::new(Self { path: path.to_owned(), around: around.clone(), desk, marks, post }))
+        let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
+        Ok(Arc::new(Self { path, around: around.clone(), desk, marks, post }))
     }
 
     fn now(&self) -> Moment {
@@ -183,12 +183,13 @@ impl Backend for Sqlite {
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            self.marks.give_back(owner);
             let marks = Arc::clone(&self.marks);
             let asked = name.clone();
             let (ended, why) = self
                 .desk
                 .write(move |sheet| {
+                    // Here and not on the caller's thread, which may be the client's own.
+                    marks.give_back_all(owner);
                     let ended = rows::release(sheet, &marks, &asked, owner)?;
                     let why = if ended { None } else { rows::why_not_held(sheet, &asked, owner)? };
                     Ok((ended, why))

@@ -93,17 +93,21 @@ pub(super) struct Alarms {
 
 impl Alarms {
     /// The one set of alarms, its thread started on first use.
-    pub(super) fn of_this_process() -> &'static Arc<Self> {
+    pub(super) fn of_this_process() -> std::io::Result<&'static Arc<Self>> {
         static ALARMS: OnceLock<Arc<Alarms>> = OnceLock::new();
-        ALARMS.get_or_init(|| {
-            let alarms = Arc::new(Self { table: Mutex::default(), timer: Timer::new() });
+        static STARTING: Mutex<()> = Mutex::new(());
+        if let Some(alarms) = ALARMS.get() {
+            return Ok(alarms);
+        }
+        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if ALARMS.get().is_none() {
+            let alarms = Arc::new(Self { table: Mutex::default(), timer: Timer::new()? });
             let ringer = Arc::clone(&alarms);
-            std::thread::Builder::new()
-                .name("fencepost-clock".into())
-                .spawn(move || ringer.ring_for_ever())
-                .expect("the system lets us start a thread");
-            alarms
-        })
+            let thread = std::thread::Builder::new().name("fencepost-clock".into());
+            thread.spawn(move || ringer.ring_for_ever())?;
+            return Ok(ALARMS.get_or_init(|| alarms));
+        }
+        ALARMS.get().ok_or_else(|| std::io::ErrorKind::Other.into())
     }
 
     fn ring_for_ever(&self) {

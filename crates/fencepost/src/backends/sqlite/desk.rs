@@ -20,7 +20,7 @@ use fencepost_core::Moment;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use super::file;
+use super::file::{self, OpenFile};
 use super::wake::{Address, Post};
 use crate::backend::Surroundings;
 use crate::clock::{BootClock, Clock, pause};
@@ -54,6 +54,7 @@ struct Inner {
 
 struct Db {
     connection: Connection,
+    file: OpenFile,
     cleaned: Moment,
 }
 
@@ -103,10 +104,11 @@ impl Desk {
     pub(super) fn new(
         path: PathBuf,
         connection: Connection,
+        file: OpenFile,
         around: Surroundings,
         post: Arc<Post>,
     ) -> Self {
-        let db = Db { connection, cleaned: around.clock.now() };
+        let db = Db { connection, file, cleaned: around.clock.now() };
         Self(Arc::new(Inner {
             path,
             around,
@@ -143,7 +145,7 @@ impl Desk {
         let job = Typed { writes, work, outcome: None, reply };
         self.0.jobs().push_back(Box::new(job));
         self.0.attend();
-        answer.await.unwrap_or_else(|_| Err(Error::unreachable("the store was closed meanwhile")))
+        answer.await.unwrap_or_else(|_| Err(Error::unreachable("the transaction was abandoned")))
     }
 }
 
@@ -175,7 +177,7 @@ impl Inner {
                 // Whoever has it looks for more jobs after letting go of it.
                 Err(TryLockError::WouldBlock) => return,
             };
-            self.serve(&mut db, Duration::ZERO);
+            self.serve_guarded(&mut db, Duration::ZERO);
         }
         if !self.jobs().is_empty() {
             self.call_own_thread();
@@ -218,8 +220,16 @@ impl Inner {
             }
             while !self.jobs().is_empty() {
                 let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
-                self.serve(&mut db, PATIENCE);
+                self.serve_guarded(&mut db, PATIENCE);
             }
+        }
+    }
+
+    /// A panic ends the jobs that it met, which are told so by their dropped reply, and nothing else.
+    fn serve_guarded(&self, db: &mut Db, patience: Duration) {
+        let serve = std::panic::AssertUnwindSafe(|| self.serve(db, patience));
+        if std::panic::catch_unwind(serve).is_err() {
+            tracing::error!("a transaction panicked; going on");
         }
     }
 
@@ -231,49 +241,83 @@ impl Inner {
             return;
         }
         GIVE_UP_AT.set(BootClock.now() + patience);
-        let mut wake = Vec::new();
-        match self.commit(db, batch.make_contiguous(), &mut wake) {
+        match self.commit(db, batch.make_contiguous()) {
             Ok(()) => {
-                for address in &wake {
-                    self.post.ring(address);
-                }
                 for job in batch {
                     job.reply(Ok(()));
                 }
             }
-            Err(error) if patience.is_zero() && is_busy(&error) => {
+            Err(Failure::Sqlite(error)) if patience.is_zero() && is_busy(&error) => {
                 let mut jobs = self.jobs();
                 batch.append(&mut jobs);
                 *jobs = batch;
             }
-            Err(error) => {
+            // Nobody answers for another's job: each is tried alone.
+            Err(Failure::Sqlite(error)) if batch.len() > 1 && !is_busy(&error) => {
+                for mut job in batch {
+                    let outcome = self.commit(db, std::slice::from_mut(&mut job));
+                    job.reply(outcome.map_err(|failure| self.explain(&failure)));
+                }
+            }
+            Err(failure) => {
                 for job in batch {
-                    job.reply(Err(explain(&self.path, &error)));
+                    job.reply(Err(self.explain(&failure)));
                 }
             }
         }
     }
 
-    fn commit(
-        &self,
-        db: &mut Db,
-        batch: &mut [Box<dyn Job>],
-        wake: &mut Vec<Address>,
-    ) -> rusqlite::Result<()> {
+    fn commit(&self, db: &mut Db, batch: &mut [Box<dyn Job>]) -> Result<(), Failure> {
         let writes = batch.iter().any(|job| job.writes());
         let behavior =
             if writes { TransactionBehavior::Immediate } else { TransactionBehavior::Deferred };
         let transaction = db.connection.transaction_with_behavior(behavior)?;
+        if writes {
+            db.file.check(&transaction)?;
+        }
         // Read inside: no other transaction runs now, so times in the file rise with its commits.
         let now = self.around.clock.now();
+        let mut wake = Vec::new();
         for job in batch {
-            job.run(&mut Sheet { db: &transaction, now, wake })?;
+            job.run(&mut Sheet { db: &transaction, now, wake: &mut wake })?;
         }
         if writes && db.cleaned + CLEAN_EVERY <= now {
             file::clean(&transaction, now)?;
             db.cleaned = now;
         }
-        transaction.commit()
+        transaction.commit()?;
+        for address in &wake {
+            self.post.ring(address);
+        }
+        Ok(())
+    }
+
+    fn explain(&self, failure: &Failure) -> Error {
+        let path = self.path.display();
+        match failure {
+            Failure::Sqlite(error) => explain(&self.path, error),
+            Failure::Replaced => Error::unreachable(format!(
+                "{path} was removed or replaced while it was open: connect again"
+            )),
+            Failure::Adopted => Error::unreachable(format!(
+                "{path} was taken over (adopt=true) while it was open: connect again"
+            )),
+        }
+    }
+}
+
+/// Why a transaction came to nothing.
+pub(super) enum Failure {
+    Sqlite(rusqlite::Error),
+    /// The path names another file than the one that is open.
+    Replaced,
+    /// Somebody adopted the file: its times are no longer of our clock.
+    Adopted,
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
     }
 }
 
@@ -311,8 +355,8 @@ pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error 
             PATIENCE.as_secs()
         ),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "{path} is damaged or no SQLite file: restore it, or move it away and start anew (tokens \
-             then start at 1 again)"
+            "{path} is damaged or no SQLite file: restore it, or move it away with its -wal and -shm and \
+             start anew (tokens then start at 1 again)"
         ),
         Some(ErrorCode::DiskFull) => format!("{path} can not grow: free some disk space"),
         Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => format!(

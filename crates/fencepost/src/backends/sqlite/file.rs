@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
-//!   store      one row: machine, boot and time namespace that the times are of; the last token
+//!   store      one row: machine, boot and time namespace that the times are of, the epoch (how often
+//!              that changed), and the last token
 //!   locks      one row per grant
 //!   waiters    one row per place in a queue; the ticket is the place
 //!   broken     owners whose grant an operator ended, until it would have ended by itself
@@ -16,14 +17,15 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
-use rusqlite::{Connection, DropBehavior, OptionalExtension as _, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
 use rusqlite::{OpenFlags, config::DbConfig};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::desk::{PATIENCE, be_patient, explain, wait_for_the_file};
+use super::desk::{Failure, PATIENCE, be_patient, explain, wait_for_the_file};
 use super::host::{Host, refuse_network_file_system};
 use super::presence::Marks;
 use crate::clock::{BootClock, Clock, pause};
@@ -38,6 +40,7 @@ const SCHEMA: &str = "
         machine TEXT NOT NULL,
         boot TEXT NOT NULL,
         time_namespace TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
         last_token INTEGER NOT NULL
     ) STRICT;
     CREATE TABLE locks (
@@ -67,16 +70,21 @@ const SCHEMA: &str = "
     CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// A file that was opened.
+pub(super) struct Opened {
+    pub(super) path: PathBuf,
+    pub(super) db: Connection,
+    pub(super) file: OpenFile,
+    pub(super) marks: Marks,
+}
+
 /// Opens `path`, makes it if it is not there, and refuses it if its leases can not be trusted here.
-pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<(Connection, Marks)> {
-    let path = std::path::absolute(path).map_err(|error| {
-        Error::invalid(format!("{} is no path of a file", path.display())).because(error)
-    })?;
-    let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
-        return Err(Error::invalid(format!("{} names no file: write sqlite:PATH", path.display())));
-    };
-    make_directory(parent)?;
-    refuse_network_file_system(parent)?;
+pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<Opened> {
+    // One at a time in this process: closing the file that one thread has just made would drop the locks
+    // that SQLite took on it in another.
+    static OPENING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = real_path(path)?;
     let mut directory = path.clone().into_os_string();
     directory.push(".d");
     let marks = Marks::open(Path::new(&directory))?;
@@ -91,7 +99,64 @@ pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<(Conne
     db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
     clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
     marks.sweep();
-    Ok((db, marks))
+    let file = OpenFile::note(&db, &path)?;
+    Ok(Opened { path, db, file, marks })
+}
+
+/// The one path that all who use the file agree on, links followed: its directory must be one too.
+fn real_path(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).map_err(|error| {
+        Error::invalid(format!("{} is no path of a file", path.display())).because(error)
+    })?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::invalid(format!("{} names no file: write sqlite:PATH", path.display())));
+    };
+    make_directory(parent)?;
+    let path =
+        path.canonicalize().or_else(|_| parent.canonicalize().map(|parent| parent.join(name)));
+    let path = path.map_err(|error| {
+        Error::unreachable(format!("can not find the directory {}", parent.display()))
+            .because(error)
+    })?;
+    refuse_network_file_system(path.parent().unwrap_or(&path))?;
+    Ok(path)
+}
+
+/// What tells the file that is open from one that took its place, or its clock.
+pub(super) struct OpenFile {
+    path: PathBuf,
+    inode: (u64, u64),
+    epoch: i64,
+}
+
+impl OpenFile {
+    fn note(db: &Connection, path: &Path) -> Result<Self> {
+        let inode = inode(path).map_err(|errno| {
+            Error::unreachable(format!("{} is gone", path.display()))
+                .because(std::io::Error::from(errno))
+        })?;
+        let epoch = read_epoch(db).map_err(|error| explain(path, &error))?;
+        Ok(Self { path: path.to_owned(), inode, epoch })
+    }
+
+    /// Fails closed if others, who open the path now, would not see what we write.
+    pub(super) fn check(&self, db: &Connection) -> Result<(), Failure> {
+        if inode(&self.path).ok() != Some(self.inode) {
+            return Err(Failure::Replaced);
+        }
+        if read_epoch(db)? != self.epoch {
+            return Err(Failure::Adopted);
+        }
+        Ok(())
+    }
+}
+
+fn inode(path: &Path) -> rustix::io::Result<(u64, u64)> {
+    rustix::fs::stat(path).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+fn read_epoch(db: &Connection) -> rusqlite::Result<i64> {
+    db.prepare_cached("SELECT epoch FROM store")?.query_row([], |row| row.get(0))
 }
 
 fn make_directory(parent: &Path) -> Result<()> {
@@ -132,8 +197,10 @@ fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
 
 /// Whether the file is set up; refuses one that is not ours to set up.
 fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
-    let ask = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i32>(0));
     let (application, version, tables) = (|| {
+        // One transaction: another process may be setting the file up.
+        let one = db.unchecked_transaction()?;
+        let ask = |pragma: &str| one.query_row(pragma, [], |row| row.get::<_, i32>(0));
         let tables = ask("SELECT count(*) FROM sqlite_schema")?;
         Ok((ask("PRAGMA application_id")?, ask("PRAGMA user_version")?, tables))
     })()
@@ -167,7 +234,7 @@ fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
         let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
         transaction.execute_batch(SCHEMA)?;
         transaction.execute(
-            "INSERT INTO store VALUES (1, ?, ?, ?, 0)",
+            "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
             (&host.machine, &host.boot, &host.time_namespace),
         )?;
         transaction.pragma_update(None, "application_id", APPLICATION)?;
@@ -177,20 +244,19 @@ fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
     done.map_err(|error| explain(path, &error))
 }
 
-/// The times in the file must be of this machine and this boot. After a reboot every lease is void: its
-/// holder is gone. Tokens go on.
+/// The times in the file must be of this machine's clock and this boot. After a reboot every lease is void:
+/// its holder is gone. Tokens go on.
 fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
     let host = Host::this()?;
     let failed = |error: rusqlite::Error| explain(path, &error);
-    if read_host(db).map_err(failed)? == host {
+    if read_host(db).map_err(failed)?.shares_clock_with(&host) {
         return Ok(());
     }
-    let mut transaction =
+    let transaction =
         db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    transaction.set_drop_behavior(DropBehavior::Rollback);
     let written = read_host(&transaction).map_err(failed)?;
     let shown = path.display();
-    if written == host {
+    if written.shares_clock_with(&host) {
         return Ok(());
     }
     if written.boot == host.boot && !adopt {
@@ -199,7 +265,7 @@ fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
              only, or take it over with sqlite:{shown}?adopt=true once nobody else does"
         )));
     }
-    if written.machine != host.machine && !adopt {
+    if written.boot != host.boot && written.machine != host.machine && !adopt {
         return Err(Error::refused(format!(
             "{shown} was written on another machine, and a lock in a file reaches no further than \
              one: use a file of this machine's, or take this one over with \
@@ -209,7 +275,7 @@ fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
     (|| {
         transaction.execute_batch("DELETE FROM locks; DELETE FROM waiters; DELETE FROM broken")?;
         transaction.execute(
-            "UPDATE store SET machine = ?, boot = ?, time_namespace = ?",
+            "UPDATE store SET machine = ?, boot = ?, time_namespace = ?, epoch = epoch + 1",
             (&host.machine, &host.boot, &host.time_namespace),
         )?;
         transaction.commit()

@@ -14,6 +14,12 @@ pub(super) struct Host {
 }
 
 impl Host {
+    /// Whether times of one mean the same to the other. The boot id is the kernel's, so it settles the
+    /// matter whatever the machine is called: containers of one host have names of their own.
+    pub(super) fn shares_clock_with(&self, other: &Self) -> bool {
+        self.boot == other.boot && self.time_namespace == other.time_namespace
+    }
+
     pub(super) fn this() -> Result<Self> {
         let boot = first_line("/proc/sys/kernel/random/boot_id").ok_or_else(|| {
             Error::refused(

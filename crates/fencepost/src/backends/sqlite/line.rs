@@ -37,10 +37,19 @@ impl Sqlite {
                 return Ok(end);
             }
             let renew_place = self.now() + PLACE / 3;
+            let mut left_to_others = false;
             loop {
                 let lease_ends = match self.look(ask).await? {
                     View::Try => break,
+                    // They see it as we do. Only if they have not taken it by our next look do we tell
+                    // them: else all who wait would write at the end of a lease.
+                    View::OthersTurn if left_to_others => break,
+                    View::OthersTurn => {
+                        left_to_others = true;
+                        Moment::NEVER
+                    }
                     View::Wait { until, holder } => {
+                        left_to_others = false;
                         watched.switch_to(holder, self);
                         until
                     }
@@ -75,9 +84,9 @@ impl Sqlite {
         let marks = std::sync::Arc::clone(&self.marks);
         let left = move |sheet: &mut super::desk::Sheet<'_>| {
             rows::release(sheet, &marks, &name, owner)?;
-            rows::inspect(sheet, &marks, &name)
+            rows::holder_info(sheet, &name)
         };
-        Ok(Acquired::Held(self.desk.write(left).await?.holder))
+        Ok(Acquired::Held(self.desk.write(left).await?))
     }
 }
 

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fencepost_core::OwnerId;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
@@ -43,7 +43,13 @@ pub(super) struct Marks {
 #[derive(Debug, Default)]
 struct Ours {
     idle: Vec<Mark>,
-    used: HashMap<OwnerId, Mark>,
+    used: HashMap<OwnerId, Used>,
+}
+
+#[derive(Debug)]
+struct Used {
+    mark: Mark,
+    takers: usize,
 }
 
 impl Marks {
@@ -61,6 +67,14 @@ impl Marks {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        let stat = rustix::fs::fstat(&directory).map_err(|errno| failed(errno.into()))?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
+            return Err(Error::refused(format!(
+                "others can write to {}, and could pass for a holder: make it yours alone (chown, \
+                 chmod 700), or name another file (sqlite:PATH)",
+                path.display()
+            )));
+        }
         Ok(Self { path: path.to_owned(), directory, ours: Mutex::default() })
     }
 
@@ -68,37 +82,68 @@ impl Marks {
         &self.directory
     }
 
-    /// A locked file for `owner`, until it is given back.
+    /// A locked file for `owner`, the one it has already if it asks again. Each `take` is matched by a
+    /// `give_back`, or all of them by one `give_back_all`.
     pub(super) fn take(&self, owner: OwnerId) -> Result<Mark> {
-        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
-        let mark = match ours.idle.pop() {
+        if let Some(used) = self.ours().used.get_mut(&owner) {
+            used.takers += 1;
+            return Ok(used.mark.clone());
+        }
+        let idle = self.ours().idle.pop();
+        let mark = match idle {
             Some(mark) => mark,
+            // Not under the lock: the disk may hang, and the client's own thread must not.
             None => self.make()?,
         };
-        ours.used.insert(owner, mark.clone());
-        Ok(mark)
+        let mut ours = self.ours();
+        let used = ours.used.entry(owner).or_insert_with(|| Used { mark, takers: 0 });
+        used.takers += 1;
+        Ok(used.mark.clone())
+    }
+
+    /// One taker of `owner` needs the file no longer.
+    pub(super) fn give_back(&self, owner: OwnerId) {
+        let last = {
+            let mut ours = self.ours();
+            let Some(used) = ours.used.get_mut(&owner) else { return };
+            used.takers -= 1;
+            used.takers == 0
+        };
+        if last {
+            self.give_back_all(owner);
+        }
     }
 
     /// `owner` needs its file no longer. It stays locked as long as this process lives, so a row that still
-    /// names it is at worst freed by its lease.
-    pub(super) fn give_back(&self, owner: OwnerId) {
-        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mark) = ours.used.remove(&owner) else { return };
-        if mark.presence.inherited() || ours.idle.len() >= IDLE {
-            drop(ours);
-            self.remove(&mark.name);
-        } else {
-            ours.idle.push(mark);
-        }
+    /// names it is at worst freed by its lease. May wait for the disk.
+    pub(super) fn give_back_all(&self, owner: OwnerId) {
+        let unwanted = {
+            let mut ours = self.ours();
+            let Some(Used { mark, .. }) = ours.used.remove(&owner) else { return };
+            if !mark.presence.inherited() && ours.idle.len() < IDLE {
+                ours.idle.push(mark);
+                return;
+            }
+            mark
+        };
+        self.remove(&unwanted.name);
+    }
+
+    fn ours(&self) -> MutexGuard<'_, Ours> {
+        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn make(&self) -> Result<Mark> {
         let failed = |errno: Errno| {
             let path = self.path.display();
-            Error::unreachable(format!(
-                "can not make a presence file in {path}: see its permissions"
-            ))
-            .because(std::io::Error::from(errno))
+            let remedy = match errno {
+                Errno::MFILE | Errno::NFILE => {
+                    "each lock and each waiter needs an open file, raise ulimit -n"
+                }
+                _ => "see its permissions",
+            };
+            Error::unreachable(format!("can not make a presence file in {path}: {remedy}"))
+                .because(std::io::Error::from(errno))
         };
         loop {
             let mut bits = [0; 8];
@@ -159,7 +204,7 @@ impl Marks {
 
 impl Drop for Marks {
     fn drop(&mut self) {
-        let ours = std::mem::take(&mut *self.ours.lock().unwrap_or_else(PoisonError::into_inner));
+        let ours = std::mem::take(&mut *self.ours());
         for mark in ours.idle {
             self.remove(&mark.name);
         }

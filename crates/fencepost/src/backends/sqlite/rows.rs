@@ -46,6 +46,8 @@ pub(super) enum Answer {
 pub(super) enum View {
     /// Something for it to do: the lock is free, or its place is gone.
     Try,
+    /// The lock is free, the first in line lives, and nobody has told it yet.
+    OthersTurn,
     /// Nothing yet.
     Wait {
         /// When the present lease ends.
@@ -178,6 +180,10 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
         if holder.lives(now, marks) {
             if holder.owner == ask.owner {
                 renew(sheet, &ask.name, ask.owner, Some(ask.ttl))?;
+                if ask.tied {
+                    db.prepare_cached("UPDATE locks SET pid = ?, presence = ? WHERE name = ?")?
+                        .execute((std::process::id(), &*ask.presence, ask.name.as_str()))?;
+                }
                 return Ok(Answer::Granted(holder.token));
             }
             return match &ask.queue {
@@ -244,7 +250,8 @@ fn enqueue(sheet: &Sheet<'_>, ask: &Ask, address: &Address) -> rusqlite::Result<
         .prepare_cached(
             "INSERT INTO waiters (name, owner, label, since, deadline, socket, bell, presence) \
              VALUES (?, ?, ?, ?, ?, ?, ?, ?) \
-             ON CONFLICT (owner) DO UPDATE SET deadline = excluded.deadline",
+             ON CONFLICT (owner) DO UPDATE SET deadline = excluded.deadline, \
+             socket = excluded.socket, bell = excluded.bell, presence = excluded.presence",
         )?
         .execute((
             ask.name.as_str(),
@@ -277,15 +284,14 @@ pub(super) fn look(
             until: holder.deadline,
             holder: holder.pid.filter(|_| ours).map(|pid| (holder.token, pid)),
         }),
-        // Free, and another's turn: leave it to them if they have been told and can still take it.
-        None if !ours && first.offered.is_some() && first.lives(now, marks) => {
-            Ok(View::Wait { until: Moment::NEVER, holder: None })
-        }
-        None => Ok(View::Try),
+        None if ours || !first.lives(now, marks) => Ok(View::Try),
+        None if first.offered.is_none() => Ok(View::OthersTurn),
+        None => Ok(View::Wait { until: Moment::NEVER, holder: None }),
     }
 }
 
-/// Renews a grant whose lease still runs. A lease that has ended stays ended, taken over or not.
+/// Renews a grant whose lease still runs; one that has ended stays ended, taken over or not. The end only
+/// moves on: a guard counts on the lease that it was promised.
 pub(super) fn renew(
     sheet: &Sheet<'_>,
     name: &LockName,
@@ -296,7 +302,7 @@ pub(super) fn renew(
         .db
         .prepare_cached(
             "UPDATE locks SET ttl_ms = coalesce(?3, ttl_ms), \
-             deadline = ?4 + coalesce(?3, ttl_ms) * 1000000 \
+             deadline = max(deadline, ?4 + coalesce(?3, ttl_ms) * 1000000) \
              WHERE name = ?1 AND owner = ?2 AND deadline > ?4 RETURNING token, ttl_ms",
         )?
         .query_row(
@@ -338,9 +344,11 @@ pub(super) fn release(
         .prepare_cached("DELETE FROM locks WHERE name = ? AND owner = ? RETURNING deadline")?
         .query_row((name.as_str(), key), |row| moment(row, 0))
         .optional()?;
-    let ended = match deadline {
-        Some(deadline) => deadline > sheet.now,
-        None => db.prepare_cached("DELETE FROM waiters WHERE owner = ?")?.execute([key])? > 0,
+    let ended = if let Some(deadline) = deadline {
+        deadline > sheet.now
+    } else {
+        let mut leave = db.prepare_cached("DELETE FROM waiters WHERE owner = ? AND name = ?")?;
+        leave.execute((key, name.as_str()))? > 0
     };
     if deadline.is_some() || (ended && holder(db, name)?.is_none()) {
         tell_next(sheet, marks, name)?;
@@ -373,6 +381,15 @@ pub(super) fn break_lock(
     Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
 }
 
+/// Who holds the lock by its lease. Does not ask whether the holder lives.
+pub(super) fn holder_info(
+    sheet: &Sheet<'_>,
+    name: &LockName,
+) -> rusqlite::Result<Option<HolderInfo>> {
+    let holder = holder(sheet.db, name)?.filter(|holder| holder.deadline > sheet.now);
+    Ok(holder.map(|holder| holder.info(sheet.now)))
+}
+
 pub(super) fn inspect(
     sheet: &Sheet<'_>,
     marks: &Marks,
@@ -380,23 +397,32 @@ pub(super) fn inspect(
 ) -> rusqlite::Result<LockInfo> {
     let (db, now) = (sheet.db, sheet.now);
     let holder = holder(db, name)?.filter(|holder| holder.lives(now, marks));
-    // A waiter that died is still in the table until the line moves; it is not counted.
-    let mut waiters = db.prepare_cached(
-        "SELECT label, since, presence FROM waiters WHERE name = ? AND deadline > ? ORDER BY ticket",
+    let placed: u32 = db
+        .prepare_cached("SELECT count(*) FROM waiters WHERE name = ? AND deadline > ?")?
+        .query_row((name.as_str(), nanos(now)), |row| row.get(0))?;
+    let mut first = db.prepare_cached(
+        "SELECT label, since, presence FROM waiters WHERE name = ? AND deadline > ? \
+         ORDER BY ticket LIMIT ?",
     )?;
-    let waiters = waiters
-        .query_map((name.as_str(), nanos(now)), |row| {
+    let first = first
+        .query_map((name.as_str(), nanos(now), LockInfo::SHOWN_WAITERS as u32), |row| {
             let waiting_for = now.since(moment(row, 1)?);
             Ok((WaiterInfo { label: label(row, 0)?, waiting_for }, row.get::<_, String>(2)?))
         })?
-        .filter(|row| row.as_ref().map_or(true, |(_, presence)| !marks.is_dead(presence)))
-        .map(|row| row.map(|(waiter, _)| waiter))
         .collect::<rusqlite::Result<Vec<_>>>()?;
+    // One that died is still in the table until the line moves. Only the first are asked: each costs a
+    // look at a file.
+    let asked = first.len();
+    let waiters: Vec<_> = first
+        .into_iter()
+        .filter(|(_, presence)| !marks.is_dead(presence))
+        .map(|(waiter, _)| waiter)
+        .collect();
     Ok(LockInfo {
         name: name.clone(),
         holder: holder.map(|holder| holder.info(now)),
-        waiting: waiters.len(),
-        waiters: waiters.into_iter().take(LockInfo::SHOWN_WAITERS).collect(),
+        waiting: placed as usize - (asked - waiters.len()),
+        waiters,
     })
 }
 
