@@ -1,0 +1,91 @@
+//! The cases, a file per theme.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+
+use fencepost_core::invariants::{Held, p1_no_overlap, p2_tokens_rise};
+use fencepost_core::{LockName, Moment, Token};
+
+use super::scene::{Scene, Verdict};
+
+mod bounds;
+mod breaking;
+mod cancel;
+mod exclusion;
+mod expiry;
+mod faults;
+mod guarantees;
+mod names;
+mod owners;
+mod queue;
+mod tokens;
+mod waiting;
+
+/// A named thing that must be true of every store.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) run: for<'a> fn(&'a Scene) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
+}
+
+/// Lists the cases of a theme under the names of their functions.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        pub(super) const CASES: &[$crate::conformance::cases::Case] = &[
+            $($crate::conformance::cases::Case {
+                name: stringify!($name),
+                run: |scene| Box::pin($name(scene)),
+            }),+
+        ];
+    };
+}
+use cases;
+
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    [
+        waiting::CASES,
+        exclusion::CASES,
+        owners::CASES,
+        tokens::CASES,
+        expiry::CASES,
+        faults::CASES,
+        cancel::CASES,
+        queue::CASES,
+        breaking::CASES,
+        bounds::CASES,
+        names::CASES,
+        guarantees::CASES,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// What a case saw of one lock: who held it from when until when, on the client's clock. A stretch begins
+/// after the grant and ends before the release, or at the guard's own deadline, so it lies inside the
+/// lease that the store kept: two that overlap are two leases that overlapped.
+pub(super) struct History {
+    name: LockName,
+    held: Mutex<Vec<Held>>,
+}
+
+impl History {
+    pub(super) fn of(name: &str) -> Verdict<Self> {
+        Ok(Self { name: LockName::new(name)?, held: Mutex::default() })
+    }
+
+    pub(super) fn add(&self, token: Token, from: Moment, until: Moment) {
+        let held = Held { name: self.name.clone(), token, from, until };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// P1 and P2 over all that was seen.
+    pub(super) fn check(&self) -> Verdict {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        p1_no_overlap(&held)?;
+        Ok(p2_tokens_rise(&held)?)
+    }
+}

@@ -1,0 +1,17 @@
+//! The conformance suite on our own backends.
+
+#[path = "conformance/memory.rs"]
+mod memory;
+#[cfg(feature = "sqlite")]
+#[path = "conformance/sqlite.rs"]
+mod sqlite;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    fencepost::conformance::main(vec![
+        Box::new(memory::InMemory),
+        #[cfg(feature = "sqlite")]
+        Box::new(sqlite::InFile),
+    ])
+}

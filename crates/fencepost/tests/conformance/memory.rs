@@ -1,0 +1,50 @@
+//! `memory:` for the suite. It lives in the process, so other processes can not reach it, and its line is
+//! cut by a decorator.
+
+use std::sync::Arc;
+
+use fencepost::backend::BoxFuture;
+use fencepost::backends::memory::Memory;
+use fencepost::clock::BootClock;
+use fencepost::conformance::{Harness, Line, Severable, Site, Unable, no};
+use fencepost::{Fencepost, Result};
+
+pub(crate) struct InMemory;
+
+impl Harness for InMemory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        let store = Severable::new(Memory::new(Arc::new(BootClock)).into());
+        Box::pin(async move { Ok(Box::new(Room(store)) as Box<dyn Site>) })
+    }
+}
+
+struct Room(Arc<Severable>);
+
+impl Site for Room {
+    fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
+        let store = self.0.store();
+        Box::pin(Fencepost::over(Arc::new(BootClock), move |_| async move { Ok(store) }))
+    }
+
+    fn url(&self) -> Result<String, Unable> {
+        Err(Unable::Unsupported("memory: can not be reached from another process".into()))
+    }
+
+    fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        self.0.set(Line::Silent);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        self.0.set(Line::Whole);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        no("memory: ends with its process")
+    }
+}

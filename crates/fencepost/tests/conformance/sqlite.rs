@@ -1,0 +1,89 @@
+//! `sqlite:` for the suite: a file of its own for each case.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use fencepost::backend::BoxFuture;
+use fencepost::conformance::{Harness, Site, Unable};
+use fencepost::{Fencepost, Result};
+use rusqlite::Connection;
+
+pub(crate) struct InFile;
+
+impl Harness for InFile {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        Box::pin(async {
+            let directory = tempfile::tempdir()?;
+            Ok(Box::new(Place { cut: Mutex::default(), directory }) as Box<dyn Site>)
+        })
+    }
+}
+
+struct Place {
+    /// The connection that keeps everybody else out, while there is one.
+    cut: Mutex<Option<Connection>>,
+    directory: tempfile::TempDir,
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` takes")]
+fn failed(error: rusqlite::Error) -> Unable {
+    Unable::Failed(error.to_string())
+}
+
+impl Place {
+    fn path(&self) -> std::path::PathBuf {
+        self.directory.path().join("locks.db")
+    }
+
+    fn open(&self) -> Result<Connection, Unable> {
+        let connection = Connection::open(self.path()).map_err(failed)?;
+        connection.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
+        Ok(connection)
+    }
+}
+
+impl Site for Place {
+    fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
+        Box::pin(
+            async move { Fencepost::connect(&format!("sqlite:{}", self.path().display())).await },
+        )
+    }
+
+    fn url(&self) -> Result<String, Unable> {
+        Ok(format!("sqlite:{}", self.path().display()))
+    }
+
+    /// Somebody has the file's write lock and does not let go.
+    fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        Box::pin(async {
+            let connection = self.open()?;
+            connection.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
+            *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+            Ok(())
+        })
+    }
+
+    fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        Box::pin(async {
+            let connection = self.cut.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match connection {
+                Some(connection) => connection.execute_batch("ROLLBACK").map_err(failed),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// There is no server; what a restart leaves is the file without its log.
+    fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        Box::pin(async {
+            let connection = self.open()?;
+            let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+            connection.query_row(checkpoint, [], |_| Ok(())).map_err(failed)?;
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,310 @@
+//! A client on a clock in the test's hand, over a store that can be told to misbehave.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use fencepost::backend::{
+    Acquired, Backend, BoxFuture, Broken, LockInfo, Observe, Renewal, Renewed, Request, Store, Wait,
+};
+use fencepost::backends::memory::Memory;
+use fencepost::clock::{BootClock, Clock, ManualClock};
+use fencepost::conformance::{Line, Severable};
+use fencepost::guarantees::Guarantees;
+use fencepost::{Fencepost, Guard, LockName, Moment, OwnerId, Result, Token};
+use tokio::sync::Semaphore;
+
+pub(crate) const fn ms(span: u64) -> Duration {
+    Duration::from_millis(span)
+}
+
+/// Waits, in real time, for what another thread is about to do.
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = BootClock.now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(BootClock.now() < end, "did not happen: {what}");
+        BootClock.alarm(BootClock.now() + ms(1)).await;
+    }
+}
+
+/// What the future gives; a test that would hang fails instead.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::select! {
+        value = future => value,
+        () = BootClock.alarm(BootClock.now() + Duration::from_secs(10)) => {
+            panic!("did not happen: {what}")
+        }
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) clock: ManualClock,
+    pub(crate) store: Arc<Tricky>,
+    pub(crate) line: Cut,
+    pub(crate) client: Fencepost,
+    memory: Arc<Memory>,
+}
+
+/// The line from the client to the store, which counts what comes to its near end.
+pub(crate) struct Cut {
+    line: Arc<Severable>,
+    near: Arc<Tricky>,
+}
+
+impl Cut {
+    pub(crate) fn set(&self, line: Line) {
+        self.line.set(line);
+    }
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let clock = ManualClock::new();
+        let memory = Memory::new(Arc::new(clock.clone()));
+        let store = Tricky::over(memory.clone().into());
+        let line = Severable::new(store.store());
+        let near = Tricky::over(line.store());
+        let end = near.store();
+        let client = Fencepost::over(Arc::new(clock.clone()), move |_| async move { Ok(end) });
+        let client = client.await.unwrap();
+        Self { clock, store, line: Cut { line, near }, client, memory }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    pub(crate) fn memory_store(&self) -> Store {
+        Arc::clone(&self.memory).into()
+    }
+
+    /// What the store itself says, past the line.
+    pub(crate) async fn memory_holder(&self, name: &str) -> Option<Token> {
+        let info = self.memory.inspect(LockName::new(name).unwrap()).await.unwrap();
+        info.holder.map(|holder| holder.token)
+    }
+
+    pub(crate) async fn memory_waiting(&self, name: &str) -> usize {
+        self.memory.inspect(LockName::new(name).unwrap()).await.unwrap().waiting
+    }
+
+    /// How many renewals the client has tried, answered or not.
+    pub(crate) fn line_tries(&self) -> usize {
+        self.line.near.batches()
+    }
+
+    /// Moves the clock on by `gap`, again and again, until the condition holds. Once is enough if the
+    /// client's thread has set its alarm already; it may still be about to.
+    pub(crate) async fn advance_until(
+        &self,
+        gap: Duration,
+        what: &str,
+        condition: impl Fn() -> bool,
+    ) {
+        for _ in 0..8 {
+            self.clock.advance(gap);
+            let end = BootClock.now() + ms(250);
+            while BootClock.now() < end {
+                if condition() {
+                    return;
+                }
+                BootClock.alarm(BootClock.now() + ms(1)).await;
+            }
+        }
+        panic!("did not happen: {what}");
+    }
+
+    /// Moves the clock on until the client tries a renewal again.
+    pub(crate) async fn tries_again(&self, gap: Duration) {
+        let tried = self.line_tries();
+        self.advance_until(gap, "a renewal is tried", || self.line_tries() > tried).await;
+    }
+
+    pub(crate) async fn alarms(&self, count: usize) {
+        eventually("the alarms are set", || self.clock.alarms() >= count).await;
+    }
+
+    /// Waits until the client's thread has set its alarm.
+    pub(crate) async fn keeper_waits(&self) {
+        self.alarms(1).await;
+    }
+
+    /// Gives the client's thread the chance to do what it should not: it answers a call in between.
+    pub(crate) async fn settled(&self) {
+        for _ in 0..3 {
+            let guard = self.client.lock("settled").acquire().await.unwrap();
+            drop(guard);
+            // The release runs on the client's own thread, after what was queued there before it.
+            let free = async || self.memory_holder("settled").await.is_none();
+            while !free().await {
+                BootClock.alarm(BootClock.now() + ms(1)).await;
+            }
+        }
+    }
+
+    /// Lets a third of the TTL pass, and waits for the renewal.
+    pub(crate) async fn renew_once(&self, guard: &Guard) {
+        let before = self.store.renewals();
+        self.keeper_waits().await;
+        self.clock.advance(guard.ttl().as_duration() / 3);
+        eventually("it is renewed", || self.store.renewals() > before).await;
+        let mine = self.now();
+        eventually("the renewal is credited", || {
+            guard.deadline() > mine && self.store.last_renewal() == mine
+        })
+        .await;
+        self.settled().await;
+    }
+}
+
+/// What to do with the next renewal instead of answering it.
+pub(crate) enum Trick {
+    Panic,
+    HangForEver,
+    /// Carry it out, then block the whole thread until told to go on.
+    Freeze(mpsc::Receiver<()>),
+}
+
+/// Passes calls on, counts them, and plays a trick when told to.
+pub(crate) struct Tricky {
+    inner: Store,
+    tricks: Mutex<VecDeque<Trick>>,
+    renewals: AtomicUsize,
+    batches: AtomicUsize,
+    frozen: AtomicUsize,
+    last: Mutex<Moment>,
+    gate: Mutex<Option<Gate>>,
+}
+
+/// Keeps answers to acquires back until it is opened.
+#[derive(Clone)]
+pub(crate) struct Gate(Arc<(Semaphore, AtomicUsize)>);
+
+impl Gate {
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.1.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.0.add_permits(1000);
+    }
+}
+
+impl Tricky {
+    fn over(inner: Store) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            tricks: Mutex::default(),
+            renewals: AtomicUsize::new(0),
+            batches: AtomicUsize::new(0),
+            frozen: AtomicUsize::new(0),
+            last: Mutex::default(),
+            gate: Mutex::default(),
+        })
+    }
+
+    fn store(self: &Arc<Self>) -> Store {
+        Store {
+            backend: self.clone(),
+            observe: self.inner.observe.clone() as Option<Arc<dyn Observe>>,
+        }
+    }
+
+    pub(crate) fn play(&self, trick: Trick) {
+        self.tricks.lock().unwrap().push_back(trick);
+    }
+
+    pub(crate) fn play_freeze(&self) -> mpsc::Sender<()> {
+        let (wake, frozen) = mpsc::channel();
+        self.play(Trick::Freeze(frozen));
+        wake
+    }
+
+    pub(crate) fn tricks_left(&self) -> usize {
+        self.tricks.lock().unwrap().len()
+    }
+
+    pub(crate) fn hold_back_acquires(&self) -> Gate {
+        let gate = Gate(Arc::new((Semaphore::new(0), AtomicUsize::new(0))));
+        *self.gate.lock().unwrap() = Some(gate.clone());
+        gate
+    }
+
+    /// How many renewals were carried out and answered.
+    pub(crate) fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
+    }
+
+    /// How many batches of renewals have come.
+    pub(crate) fn batches(&self) -> usize {
+        self.batches.load(Ordering::SeqCst)
+    }
+
+    /// How many renewals were carried out and then froze.
+    pub(crate) fn frozen(&self) -> usize {
+        self.frozen.load(Ordering::SeqCst)
+    }
+
+    /// To which moment the last renewal was credited.
+    pub(crate) fn last_renewal(&self) -> Moment {
+        *self.last.lock().unwrap()
+    }
+}
+
+impl Backend for Tricky {
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+        let gate = self.gate.lock().unwrap().clone();
+        Box::pin(async move {
+            let answer = self.inner.backend.acquire(request, wait).await;
+            if let Some(gate) = gate {
+                gate.0.1.fetch_add(1, Ordering::SeqCst);
+                let _ = gate.0.0.acquire().await;
+            }
+            answer
+        })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+        let trick = self.tricks.lock().unwrap().pop_front();
+        Box::pin(async move {
+            match &trick {
+                Some(Trick::Panic) => panic!("a backend that panics"),
+                Some(Trick::HangForEver) => std::future::pending().await,
+                _ => {}
+            }
+            let answers = self.inner.backend.renew(batch).await;
+            if let Some(Trick::Freeze(frozen)) = trick {
+                self.frozen.fetch_add(1, Ordering::SeqCst);
+                frozen.recv().unwrap();
+            }
+            for renewed in answers.iter().flatten() {
+                *self.last.lock().unwrap() = renewed.sent;
+                self.renewals.fetch_add(1, Ordering::SeqCst);
+            }
+            answers
+        })
+    }
+
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        self.inner.backend.release(name, owner)
+    }
+
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+        self.inner.backend.break_lock(name)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
+        self.inner.backend.inspect(name)
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        self.inner.backend.list()
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        self.inner.backend.guarantees()
+    }
+}
