@@ -140,7 +140,7 @@ pub struct Renewal {
     pub name: LockName,
     /// Who holds it.
     pub owner: OwnerId,
-    /// The TTL from now on; the one that the store has if none is given.
+    /// A longer TTL from now on. A shorter one is not taken: a guard counts on the lease it was promised.
     pub ttl: Option<Ttl>,
 }
 

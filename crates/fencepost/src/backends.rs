@@ -8,6 +8,10 @@ use crate::backend::{Store, Surroundings};
 use crate::error::Result;
 use crate::url::Url;
 
+#[cfg_attr(
+    not(feature = "sqlite"),
+    expect(clippy::unused_async, reason = "the other stores have to be waited for")
+)]
 pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
     #[cfg(not(feature = "sqlite"))]
     let _ = around;

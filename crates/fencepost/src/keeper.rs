@@ -211,7 +211,9 @@ impl Keeper {
             let give_up = keeper.clock.now() + ttl.as_duration();
             while keeper.clock.now() < give_up {
                 let call = keeper.backend.release(name.clone(), owner);
-                match race(call, keeper.clock.alarm(give_up)).await {
+                let limit = (ttl.as_duration() / 3).min(CALL_LIMIT);
+                let limit = (keeper.clock.now() + limit).min(give_up);
+                match race(call, keeper.clock.alarm(limit)).await {
                     First::Left(Ok(())) => return,
                     First::Left(Err(error)) if matches!(error.kind(), ErrorKind::NotHeld(_)) => {
                         return;
@@ -234,6 +236,9 @@ impl Keeper {
         let _ = undoing.wait_for(|count| *count == 0).await;
     }
 }
+
+/// How long one release in the background may take before it is sent again.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 fn retry_gap(ttl: Ttl) -> Duration {
     (ttl.as_duration() / 20).clamp(Duration::from_millis(5), Duration::from_secs(1))

@@ -102,6 +102,11 @@ mod tests {
     #[test]
     fn urls_name_stores() {
         assert_eq!(Url::parse("memory:").unwrap(), Url::Memory { name: String::new() });
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn urls_name_files() {
         for url in ["sqlite:/x/y.db", "sqlite:///x/y.db"] {
             let path = PathBuf::from("/x/y.db");
             assert_eq!(Url::parse(url).unwrap(), Url::Sqlite { path, adopt: false });

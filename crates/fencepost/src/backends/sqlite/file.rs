@@ -191,6 +191,8 @@ fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
     db.busy_handler(Some(wait_for_the_file))?;
     // A program that ends should not first copy the log back; the next one that grows it does.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Else SQLite compiles a statement anew whenever a value is bound that its plan might depend on.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     db.set_prepared_statement_cache_capacity(32);
     Ok(db)
 }

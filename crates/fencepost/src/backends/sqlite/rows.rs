@@ -301,8 +301,8 @@ pub(super) fn renew(
     sheet
         .db
         .prepare_cached(
-            "UPDATE locks SET ttl_ms = coalesce(?3, ttl_ms), \
-             deadline = max(deadline, ?4 + coalesce(?3, ttl_ms) * 1000000) \
+            "UPDATE locks SET ttl_ms = max(ttl_ms, coalesce(?3, 0)), \
+             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000) \
              WHERE name = ?1 AND owner = ?2 AND deadline > ?4 RETURNING token, ttl_ms",
         )?
         .query_row(
