@@ -26,6 +26,8 @@ mod host;
 mod line;
 mod presence;
 mod rows;
+mod steps;
+mod views;
 mod wake;
 
 use std::fmt;
@@ -37,7 +39,7 @@ use fencepost_core::{LockName, Moment, OwnerId};
 
 use self::desk::Desk;
 use self::presence::Marks;
-use self::rows::{Answer, Ask};
+use self::steps::{Answer, Ask};
 use self::wake::Post;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, Liveness, LockInfo, Observe, Renewal,
@@ -83,7 +85,7 @@ impl Sqlite {
         let (ask, marks) = (ask.clone(), Arc::clone(&self.marks));
         let (ttl, tied) = (ask.ttl, ask.tied);
         let sent = self.now();
-        let answer = self.desk.write(move |sheet| rows::acquire(sheet, &marks, &ask)).await?;
+        let answer = self.desk.write(move |sheet| steps::acquire(sheet, &marks, &ask)).await?;
         Ok(Asked::Ended(match answer {
             Answer::Granted(token) => {
                 let presence = tied.then(|| mark.presence.clone());
@@ -157,9 +159,9 @@ impl Backend for Sqlite {
             let answers = self.desk.write(move |sheet| {
                 let renew = |renewal: &Renewal| {
                     let Renewal { name, owner, ttl } = renewal;
-                    Ok(match rows::renew(sheet, name, *owner, *ttl)? {
+                    Ok(match steps::renew(sheet, name, *owner, *ttl)? {
                         Some(renewed) => Ok(renewed),
-                        None => Err(rows::why_not_held(sheet, name, *owner)?),
+                        None => Err(steps::why_not_held(sheet, name, *owner)?),
                     })
                 };
                 batch.iter().map(renew).collect::<rusqlite::Result<Vec<_>>>()
@@ -190,8 +192,8 @@ impl Backend for Sqlite {
                 .write(move |sheet| {
                     // Here and not on the caller's thread, which may be the client's own.
                     marks.give_back_all(owner);
-                    let ended = rows::release(sheet, &marks, &asked, owner)?;
-                    let why = if ended { None } else { rows::why_not_held(sheet, &asked, owner)? };
+                    let ended = steps::release(sheet, &marks, &asked, owner)?;
+                    let why = if ended { None } else { steps::why_not_held(sheet, &asked, owner)? };
                     Ok((ended, why))
                 })
                 .await?;
@@ -202,21 +204,21 @@ impl Backend for Sqlite {
     fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.write(move |sheet| rows::break_lock(sheet, &marks, &name)).await
+            self.desk.write(move |sheet| steps::break_lock(sheet, &marks, &name)).await
         })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.read(move |sheet| rows::inspect(sheet, &marks, &name)).await
+            self.desk.read(move |sheet| views::inspect(sheet, &marks, &name)).await
         })
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.read(move |sheet| rows::list(sheet, &marks)).await
+            self.desk.read(move |sheet| views::list(sheet, &marks)).await
         })
     }
 

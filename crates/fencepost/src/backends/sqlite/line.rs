@@ -8,7 +8,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::presence::Mark;
-use super::rows::{self, Ask, PLACE, View};
+use super::steps::{self, Ask, PLACE};
+use super::views::{self, View};
 use super::{Asked, LOOK_AGAIN, Sqlite};
 use crate::backend::{Acquired, BoxFuture};
 use crate::error::Result;
@@ -75,7 +76,7 @@ impl Sqlite {
     async fn look(&self, ask: &Ask) -> Result<View> {
         let (name, owner) = (ask.name.clone(), ask.owner);
         let marks = std::sync::Arc::clone(&self.marks);
-        self.desk.read(move |sheet| rows::look(sheet, &marks, &name, owner)).await
+        self.desk.read(move |sheet| views::look(sheet, &marks, &name, owner)).await
     }
 
     /// Leaves the line and says who is in the way.
@@ -83,8 +84,8 @@ impl Sqlite {
         let (name, owner) = (ask.name.clone(), ask.owner);
         let marks = std::sync::Arc::clone(&self.marks);
         let left = move |sheet: &mut super::desk::Sheet<'_>| {
-            rows::release(sheet, &marks, &name, owner)?;
-            rows::holder_info(sheet, &name)
+            steps::release(sheet, &marks, &name, owner)?;
+            views::holder_info(sheet, &name)
         };
         Ok(Acquired::Held(self.desk.write(left).await?))
     }

@@ -1,0 +1,254 @@
+//! The lock rules as transactions. Each function here runs inside one, at one `now`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
+use rusqlite::{Connection, OptionalExtension as _};
+
+use super::desk::Sheet;
+use super::presence::Marks;
+use super::rows::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
+use super::wake::Address;
+use crate::backend::{Broken, HolderInfo, LossCause};
+
+/// A waiter's place lives this long without a sign of life; it is renewed every third of it.
+pub(super) const PLACE: Duration = Duration::from_secs(30);
+
+/// Who asks.
+#[derive(Clone)]
+pub(super) struct Ask {
+    pub(super) name: LockName,
+    pub(super) owner: OwnerId,
+    pub(super) ttl: Ttl,
+    pub(super) label: Label,
+    /// The asking process's presence file.
+    pub(super) presence: Arc<str>,
+    /// The grant ends with the process, not only with the lease.
+    pub(super) tied: bool,
+    /// Where to call if the asker waits.
+    pub(super) queue: Option<Address>,
+}
+
+/// What came of asking.
+pub(super) enum Answer {
+    Granted(Token),
+    Held(Option<HolderInfo>),
+    Queued,
+    /// The counter has reached its end.
+    Exhausted,
+}
+
+/// The waiter whose turn it is on a free lock, those before it who can not take theirs removed.
+fn next_in_line(
+    sheet: &Sheet<'_>,
+    marks: &Marks,
+    name: &LockName,
+    asking: Option<OwnerId>,
+) -> rusqlite::Result<Option<Waiter>> {
+    while let Some(waiter) = first_waiter(sheet.db, name)? {
+        // The one who asks is plainly there.
+        if asking == Some(waiter.owner) || waiter.lives(sheet.now, marks) {
+            return Ok(Some(waiter));
+        }
+        let mut delete = sheet.db.prepare_cached("DELETE FROM waiters WHERE ticket = ?")?;
+        delete.execute([waiter.ticket])?;
+    }
+    Ok(None)
+}
+
+/// The lock is free: tell the first in line, once.
+fn offer(sheet: &mut Sheet<'_>, waiter: &Waiter) -> rusqlite::Result<()> {
+    if waiter.offered.is_none() {
+        sheet
+            .db
+            .prepare_cached("UPDATE waiters SET offered = ? WHERE ticket = ?")?
+            .execute((nanos(sheet.now), waiter.ticket))?;
+        sheet.wake.push(waiter.address.clone());
+    }
+    Ok(())
+}
+
+/// Takes the lock if it is free and nobody is first; else takes a place in line if asked to.
+pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqlite::Result<Answer> {
+    let (db, now) = (sheet.db, sheet.now);
+    if let Some(holder) = holder(db, &ask.name)? {
+        if holder.lives(now, marks) {
+            if holder.owner == ask.owner {
+                renew(sheet, &ask.name, ask.owner, Some(ask.ttl))?;
+                if ask.tied {
+                    db.prepare_cached("UPDATE locks SET pid = ?, presence = ? WHERE name = ?")?
+                        .execute((std::process::id(), &*ask.presence, ask.name.as_str()))?;
+                }
+                return Ok(Answer::Granted(holder.token));
+            }
+            return match &ask.queue {
+                Some(address) => enqueue(sheet, ask, address),
+                None => Ok(Answer::Held(Some(holder.info(now)))),
+            };
+        }
+        end_dead_grant(db, marks, &ask.name, &holder)?;
+    }
+    match next_in_line(sheet, marks, &ask.name, Some(ask.owner))? {
+        Some(first) if first.owner != ask.owner => {
+            offer(sheet, &first)?;
+            return match &ask.queue {
+                Some(address) => enqueue(sheet, ask, address),
+                None => Ok(Answer::Held(None)),
+            };
+        }
+        Some(own) => {
+            db.prepare_cached("DELETE FROM waiters WHERE ticket = ?")?.execute([own.ticket])?;
+        }
+        None => {}
+    }
+    let Some(token) = draw_token(db)? else { return Ok(Answer::Exhausted) };
+    let pid = ask.tied.then(std::process::id);
+    let presence = ask.tied.then_some(&*ask.presence);
+    db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
+        ask.name.as_str(),
+        ask.owner.bits().to_be_bytes(),
+        token.get().cast_signed(),
+        ask.ttl.as_millis(),
+        ask.label.as_str(),
+        nanos(now),
+        nanos(now + ask.ttl.as_duration()),
+        pid,
+        presence,
+    ))?;
+    Ok(Answer::Granted(token))
+}
+
+fn draw_token(db: &Connection) -> rusqlite::Result<Option<Token>> {
+    db.prepare_cached(
+        "UPDATE store SET last_token = last_token + 1 WHERE last_token < ? RETURNING last_token",
+    )?
+    .query_row([Token::MAX.cast_signed()], |row| token(row, 0))
+    .optional()
+}
+
+fn end_dead_grant(
+    db: &Connection,
+    marks: &Marks,
+    name: &LockName,
+    holder: &Holder,
+) -> rusqlite::Result<()> {
+    db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
+    if let Some(presence) = &holder.presence {
+        marks.remove_dead(presence);
+    }
+    Ok(())
+}
+
+fn enqueue(sheet: &Sheet<'_>, ask: &Ask, address: &Address) -> rusqlite::Result<Answer> {
+    sheet
+        .db
+        .prepare_cached(
+            "INSERT INTO waiters (name, owner, label, since, deadline, socket, bell, presence) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?) \
+             ON CONFLICT (owner) DO UPDATE SET deadline = excluded.deadline, \
+             socket = excluded.socket, bell = excluded.bell, presence = excluded.presence",
+        )?
+        .execute((
+            ask.name.as_str(),
+            ask.owner.bits().to_be_bytes(),
+            ask.label.as_str(),
+            nanos(sheet.now),
+            nanos(sheet.now + PLACE),
+            &*address.socket,
+            address.bell.cast_signed(),
+            &*ask.presence,
+        ))?;
+    Ok(Answer::Queued)
+}
+
+/// Renews a grant whose lease still runs; one that has ended stays ended, taken over or not. The end only
+/// moves on: a guard counts on the lease that it was promised.
+pub(super) fn renew(
+    sheet: &Sheet<'_>,
+    name: &LockName,
+    owner: OwnerId,
+    new_ttl: Option<Ttl>,
+) -> rusqlite::Result<Option<(Token, Ttl)>> {
+    sheet
+        .db
+        .prepare_cached(
+            "UPDATE locks SET ttl_ms = max(ttl_ms, coalesce(?3, 0)), \
+             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000) \
+             WHERE name = ?1 AND owner = ?2 AND deadline > ?4 RETURNING token, ttl_ms",
+        )?
+        .query_row(
+            (
+                name.as_str(),
+                owner.bits().to_be_bytes(),
+                new_ttl.map(Ttl::as_millis),
+                nanos(sheet.now),
+            ),
+            |row| Ok((token(row, 0)?, ttl(row, 1)?)),
+        )
+        .optional()
+}
+
+/// Why `owner` does not hold `name`.
+pub(super) fn why_not_held(
+    sheet: &Sheet<'_>,
+    name: &LockName,
+    owner: OwnerId,
+) -> rusqlite::Result<Option<LossCause>> {
+    let owner = owner.bits().to_be_bytes();
+    if sheet.db.prepare_cached("SELECT 1 FROM broken WHERE owner = ?")?.exists([owner])? {
+        return Ok(Some(LossCause::Broken));
+    }
+    let holder = holder(sheet.db, name)?.filter(|holder| holder.deadline > sheet.now);
+    Ok(holder.map(|_| LossCause::TakenOver))
+}
+
+/// Ends what `owner` has here, a grant or a place, and tells the next in line if the lock is free then.
+/// False if there was nothing, or only a lease that had ended.
+pub(super) fn release(
+    sheet: &mut Sheet<'_>,
+    marks: &Marks,
+    name: &LockName,
+    owner: OwnerId,
+) -> rusqlite::Result<bool> {
+    let (db, key) = (sheet.db, owner.bits().to_be_bytes());
+    let deadline = db
+        .prepare_cached("DELETE FROM locks WHERE name = ? AND owner = ? RETURNING deadline")?
+        .query_row((name.as_str(), key), |row| moment(row, 0))
+        .optional()?;
+    let ended = if let Some(deadline) = deadline {
+        deadline > sheet.now
+    } else {
+        let mut leave = db.prepare_cached("DELETE FROM waiters WHERE owner = ? AND name = ?")?;
+        leave.execute((key, name.as_str()))? > 0
+    };
+    if deadline.is_some() || (ended && holder(db, name)?.is_none()) {
+        tell_next(sheet, marks, name)?;
+    }
+    Ok(ended)
+}
+
+fn tell_next(sheet: &mut Sheet<'_>, marks: &Marks, name: &LockName) -> rusqlite::Result<()> {
+    match next_in_line(sheet, marks, name, None)? {
+        Some(next) => offer(sheet, &next),
+        None => Ok(()),
+    }
+}
+
+/// Ends the present grant and draws a token above it.
+pub(super) fn break_lock(
+    sheet: &mut Sheet<'_>,
+    marks: &Marks,
+    name: &LockName,
+) -> rusqlite::Result<Option<Broken>> {
+    let (db, now) = (sheet.db, sheet.now);
+    let Some(holder) = holder(db, name)?.filter(|holder| holder.lives(now, marks)) else {
+        return Ok(None);
+    };
+    let Some(floor) = draw_token(db)? else { return Ok(None) };
+    db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
+    db.prepare_cached("INSERT OR REPLACE INTO broken VALUES (?, ?)")?
+        .execute((holder.owner.bits().to_be_bytes(), nanos(holder.deadline)))?;
+    tell_next(sheet, marks, name)?;
+    Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
+}
