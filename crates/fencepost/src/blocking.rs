@@ -20,8 +20,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::backend::{Broken, LockInfo, LossCause};
+use fencepost_core::{OwnerId, Ttl};
+
+use crate::backend::{Broken, LockInfo, LossCause, Renewed};
 use crate::error::Result;
+use crate::guarantees::Guarantees;
 
 /// Runs a future on this thread. Ours need no runtime: they are driven by the client's own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -86,6 +89,27 @@ impl Fencepost {
         block_on(self.0.break_lock(name))
     }
 
+    /// See [`crate::Fencepost::renew`].
+    pub fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
+        block_on(self.0.renew(name, owner, ttl))
+    }
+
+    /// See [`crate::Fencepost::release`].
+    pub fn release(&self, name: &str, owner: OwnerId) -> Result<()> {
+        block_on(self.0.release(name, owner))
+    }
+
+    /// See [`crate::Fencepost::watch`].
+    pub fn watch(&self, name: &str) -> Result<Watch> {
+        self.0.watch(name).map(Watch)
+    }
+
+    /// See [`crate::Fencepost::guarantees`].
+    #[must_use]
+    pub fn guarantees(&self) -> Guarantees {
+        self.0.guarantees()
+    }
+
     /// See [`crate::Fencepost::close`].
     pub fn close(&self) {
         block_on(self.0.close());
@@ -95,6 +119,16 @@ impl Fencepost {
 impl From<crate::Fencepost> for Fencepost {
     fn from(client: crate::Fencepost) -> Self {
         Self(client)
+    }
+}
+
+/// [`crate::Watch`] for threads.
+pub struct Watch(crate::Watch);
+
+impl Watch {
+    /// Blocks until the lock changes. See [`crate::Watch::next`].
+    pub fn wait_next(&mut self) -> Result<LockInfo> {
+        block_on(self.0.next())
     }
 }
 
@@ -129,6 +163,11 @@ impl Lock {
         Self(self.0.progress_within(span))
     }
 
+    /// See [`crate::Lock::lease_only`].
+    pub fn lease_only(self) -> Self {
+        Self(self.0.lease_only())
+    }
+
     /// See [`crate::Lock::acquire`].
     pub fn acquire(self) -> Result<Guard> {
         block_on(self.0.acquire()).map(Guard)
@@ -160,6 +199,12 @@ impl Guard {
     /// See [`crate::Guard::release`].
     pub fn release(self) -> Result<()> {
         block_on(self.0.release())
+    }
+
+    /// See [`crate::Guard::detach`].
+    #[must_use = "without the owner nobody can renew or release the grant"]
+    pub fn detach(self) -> OwnerId {
+        self.0.detach()
     }
 }
 
