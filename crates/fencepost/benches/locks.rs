@@ -35,8 +35,12 @@ fn runtime() -> Outcome<tokio::runtime::Runtime> {
 }
 
 /// Runs `cycles` of acquire and release from each of `tasks` tasks, each on a name of its own.
-fn cycles(fp: &Fencepost, tasks: usize, cycles: usize) -> Outcome<Duration> {
-    let runtime = runtime()?;
+fn cycles(
+    runtime: &tokio::runtime::Runtime,
+    fp: &Fencepost,
+    tasks: usize,
+    cycles: usize,
+) -> Outcome<Duration> {
     let start = BootClock.now();
     runtime.block_on(async {
         let mut running = Vec::new();
@@ -58,10 +62,11 @@ fn cycles(fp: &Fencepost, tasks: usize, cycles: usize) -> Outcome<Duration> {
 }
 
 fn memory(count: usize) -> Outcome<()> {
-    let fp = runtime()?.block_on(Fencepost::connect("memory:bench"))?;
+    let runtime = runtime()?;
+    let fp = runtime.block_on(Fencepost::connect("memory:bench"))?;
     println!("memory: uncontended acquire + release");
     for tasks in [1, 64] {
-        let took = cycles(&fp, tasks, count / tasks)?;
+        let took = cycles(&runtime, &fp, tasks, count / tasks)?;
         println!("  {tasks:>3} tasks  {}", rate(count, took));
     }
     Ok(())
@@ -117,7 +122,8 @@ impl ByHand {
 fn sqlite_by_hand(count: usize) -> Outcome<()> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite:{}", directory.path().join("ours.db").display());
-    let fp = runtime()?.block_on(Fencepost::connect(&url))?;
+    let runtime = runtime()?;
+    let fp = runtime.block_on(Fencepost::connect(&url))?;
     let mut by_hand = ByHand::open(&directory.path().join("by-hand.db"))?;
     // Turn and turn about, so that a slow spell of the disk hits both.
     let slices = 20;
@@ -129,7 +135,7 @@ fn sqlite_by_hand(count: usize) -> Outcome<()> {
             by_hand.cycle("bench/0", (slice * each + cycle) as u128)?;
         }
         hand += BootClock.now().since(start);
-        ours += cycles(&fp, 1, each)?;
+        ours += cycles(&runtime, &fp, 1, each)?;
     }
     println!("sqlite: uncontended acquire + release, synced");
     println!("  by hand    {}", rate(slices * each, hand));
@@ -139,7 +145,7 @@ fn sqlite_by_hand(count: usize) -> Outcome<()> {
         hand.as_secs_f64() / ours.as_secs_f64()
     );
     for tasks in [16, 64] {
-        let took = cycles(&fp, tasks, (count / tasks).max(1))?;
+        let took = cycles(&runtime, &fp, tasks, (count / tasks).max(1))?;
         println!("  ours, {tasks}   {}", rate((count / tasks).max(1) * tasks, took));
     }
     Ok(())
