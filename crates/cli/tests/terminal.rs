@@ -117,9 +117,9 @@ fn a_background_job_that_wants_the_terminal_stops_as_any_job() {
         &[
             r"type:fencepost run x -- sh -c 'read line; echo go''t $line' &\n",
             "see:stopped; lock",
-            // A shell tells of its jobs before its next prompt.
-            r"type:\n",
-            r"see:Stopped",
+            // It says so just before it stops.
+            r"type:until jobs | grep Stopped; do sleep 0.05; done\n",
+            r"see:\[1\]\+ +Stopped",
             r"type:fg\n",
             "see:fencepost run",
             r"type:words\n",

@@ -97,6 +97,23 @@ async fn a_file_of_another_machine_is_refused_until_it_is_adopted() {
     assert!(guard.token().get() > token, "tokens go on");
 }
 
+/// Opening the file tidies up after the dead. It once removed the presence file of a holder that had died a
+/// moment before, whose row then counted as alive until its lease ended.
+#[tokio::test]
+async fn a_holder_that_died_before_we_came_is_taken_over_at_once() {
+    let place = place();
+    used(&place.path, true).await;
+    let directory = place.path.with_extension("db.d");
+    std::fs::write(directory.join("p-dead"), "").unwrap();
+    std::fs::write(directory.join("p-old"), "").unwrap();
+    edit(&place.path, "UPDATE locks SET presence = 'p-dead', pid = 1");
+    let fp = connect(&place.path).await.unwrap();
+    assert!(!directory.join("p-old").exists(), "what no row names is swept");
+    let guard = fp.lock("x").try_acquire().await.unwrap();
+    assert!(guard.is_some(), "nobody has the presence file locked");
+    assert!(!directory.join("p-dead").exists(), "it goes with its row");
+}
+
 /// Containers of one host have machine ids of their own, and one kernel: they share its clock, so nothing
 /// may be voided between them, whatever the URL says.
 #[tokio::test]

@@ -15,6 +15,7 @@
 //!
 //! Times are nanoseconds of `CLOCK_BOOTTIME`. Owners are 16 bytes, so the file is the user's alone (0600).
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -98,7 +99,7 @@ pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<Opened
     settle_host(&mut db, &path, adopt)?;
     db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
     clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
-    marks.sweep();
+    marks.sweep(|| named_presences(&db)).map_err(|error| explain(&path, &error))?;
     let file = OpenFile::note(&db, &path)?;
     Ok(Opened { path, db, file, marks })
 }
@@ -289,6 +290,14 @@ fn read_host(db: &Connection) -> rusqlite::Result<Host> {
     db.query_row("SELECT machine, boot, time_namespace FROM store", [], |row| {
         Ok(Host { machine: row.get(0)?, boot: row.get(1)?, time_namespace: row.get(2)? })
     })
+}
+
+fn named_presences(db: &Connection) -> rusqlite::Result<HashSet<String>> {
+    db.prepare(
+        "SELECT presence FROM locks WHERE presence IS NOT NULL UNION SELECT presence FROM waiters",
+    )?
+    .query_map([], |row| row.get(0))?
+    .collect()
 }
 
 /// Removes rows whose time is up, if there are any: reading is cheaper than a commit.

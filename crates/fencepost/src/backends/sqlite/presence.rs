@@ -10,7 +10,7 @@
 //! A file serves one grant after the other, since making one costs as much as a small transaction. One
 //! that a child has inherited is not used again: the child may outlive the grant.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -189,16 +189,29 @@ impl Marks {
         let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
     }
 
-    /// Removes what processes that are gone have left.
-    pub(super) fn sweep(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.path) else { return };
-        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            if name.starts_with("p-") {
-                self.remove_dead(&name);
-            } else if name.starts_with("w-") && super::wake::is_dead(&self.directory, &name) {
-                self.remove(&name);
+    /// Removes what processes that are gone have left, but for files that a row names (`named`):
+    /// without its file that row would count as alive until its lease ends.
+    pub(super) fn sweep<E>(
+        &self,
+        named: impl FnOnce() -> Result<HashSet<String>, E>,
+    ) -> Result<(), E> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Ok(()) };
+        let found = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let (presences, others): (Vec<_>, Vec<_>) = found.partition(|name| name.starts_with("p-"));
+        let dead: Vec<_> = presences.into_iter().filter(|name| self.is_dead(name)).collect();
+        if !dead.is_empty() {
+            // Asked after the files: a dead one gets no new rows.
+            let named = named()?;
+            for name in dead.iter().filter(|name| !named.contains(*name)) {
+                self.remove_dead(name);
             }
         }
+        for name in others.iter().filter(|name| name.starts_with("w-")) {
+            if super::wake::is_dead(&self.directory, name) {
+                self.remove(name);
+            }
+        }
+        Ok(())
     }
 }
 
