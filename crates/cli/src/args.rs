@@ -35,7 +35,7 @@ pub(crate) struct Cli {
 /// What every command takes.
 #[derive(Args, Debug)]
 pub(crate) struct Common {
-    /// The store, sqlite:PATH or memory: [default: `FENCEPOST_URL`, else a file in your state directory]
+    /// The store, such as sqlite:PATH [default: `FENCEPOST_URL`, else a file in your state directory]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) on: Option<String>,
     /// Print JSON: one object, or one per line
@@ -227,9 +227,10 @@ The lock is renewed while the command runs. If that fails, the command's
 process group gets TERM shortly before the lease ends (5s, at most a quarter
 of the TTL) and KILL before anybody else can have the lock; then the exit code
 is 76. That holds too if fencepost itself is killed or frozen: a watchdog
-process sees to it. What the command leaves running in its group when it ends
-is ended as well. A process that leaves the group (setsid, a daemon) is beyond
-reach: only the token stops that one.
+process sees to it, unless that is killed or stopped as well. What the command
+leaves running in its group when it ends is ended, too. A process that leaves
+the group (setsid, a daemon, timeout, a shell with set -m) is beyond reach:
+only the token stops that one.
 
 ",
     exit_codes!()
@@ -237,7 +238,7 @@ reach: only the token stops that one.
 
 const ACQUIRE_HELP: &str = "\
 Examples:
-  eval \"$(fencepost acquire --ttl 1m deploy)\" || exit
+  grant=$(fencepost acquire --ttl 1m deploy) || exit; eval \"$grant\"
   ./step-one && fencepost renew deploy && ./step-two
   fencepost release deploy
 

@@ -40,6 +40,9 @@ fn main() -> ExitCode {
         Ok(code) => code.into(),
         Err(failure) => {
             failure.report(json);
+            if !json && std::env::args_os().any(|argument| argument == "acquire") {
+                script::fail_in_eval(failure.code);
+            }
             failure.code.into()
         }
     }
@@ -61,13 +64,15 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     let (on, json) = (cli.common.on.as_deref(), cli.common.json);
     match &cli.command {
         Command::Run(args) => run::run(args, on).await,
-        Command::Acquire(args) => script::acquire(args, &store::open(on).await?, json).await,
-        Command::Renew(args) => script::renew(args, &store::open(on).await?, json).await,
-        Command::Release(args) => script::release(args, &store::open(on).await?, json).await,
+        Command::Acquire(args) => script::acquire(args, &store::open_shared(on).await?, json).await,
+        Command::Renew(args) => script::renew(args, &store::open_shared(on).await?, json).await,
+        Command::Release(args) => script::release(args, &store::open_shared(on).await?, json).await,
         Command::Ls => look::ls(&store::open(on).await?, json).await,
         Command::Show(args) => look::show(args, &store::open(on).await?, json).await,
         Command::Watch(args) => look::watch(args, &store::open(on).await?, json).await,
-        Command::Break(args) => breaking::break_lock(args, &store::open(on).await?, json).await,
+        Command::Break(args) => {
+            breaking::break_lock(args, &store::open_shared(on).await?, json).await
+        }
         Command::Explain(args) => {
             explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
         }

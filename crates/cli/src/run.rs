@@ -9,7 +9,7 @@ pub(crate) mod terminal;
 pub(crate) mod watchdog;
 
 use fencepost::backend::Presence;
-use fencepost::{ErrorKind, Fencepost, Guard};
+use fencepost::{ErrorKind, Guard};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::args::Run;
@@ -28,7 +28,8 @@ pub(crate) async fn run(args: &Run, on: Option<&str>) -> Result<u8, Failure> {
     // Before anything can be taken that a signal would leave behind.
     let mut signals = Signals::listen()?;
     let mut children = unix::signal(SignalKind::child())?;
-    let fp = Fencepost::connect(&url).await?;
+    let fp = store::open_shared(Some(&url)).await?;
+    let url = store::url_for_the_command(&url);
     let wish =
         Wish { name: &args.name, taking: &args.taking, max_hold: args.max_hold, lease_only: false };
     let result = match take::take(&fp, &wish, &mut signals).await {

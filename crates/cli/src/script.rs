@@ -54,6 +54,13 @@ pub(crate) async fn acquire(args: &Acquire, fp: &Fencepost, json: bool) -> Resul
     }
 }
 
+/// `eval "$(fencepost acquire ...)"` succeeds if nothing is printed, and the script would go on without the
+/// lock. So a failure is something to evaluate, too.
+pub(crate) fn fail_in_eval(code: u8) {
+    // If nobody reads it, there is nobody to stop.
+    let _ = out::print(&format!("(exit {code})\n"));
+}
+
 /// Renews by owner.
 pub(crate) async fn renew(args: &Renew, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
     let owner = owner(args.owner.as_deref())?;

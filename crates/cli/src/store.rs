@@ -25,6 +25,31 @@ pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
     }
 }
 
+/// The same store for a command that may change its directory: with a path that means the same there, and
+/// without options, which are for whoever was given them.
+pub(crate) fn url_for_the_command(url: &str) -> String {
+    let Some(rest) = url.strip_prefix("sqlite:") else { return url.to_owned() };
+    let path = rest.split_once('?').map_or(rest, |(path, _)| path);
+    let path = path.strip_prefix("//").unwrap_or(path);
+    match std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok()) {
+        Some(path) => format!("sqlite:{path}"),
+        None => url.to_owned(),
+    }
+}
+
+/// Connects to a store that others can see as well: a lock in our own memory would exclude nobody.
+pub(crate) async fn open_shared(given: Option<&str>) -> Result<Fencepost, Failure> {
+    let fp = open(given).await?;
+    if fp.guarantees().backend == "memory" {
+        return Err(fencepost::Error::refused(
+            "memory: is the memory of one process, and ends with this command: name a store that \
+             others share (sqlite:PATH)",
+        )
+        .into());
+    }
+    Ok(fp)
+}
+
 /// Connects to that store.
 pub(crate) async fn open(given: Option<&str>) -> Result<Fencepost, Failure> {
     Ok(Fencepost::connect(&url(given)?).await?)

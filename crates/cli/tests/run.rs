@@ -5,7 +5,7 @@
 mod common;
 
 use std::io::Write as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use common::{
     LIMIT, Store, children_of, heard, is_running, running_in_group, wait_for, wait_for_text,
@@ -281,4 +281,48 @@ fn a_release_that_fails_does_not_hide_the_commands_own_code() {
     assert_eq!(code, Some(6), "{err}");
     assert!(err.contains("could not be released") && err.contains("lease"), "{err}");
     wait_for("the lease to end", LIMIT, || store.holder("x").is_none());
+}
+
+/// Each link of the chain starts the next and ends, faster than a list of processes is read. The lock was once
+/// released while such a chain went on.
+#[test]
+fn a_chain_of_processes_does_not_outlive_the_lock() {
+    let store = Store::new();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chain.c");
+    let chain = store.path("chain");
+    assert!(Command::new("cc").args(["-o"]).arg(&chain).arg(source).status().unwrap().success());
+    let next = "echo NEXT >> log; i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done";
+    for _ in 0..20 {
+        let (code, _, err) = store.say(&["run", "x", "--", "sh", "-c", "./chain & exit 0"]);
+        assert_eq!(code, Some(0), "{err}");
+        let (code, _, err) = store.say(&["run", "x", "--", "sh", "-c", next]);
+        assert_eq!(code, Some(0), "{err}");
+        let log = std::fs::read_to_string(store.path("log")).unwrap();
+        assert!(log.ends_with("NEXT\n"), "the chain went on without the lock");
+    }
+}
+
+/// A relative path would be another file, and so another store, in another directory.
+#[test]
+fn the_command_finds_the_same_store_from_any_directory() {
+    let store = Store::new();
+    std::fs::create_dir(store.path("elsewhere")).unwrap();
+    let script = format!("cd elsewhere; {} ls --json", env!("CARGO_BIN_EXE_fencepost"));
+    let url = "sqlite:rel.db?adopt=true";
+    let (code, out, err) = store.say(&["run", "--on", url, "x", "--", "sh", "-c", &script]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains(r#""name":"x""#), "{out}");
+}
+
+/// A watchdog that somebody stopped is continued before it is needed.
+#[test]
+fn a_stopped_watchdog_is_continued() {
+    let store = Store::new();
+    let holder = store.start(&["run", "x", "--", "sh", "-c", "echo up > up; exec sleep 1000"]);
+    wait_for_text(&store.path("up"));
+    let watchdog = children_of(holder.id(), "__watchdog")[0];
+    let state = || std::fs::read_to_string(format!("/proc/{watchdog}/stat")).unwrap();
+    kill_process(Pid::from_raw(watchdog).unwrap(), Signal::STOP).unwrap();
+    wait_for("it goes on", LIMIT, || !state().contains(") T "));
+    holder.signal(Signal::TERM);
 }

@@ -98,3 +98,19 @@ fn the_owner_is_in_no_log() {
         assert!(!log.contains(&owner) && !out.contains(&owner), "{log}");
     }
 }
+
+/// `eval ""` succeeds, so a script that evaluates nothing would go on without the lock.
+#[test]
+fn a_script_that_evals_a_failed_acquire_stops() {
+    let store = Store::new();
+    let holder = store.start(&["run", "x", "--", "sleep", "1000"]);
+    wait_for("the holder", LIMIT, || store.holder("x").is_some());
+    for (arguments, wanted) in [("--no-wait x", 75), ("--bogus x", 64), ("''", 64)] {
+        let script = format!(r#"eval "$("$0" acquire {arguments})" || exit; echo UNLOCKED"#);
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_fencepost")]);
+        let (code, out, err) = heard(&command.env("FENCEPOST_URL", store.url()).output().unwrap());
+        assert_eq!((code, out.as_str()), (Some(wanted), ""), "{arguments}: {err}");
+    }
+    holder.signal(rustix::process::Signal::TERM);
+}

@@ -10,7 +10,10 @@ use rusqlite::Connection;
 fn refused(store: &Store, url: &str, expected: i32, words: &[&str]) {
     for line in [&["run", "x", "--", "echo", "never"][..], &["acquire", "x"], &["ls"]] {
         let (code, out, err) = store.say(&[&["--on", url], line].concat());
-        assert_eq!((code, out.as_str()), (Some(expected), ""), "{line:?}: {err}");
+        // What `acquire` prints is evaluated by a script, which must not go on.
+        let stops =
+            if line[0] == "acquire" { format!("(exit {expected})\n") } else { String::new() };
+        assert_eq!((code, out), (Some(expected), stops), "{line:?}: {err}");
         assert_eq!(err.lines().count(), 1, "{err}");
         assert!(err.starts_with("fencepost: "), "{err}");
         for word in words {
@@ -94,4 +97,18 @@ fn a_file_of_another_machine() {
     let adopted = format!("{}?adopt=true", store.url());
     assert_eq!(store.say(&["--on", &adopted, "run", "x", "--", "true"]).0, Some(0));
     store.assert_empty();
+}
+
+/// A lock in the memory of one command would exclude nobody.
+#[test]
+fn the_memory_of_one_command_is_no_store_for_a_lock() {
+    let store = Store::new();
+    let uses: [&[&str]; 3] =
+        [&["run", "x", "--", "true"], &["acquire", "x"], &["break", "x", "--yes"]];
+    for arguments in uses {
+        let arguments = [&["--on", "memory:"], arguments].concat();
+        let (code, _, err) = store.say(&arguments);
+        assert_eq!(code, Some(78), "{err}");
+        assert!(err.contains("memory:") && err.contains("sqlite:PATH"), "{err}");
+    }
 }

@@ -126,3 +126,16 @@ fn a_process_that_leaves_the_group_is_beyond_reach_and_delays_the_takeover() {
     std::fs::write(scene.store.path("stop"), "").unwrap();
     scene.end();
 }
+
+/// Whoever comes after the crash, and after somebody has looked around, need not wait for the lease either.
+#[test]
+fn one_who_comes_after_the_crash_does_not_wait_for_the_lease() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--ttl", "1h", "x", "--", "sh", "-c", WORK]);
+    let group = wait_for_text(&store.path("group")).parse().unwrap();
+    holder.signal(Signal::KILL);
+    wait_for("the group's end", LIMIT, || running_in_group(group).is_empty());
+    store.say(&["ls"]);
+    // The watchdog ends last, a moment after the group.
+    wait_for("a grant", LIMIT, || store.say(&["run", "--no-wait", "x", "--", "true"]).0 == Some(0));
+}

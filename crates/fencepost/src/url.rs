@@ -87,6 +87,11 @@ pub fn default_url() -> Result<String> {
             )
         })?;
     match state.join("fencepost/locks.db").to_str() {
+        Some(path) if path.contains('?') => Err(Error::invalid(format!(
+            "the state directory {} has a `?` in its name, which ends the path in a URL: set \
+             XDG_STATE_HOME to another",
+            state.display()
+        ))),
         Some(path) => Ok(format!("sqlite:{path}")),
         None => Err(Error::invalid(format!(
             "the state directory {} is not UTF-8: name a store (sqlite:PATH)",

@@ -58,7 +58,10 @@ impl Spawned {
             .args(arguments)
             .env("FENCEPOST_NAME", environment.name)
             .env("FENCEPOST_TOKEN", environment.token.to_string())
-            .env("FENCEPOST_URL", environment.url);
+            .env("FENCEPOST_URL", environment.url)
+            // What a script around us may have got from `acquire` is of another lock.
+            .env_remove("FENCEPOST_OWNER")
+            .env_remove("FENCEPOST_TTL_MS");
         sys::prepare_child(&mut command, setup(getpid())?);
         let process = command.spawn().map_err(|error| why_not(program, &error))?;
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);

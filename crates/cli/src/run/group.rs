@@ -36,6 +36,17 @@ impl Group {
         self.signal(Signal::CONT);
     }
 
+    /// Whether nothing of the group runs any more, so that it stays so. A look alone can miss a process that
+    /// forks and exits between the listing and its entry; after a KILL nobody can fork, so a second look
+    /// misses nobody. It is sent only if the first look found the group empty.
+    pub(crate) fn is_gone(&self) -> bool {
+        if self.alive() {
+            return false;
+        }
+        self.signal(Signal::KILL);
+        !self.alive()
+    }
+
     /// Whether anything of the group still runs. A zombie does not.
     pub(crate) fn alive(&self) -> bool {
         if !self.is_ours() || test_kill_process_group(self.id) == Err(Errno::SRCH) {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::record::Record;
 use super::watchdog;
@@ -58,6 +59,14 @@ impl Leash {
     pub(crate) fn tell(&self, record: Record) -> io::Result<()> {
         rustix::io::write(&self.pipe, &record.to_bytes())?;
         Ok(())
+    }
+
+    /// Continues it, in case somebody stopped it: a stopped watchdog watches nothing.
+    pub(crate) fn wake(&self) {
+        if let Some(id) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
+            // It is our child and not reaped before it is asked how it stands: the number is its own.
+            let _ = kill_process(id, Signal::CONT);
+        }
     }
 
     /// A copy of our end of the pipe, for the command's process to announce itself.

@@ -20,6 +20,9 @@ use super::terminal::Terminal;
 use crate::exit::say;
 use crate::signals::Signals;
 
+/// How long we trust that we would be told.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// When the group is ended, reckoned back from the guard's deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
@@ -104,7 +107,7 @@ impl Supervisor<'_> {
         let ended = loop {
             self.look(&mut progress);
             if let Some(ended) = progress.ended {
-                if !progress.group.alive() {
+                if progress.group.is_gone() {
                     break ended;
                 }
                 self.end_the_rest(&mut progress);
@@ -184,6 +187,11 @@ impl Supervisor<'_> {
     /// A watchdog that was killed is replaced, or the command may not go on.
     fn keep_watched(&mut self, progress: &mut Progress) {
         let standing = self.leash.as_mut().map_or(Standing::Gone, Leash::standing);
+        if standing == Standing::Watching
+            && let Some(leash) = &self.leash
+        {
+            leash.wake();
+        }
         if standing != Standing::Gone || progress.lost.is_some() || progress.unwatched {
             return;
         }
@@ -325,6 +333,9 @@ impl Progress {
             return now + self.gap;
         }
         let term_at = schedule.term_at(self.deadline);
-        if now < term_at { term_at } else { self.deadline.max(now + Duration::from_millis(1)) }
+        let next =
+            if now < term_at { term_at } else { self.deadline.max(now + Duration::from_millis(1)) };
+        // Whoever started us may have blocked SIGCHLD, and a stopped watchdog sends nothing.
+        next.min(now + LOOK_AGAIN)
     }
 }

@@ -112,6 +112,12 @@ fn real_path(path: &Path) -> Result<PathBuf> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::invalid(format!("{} names no file: write sqlite:PATH", path.display())));
     };
+    if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        return Err(Error::invalid(format!(
+            "{} is not a regular file: name one, or one to be made (sqlite:PATH)",
+            path.display()
+        )));
+    }
     make_directory(parent)?;
     let path =
         path.canonicalize().or_else(|_| parent.canonicalize().map(|parent| parent.join(name)));
