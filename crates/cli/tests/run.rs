@@ -128,7 +128,7 @@ fn signals_are_passed_on_to_the_whole_group() {
 #[test]
 fn an_ignored_signal_stays_ignored() {
     let store = Store::new();
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     command
         .args(["-c", "trap '' HUP; exec \"$0\" run x -- sh -c 'kill -HUP $$; echo alive'"])
         .arg(env!("CARGO_BIN_EXE_fencepost"))
@@ -142,7 +142,7 @@ fn what_the_command_leaves_running_is_ended_before_the_lock_is_free() {
     let store = Store::new();
     let script = "sh -c \"trap '' TERM; echo \\$PPID > group; read never < fifo\" & sleep 1000 & \
                   until [ -s group ]; do sleep 0.01; done; exit 5";
-    std::process::Command::new("mkfifo").arg(store.path("fifo")).status().unwrap();
+    Command::new("mkfifo").arg(store.path("fifo")).status().unwrap();
     let (code, _, err) = store.say(&["run", "--ttl", "2s", "x", "--", "sh", "-c", script]);
     assert_eq!(code, Some(5), "{err}");
     assert!(err.contains("left 2 processes running") && err.lines().count() == 1, "{err}");
