@@ -1,6 +1,5 @@
 //! Which store, and the way to it.
 
-use std::env::VarError;
 use std::time::Duration;
 
 use fencepost::Fencepost;
@@ -13,15 +12,9 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The URL that was given, else `FENCEPOST_URL`, else that of the embedded store.
 pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
-    if let Some(url) = given {
-        return Ok(url.to_owned());
-    }
-    match std::env::var("FENCEPOST_URL") {
-        Ok(url) if !url.is_empty() => Ok(url),
-        Ok(_) | Err(VarError::NotPresent) => Ok(fencepost::default_url()?),
-        Err(VarError::NotUnicode(_)) => {
-            Err(Failure::usage("FENCEPOST_URL is not UTF-8: set it to a store URL"))
-        }
+    match given {
+        Some(url) => Ok(url.to_owned()),
+        None => Ok(fencepost::env_url()?),
     }
 }
 

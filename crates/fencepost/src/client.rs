@@ -52,7 +52,7 @@ impl Fencepost {
     /// Connects to what `FENCEPOST_URL` names or, if it is unset or empty, to the embedded store under
     /// the user's state directory.
     pub async fn from_env() -> Result<Self> {
-        Self::connect(&crate::url::from_env()?).await
+        Self::connect(&crate::url::env_url()?).await
     }
 
     /// A client over any backend, on any clock: the seam for a backend of your own, and for tests that

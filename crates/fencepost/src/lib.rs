@@ -50,5 +50,5 @@ pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl};
 pub use guard::{Changes, Guard};
 pub use hold::GuardState;
 pub use lock::{DEFAULT_TTL, Lock};
-pub use url::default_url;
+pub use url::{default_url, env_url};
 pub use watch::Watch;

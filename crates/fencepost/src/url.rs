@@ -64,7 +64,7 @@ fn parse_sqlite(rest: &str) -> Result<Url> {
 }
 
 /// The URL that `FENCEPOST_URL` holds, else that of the embedded store.
-pub(crate) fn from_env() -> Result<String> {
+pub fn env_url() -> Result<String> {
     match std::env::var("FENCEPOST_URL") {
         Ok(url) if !url.is_empty() => Ok(url),
         Ok(_) | Err(std::env::VarError::NotPresent) => default_url(),
