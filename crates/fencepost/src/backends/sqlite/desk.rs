@@ -5,8 +5,7 @@
 //! explains them.
 //!
 //! Who runs it? A caller who finds the desk free runs its own job there and then: handing it to another
-//! thread and back costs two wake-ups, which is about a third of the whole (docs/decisions/0004). It
-//! blocks for one commit at most. Whatever would take longer, because another process has the file or more
+//! thread and back costs two wake-ups (docs/decisions/0004). It blocks for one commit at most. Whatever would take longer, because another process has the file or more
 //! jobs came meanwhile, is left to the desk's own thread, which can wait. The client's own runtime never
 //! runs jobs: its thread must be free to tell guards of their deadline even when the disk hangs.
 

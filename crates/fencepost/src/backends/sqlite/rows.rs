@@ -56,12 +56,13 @@ impl Holder {
     }
 }
 
-const HOLDER: &str = "owner, token, ttl_ms, label, granted, deadline, pid, presence";
-
 pub(super) fn holder(db: &Connection, name: &LockName) -> rusqlite::Result<Option<Holder>> {
-    db.prepare_cached(&format!("SELECT {HOLDER} FROM locks WHERE name = ?"))?
-        .query_row([name.as_str()], Holder::read)
-        .optional()
+    db.prepare_cached(
+        "SELECT owner, token, ttl_ms, label, granted, deadline, pid, presence FROM locks \
+         WHERE name = ?",
+    )?
+    .query_row([name.as_str()], Holder::read)
+    .optional()
 }
 
 /// A place in line.
