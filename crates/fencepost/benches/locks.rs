@@ -248,24 +248,26 @@ fn idle(processes: usize, span: Duration) -> Outcome<()> {
     while runtime.block_on(fp.inspect("hand-off"))?.waiting < processes {
         std::thread::yield_now();
     }
-    let (before, start) = (cpu_ticks(&waiters)?, BootClock.now());
+    let (before, start) = (cpu_nanos(&waiters)?, BootClock.now());
     runtime.block_on(BootClock.alarm(start + span));
-    let (spent, took) = (cpu_ticks(&waiters)? - before, BootClock.now().since(start));
+    let (spent, took) = (cpu_nanos(&waiters)? - before, BootClock.now().since(start));
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    let share = spent as f64 / 100.0 / took.as_secs_f64() * 100.0;
+    let share = spent as f64 / 1e9 / took.as_secs_f64() * 100.0;
     println!("sqlite: {processes} processes waiting for one lock");
     println!("  all of them use {share:.2}% of one core");
     runtime.block_on(guard.release())?;
     Ok(())
 }
 
-/// User and system time of all of them, in hundredths of a second.
-fn cpu_ticks(waiters: &Waiters) -> Outcome<u64> {
-    let mut ticks = 0;
+/// Time on a processor of all threads of all of them, in nanoseconds. The ticks in `stat` are too coarse:
+/// they miss most of what wakes and sleeps again within one.
+fn cpu_nanos(waiters: &Waiters) -> Outcome<u64> {
+    let mut nanos = 0;
     for (child, _) in &waiters.0 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
-        let fields: Vec<&str> = stat[stat.rfind(')').ok_or("no name")?..].split(' ').collect();
-        ticks += fields[12].parse::<u64>()? + fields[13].parse::<u64>()?;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", child.id()))? {
+            let spent = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+            nanos += spent.split(' ').next().ok_or("no time")?.parse::<u64>()?;
+        }
     }
-    Ok(ticks)
+    Ok(nanos)
 }
