@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args::Break;
 use crate::exit::{self, Failure};
-use crate::{out, take};
+use crate::out;
 
 /// Asks, breaks, and prints the token that every later grant will be above.
 pub(crate) async fn break_lock(args: &Break, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
@@ -15,7 +15,7 @@ pub(crate) async fn break_lock(args: &Break, fp: &Fencepost, json: bool) -> Resu
     let holder = fp.inspect(name).await?.holder;
     if !args.yes {
         let Some(holder) = &holder else { return nothing(name, json) };
-        let question = format!("lock \"{name}\" {}", take::who(holder));
+        let question = format!("lock \"{name}\" {}", holder.in_words());
         if !std::io::stdin().is_terminal() {
             return Err(Failure::usage(format!(
                 "{question}; to break it without asking use --yes"
@@ -31,15 +31,16 @@ pub(crate) async fn break_lock(args: &Break, fp: &Fencepost, json: bool) -> Resu
             "name": name,
             "broken": {
                 "label": broken.label.as_str(),
-                "token": broken.token.get(),
+                "token": broken.token.map(fencepost::Token::get),
                 "floor": broken.floor.get(),
             },
         }))?;
         return Ok(exit::OK);
     }
+    let with = broken.token.map_or_else(String::new, |token| format!(" with token {token}"));
     out::done(&format!(
-        "broke \"{name}\": {} held it with token {}; every later token is above {}\n",
-        broken.label, broken.token, broken.floor
+        "broke \"{name}\": {} held it{with}; every later token is above {}\n",
+        broken.label, broken.floor
     ))
 }
 

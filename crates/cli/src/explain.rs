@@ -26,7 +26,10 @@ pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
         ("waiters", format!("{order}; {}", guarantees.wake)),
         ("a lease ends by", guarantees.clock.to_owned()),
     ];
-    let facts: Vec<_> = facts.map(|(what, value)| vec![what.to_owned(), value]).into();
+    let mut facts: Vec<_> = facts.map(|(what, value)| vec![what.to_owned(), value]).into();
+    for (what, value) in &guarantees.found {
+        facts.push(vec![format!("found {what}"), value.clone()]);
+    }
     let mut rows =
         vec![["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"].map(str::to_owned).to_vec()];
     for (fault, kept) in guarantees.rows() {
@@ -50,6 +53,11 @@ fn as_json(guarantees: &Guarantees) -> Value {
         Correctness::Fit => json!({ "fit": true }),
         Correctness::Unfit { why, remedy } => json!({ "fit": false, "why": why, "remedy": remedy }),
     };
+    let found: serde_json::Map<String, Value> = guarantees
+        .found
+        .iter()
+        .map(|(what, value)| ((*what).into(), value.clone().into()))
+        .collect();
     let under: Vec<Value> = guarantees
         .rows()
         .map(|(fault, kept)| {
@@ -68,6 +76,8 @@ fn as_json(guarantees: &Guarantees) -> Value {
         "fifo": guarantees.fifo,
         "wake": guarantees.wake,
         "clock": guarantees.clock,
+        "longest_ttl_ms": guarantees.longest.as_millis(),
+        "found": found,
         "under": under,
     })
 }

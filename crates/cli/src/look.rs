@@ -8,7 +8,6 @@ use crate::args::{Show, Watch};
 use crate::exit::{self, Failure};
 use crate::out::{self, Reader};
 use crate::signals::Signals;
-use crate::take;
 
 /// Lists every lock that is held or waited for.
 pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
@@ -21,15 +20,15 @@ pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
     let mut rows: Vec<Vec<String>> =
         vec![["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"].map(str::to_owned).into()];
     for lock in &locks {
-        let cell = |read: fn(&HolderInfo) -> String| {
-            lock.holder.as_ref().map_or_else(|| "-".to_owned(), read)
+        let cell = |read: fn(&HolderInfo) -> Option<String>| {
+            lock.holder.as_ref().and_then(read).unwrap_or_else(|| "-".to_owned())
         };
         rows.push(vec![
             lock.name.to_string(),
-            cell(|holder| holder.label.to_string()),
-            cell(|holder| holder.token.to_string()),
-            cell(|holder| short(holder.held_for)),
-            cell(|holder| short(holder.remaining)),
+            cell(|holder| Some(holder.label.to_string())),
+            cell(|holder| holder.token.map(|token| token.to_string())),
+            cell(|holder| holder.held_for.map(short)),
+            cell(|holder| holder.remaining.map(short)),
             lock.waiting.to_string(),
         ]);
     }
@@ -48,10 +47,11 @@ pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, 
     match &info.holder {
         Some(holder) => {
             row("holder", holder.label.to_string());
-            row("token", holder.token.to_string());
-            row("held for", short(holder.held_for));
-            row("lease left", short(holder.remaining));
-            row("ttl", short(holder.ttl.as_duration()));
+            let known = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+            row("token", known(holder.token.map(|token| token.to_string())));
+            row("held for", known(holder.held_for.map(short)));
+            row("lease left", known(holder.remaining.map(short)));
+            row("ttl", known(holder.ttl.map(|ttl| short(ttl.as_duration()))));
         }
         None => row("holder", "none: the lock is free".to_owned()),
     }
@@ -90,7 +90,7 @@ pub(crate) async fn watch(args: &Watch, fp: &Fencepost, json: bool) -> Result<u8
 fn in_words(info: &LockInfo) -> String {
     match &info.holder {
         Some(holder) => {
-            format!("\"{}\" {}, {} waiting", info.name, take::who(holder), info.waiting)
+            format!("\"{}\" {}, {} waiting", info.name, holder.in_words(), info.waiting)
         }
         None => format!("\"{}\" is free, {} waiting", info.name, info.waiting),
     }
@@ -102,10 +102,10 @@ pub(crate) fn as_json(info: &LockInfo) -> Value {
     let holder = info.holder.as_ref().map(|holder| {
         json!({
             "label": holder.label.as_str(),
-            "token": holder.token.get(),
-            "ttl_ms": holder.ttl.as_millis(),
-            "held_ms": millis(holder.held_for),
-            "left_ms": millis(holder.remaining),
+            "token": holder.token.map(fencepost::Token::get),
+            "ttl_ms": holder.ttl.map(fencepost::Ttl::as_millis),
+            "held_ms": holder.held_for.map(millis),
+            "left_ms": holder.remaining.map(millis),
         })
     });
     let waiters: Vec<Value> = info
@@ -117,7 +117,7 @@ pub(crate) fn as_json(info: &LockInfo) -> Value {
         .collect();
     json!({
         "name": info.name.as_str(),
-        "token": info.holder.as_ref().map(|holder| holder.token.get()),
+        "token": info.holder.as_ref().and_then(|holder| holder.token).map(fencepost::Token::get),
         "holder": holder,
         "waiting": info.waiting,
         "waiters": waiters,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use fencepost::backend::{HolderInfo, short};
 use fencepost::{Fencepost, Guard};
 
 use crate::args::{Class, Taking};
@@ -62,20 +61,9 @@ pub(crate) async fn take(
 /// What to say when somebody else has the lock and we were not to wait.
 async fn held(fp: &Fencepost, name: &str) -> Failure {
     let holder = fp.inspect(name).await.ok().and_then(|info| info.holder);
-    let who = holder.map_or_else(|| "was held a moment ago".to_owned(), |holder| who(&holder));
+    let who = holder.map_or_else(|| "was held a moment ago".to_owned(), |holder| holder.in_words());
     let message = format!("lock \"{name}\" {who}; wait for it (--wait 10s) or try later");
     Failure::new(exit::HELD, "held", message)
-}
-
-/// A holder in words.
-pub(crate) fn who(holder: &HolderInfo) -> String {
-    format!(
-        "is held by {} (token {}) for {}, its lease runs another {} unless renewed",
-        holder.label,
-        holder.token,
-        short(holder.held_for),
-        short(holder.remaining),
-    )
 }
 
 /// `host:pid`, as the library has it too; here because the waiting line looks for it in the queue.

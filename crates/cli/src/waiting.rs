@@ -37,12 +37,11 @@ pub(crate) async fn show(fp: &Fencepost, name: &str, own_label: &str) -> Infalli
 
 fn describe(info: &LockInfo, own_label: &str) -> String {
     let holder = match &info.holder {
-        Some(holder) => format!(
-            "held by {} for {}, lease {} left",
-            holder.label,
-            short(holder.held_for),
-            short(holder.remaining)
-        ),
+        Some(holder) => {
+            let known = |span: Option<Duration>| span.map_or_else(|| "?".to_owned(), short);
+            let (held, left) = (known(holder.held_for), known(holder.remaining));
+            format!("held by {} for {held}, lease {left} left", holder.label)
+        }
         None => "free".to_owned(),
     };
     let ahead = info.waiters.iter().position(|waiter| waiter.label.as_str() == own_label);

@@ -3,62 +3,28 @@
 //! Side by side in one run, since machines are noisy: the library on `sqlite:` against the same two
 //! transactions by hand; hand-off between processes; what it costs to wait.
 
-use std::io::{BufRead, BufReader, Read, Write};
+#[path = "common/mod.rs"]
+mod common;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use common::{
+    NAME, Outcome, Waiters, by_the_clock, cpu_nanos, cycles, full, percentiles, rate, runtime,
+};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use rusqlite::{Connection, TransactionBehavior};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
-
 fn main() -> Outcome<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [role, url, rounds] = arguments.as_slice()
-        && role == "waiter"
-    {
-        return waiter(url, rounds.parse()?);
+    if common::is_waiter()? {
+        return Ok(());
     }
-    // `cargo test` runs benchmarks too, to see that they work.
-    let full = arguments.iter().any(|argument| argument == "--bench");
-    let scale = if full { 1 } else { 50 };
+    let scale = if full() { 1 } else { 50 };
     memory(200_000 / scale)?;
     sqlite_by_hand(4_000 / scale)?;
     hand_off(16, 400 / scale)?;
-    idle(20, Duration::from_secs(if full { 10 } else { 1 }))
-}
-
-fn runtime() -> Outcome<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
-}
-
-/// Runs `cycles` of acquire and release from each of `tasks` tasks, each on a name of its own.
-fn cycles(
-    runtime: &tokio::runtime::Runtime,
-    fp: &Fencepost,
-    tasks: usize,
-    cycles: usize,
-) -> Outcome<Duration> {
-    let start = BootClock.now();
-    runtime.block_on(async {
-        let mut running = Vec::new();
-        for task in 0..tasks {
-            let fp = fp.clone();
-            running.push(tokio::spawn(async move {
-                let name = format!("bench/{task}");
-                for _ in 0..cycles {
-                    fp.lock(&name).acquire().await?.release().await?;
-                }
-                Ok::<(), fencepost::Error>(())
-            }));
-        }
-        for task in running {
-            task.await??;
-        }
-        Ok(BootClock.now().since(start))
-    })
+    idle(20, Duration::from_secs(if full() { 10 } else { 1 }))
 }
 
 fn memory(count: usize) -> Outcome<()> {
@@ -70,13 +36,6 @@ fn memory(count: usize) -> Outcome<()> {
         println!("  {tasks:>3} tasks  {}", rate(count, took));
     }
     Ok(())
-}
-
-fn rate(count: usize, took: Duration) -> String {
-    let seconds = took.as_secs_f64();
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    let count = count as f64;
-    format!("{:>9.0} cycles/s  {:>8.2} µs each", count / seconds, seconds / count * 1e6)
 }
 
 /// What somebody would write without us: one transaction to take the row and draw a token, one to delete
@@ -151,91 +110,14 @@ fn sqlite_by_hand(count: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// A process that takes one lock again and again, holds it for 5 ms, and says when.
-fn waiter(url: &str, rounds: usize) -> Outcome<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let fp = Fencepost::connect(url).await?;
-        println!("ready");
-        std::io::stdin().read_line(&mut String::new())?;
-        for _ in 0..rounds {
-            let asked = BootClock.now();
-            let guard = fp.lock("hand-off").acquire().await?;
-            let granted = BootClock.now();
-            BootClock.alarm(granted + Duration::from_millis(5)).await;
-            let (token, released) = (guard.token(), BootClock.now());
-            guard.release().await?;
-            println!("{token} {} {} {}", asked.as_nanos(), granted.as_nanos(), released.as_nanos());
-        }
-        Ok(())
-    })
-}
-
-struct Waiters(Vec<(Child, BufReader<std::process::ChildStdout>)>);
-
-impl Waiters {
-    fn start(count: usize, url: &str, rounds: usize) -> Outcome<Self> {
-        let mut waiters = Self(Vec::new());
-        for _ in 0..count {
-            let mut child = Command::new(std::env::current_exe()?)
-                .args(["waiter", url, &rounds.to_string()])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()?;
-            let lines = BufReader::new(child.stdout.take().ok_or("no stdout")?);
-            waiters.0.push((child, lines));
-        }
-        for (child, lines) in &mut waiters.0 {
-            lines.read_line(&mut String::new())?;
-            child.stdin.take().ok_or("no stdin")?.write_all(b"go\n")?;
-        }
-        Ok(waiters)
-    }
-}
-
-impl Drop for Waiters {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite:{}", directory.path().join("hand-off.db").display());
-    let mut waiters = Waiters::start(processes, &url, rounds.max(3))?;
-    let mut grants = Vec::new();
-    for (child, lines) in &mut waiters.0 {
-        for line in lines.by_ref().lines() {
-            let numbers: Result<Vec<u64>, _> = line?.split(' ').map(str::parse).collect();
-            if let [token, asked, granted, released] = numbers?[..] {
-                grants.push((token, asked, granted, released));
-            }
-        }
-        assert!(child.wait()?.success(), "a waiter failed");
-    }
-    grants.sort_unstable();
-    let gaps = grants.windows(2).filter_map(|pair| {
-        let ((_, _, _, released), (_, asked, granted, _)) = (pair[0], pair[1]);
-        // Only those who waited: at the end one process has the lock to itself.
-        (asked < released).then(|| granted.saturating_sub(released))
-    });
+    let (gaps, waits) = by_the_clock(&mut Waiters::start(processes, &url, rounds.max(3))?)?;
     println!("sqlite: hand-off on one name, {processes} processes, 5 ms holds");
-    println!("  hand-off   {}", percentiles(gaps.collect()));
-    let waits = grants.iter().map(|(_, asked, granted, _)| granted - asked);
-    println!("  wait       {}", percentiles(waits.collect()));
+    println!("  hand-off   {}", percentiles(gaps));
+    println!("  wait       {}", percentiles(waits));
     Ok(())
-}
-
-fn percentiles(mut nanos: Vec<u64>) -> String {
-    nanos.sort_unstable();
-    let at = |share: usize| {
-        let index = (nanos.len() * share / 100).min(nanos.len().saturating_sub(1));
-        Duration::from_nanos(nanos.get(index).copied().unwrap_or_default())
-    };
-    format!("p50 {:.2?}  p99 {:.2?}  max {:.2?}  of {}", at(50), at(99), at(100), nanos.len())
 }
 
 fn idle(processes: usize, span: Duration) -> Outcome<()> {
@@ -243,9 +125,9 @@ fn idle(processes: usize, span: Duration) -> Outcome<()> {
     let url = format!("sqlite:{}", directory.path().join("idle.db").display());
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(&url))?;
-    let guard = runtime.block_on(fp.lock("hand-off").acquire())?;
+    let guard = runtime.block_on(fp.lock(NAME).acquire())?;
     let waiters = Waiters::start(processes, &url, 1)?;
-    while runtime.block_on(fp.inspect("hand-off"))?.waiting < processes {
+    while runtime.block_on(fp.inspect(NAME))?.waiting < processes {
         std::thread::yield_now();
     }
     let (before, start) = (cpu_nanos(&waiters)?, BootClock.now());
@@ -257,17 +139,4 @@ fn idle(processes: usize, span: Duration) -> Outcome<()> {
     println!("  all of them use {share:.2}% of one core");
     runtime.block_on(guard.release())?;
     Ok(())
-}
-
-/// Time on a processor of all threads of all of them, in nanoseconds. The ticks in `stat` are too coarse:
-/// they miss most of what wakes and sleeps again within one.
-fn cpu_nanos(waiters: &Waiters) -> Outcome<u64> {
-    let mut nanos = 0;
-    for (child, _) in &waiters.0 {
-        for thread in std::fs::read_dir(format!("/proc/{}/task", child.id()))? {
-            let spent = std::fs::read_to_string(thread?.path().join("schedstat"))?;
-            nanos += spent.split(' ').next().ok_or("no time")?.parse::<u64>()?;
-        }
-    }
-    Ok(nanos)
 }

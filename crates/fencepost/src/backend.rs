@@ -160,26 +160,48 @@ pub struct Renewed {
 pub struct Broken {
     /// Who held the lock.
     pub label: Label,
-    /// The token of the broken grant.
-    pub token: Token,
+    /// The token of the broken grant, if it had one: see [`HolderInfo::token`].
+    pub token: Option<Token>,
     /// Drawn by the break: above the broken grant's, below every later one. Enter a fence with it to
     /// shut the broken holder out before anybody else has the lock.
     pub floor: Token,
 }
 
-/// Who holds a lock.
+/// Who holds a lock. Where a store is shared with clients that are not ours, such a holder may have no
+/// token, and the store may not know all of this.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HolderInfo {
     /// What a person reads as the holder.
     pub label: Label,
-    /// The fencing token of the grant.
-    pub token: Token,
+    /// The fencing token of the grant; `None` for another make of client that has none.
+    pub token: Option<Token>,
     /// The lease's TTL.
-    pub ttl: Ttl,
+    pub ttl: Option<Ttl>,
     /// How long ago the grant was made.
-    pub held_for: Duration,
-    /// How long the lease runs unless renewed.
-    pub remaining: Duration,
+    pub held_for: Option<Duration>,
+    /// How long the lease runs unless renewed; `None` if it has no end.
+    pub remaining: Option<Duration>,
+}
+
+impl HolderInfo {
+    /// A holder that is known to exist, and by what is left of its lease.
+    #[must_use]
+    pub fn stranger(remaining: Option<Duration>) -> Self {
+        let label = Label::new("another client").expect("a fixed label is valid");
+        Self { label, token: None, ttl: None, held_for: None, remaining }
+    }
+
+    /// The holder as a clause: "is held by ...".
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let token = self.token.map_or_else(|| "no token".into(), |token| format!("token {token}"));
+        let held = self.held_for.map_or_else(String::new, |span| format!(" for {}", short(span)));
+        let lease = match self.remaining {
+            Some(left) => format!("its lease runs another {} unless renewed", short(left)),
+            None => "its lease has no end".into(),
+        };
+        format!("is held by {} ({token}){held}, {lease}", self.label)
+    }
 }
 
 /// Who waits for a lock.
@@ -211,13 +233,20 @@ impl LockInfo {
     /// What tells this state from the next.
     #[must_use]
     pub fn glimpse(&self) -> Glimpse {
-        Glimpse { token: self.holder.as_ref().map(|holder| holder.token), waiting: self.waiting }
+        let holder = self.holder.as_ref();
+        Glimpse {
+            held: holder.is_some(),
+            token: holder.and_then(|holder| holder.token),
+            waiting: self.waiting,
+        }
     }
 }
 
 /// What an observer compares: who holds, and how many wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glimpse {
+    /// Whether anybody holds it.
+    pub held: bool,
     /// The holder's token.
     pub token: Option<Token>,
     /// How many wait.

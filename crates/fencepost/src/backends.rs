@@ -1,6 +1,8 @@
 //! The stores that can arbitrate, one module each.
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -9,11 +11,11 @@ use crate::error::Result;
 use crate::url::Url;
 
 #[cfg_attr(
-    not(feature = "sqlite"),
+    not(any(feature = "sqlite", feature = "redis")),
     expect(clippy::unused_async, reason = "the other stores have to be waited for")
 )]
 pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
-    #[cfg(not(feature = "sqlite"))]
+    #[cfg(not(any(feature = "sqlite", feature = "redis")))]
     let _ = around;
     match url {
         Url::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
@@ -26,5 +28,9 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
                 .map_err(|_| crate::Error::unreachable("opening the file panicked"))?
                 .map(Store::from)
         }
+        #[cfg(feature = "redis")]
+        Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
+        #[cfg(feature = "redis")]
+        Url::Redlock(_) => Err(crate::Error::refused("soon")),
     }
 }

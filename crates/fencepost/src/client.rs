@@ -38,6 +38,8 @@ pub(crate) struct Client {
     pub(crate) clock: Arc<dyn Clock>,
     /// `host:pid`, what a guard is labelled with unless the caller says otherwise.
     pub(crate) label: Label,
+    /// The longest TTL that the store takes.
+    pub(crate) longest: Ttl,
     closed: AtomicBool,
     background: Background,
 }
@@ -76,8 +78,9 @@ impl Fencepost {
         let keeper = Keeper::start(Arc::clone(&store.backend), Arc::clone(&clock), &runtime);
         background.drain_with(&keeper);
         let label = default_label()?;
+        let longest = store.backend.guarantees().longest;
         let closed = AtomicBool::new(false);
-        Ok(Self(Arc::new(Client { store, keeper, clock, label, closed, background })))
+        Ok(Self(Arc::new(Client { store, keeper, clock, label, longest, closed, background })))
     }
 
     /// Starts to describe a lock on `name`. Nothing happens until one of its acquires is awaited.
@@ -115,7 +118,7 @@ impl Fencepost {
     pub async fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
         let broken = self.0.store.backend.break_lock(LockName::new(name)?).await?;
         if let Some(broken) = &broken {
-            tracing::warn!(name, token = %broken.token, holder = %broken.label, "broken");
+            tracing::warn!(name, token = ?broken.token, holder = %broken.label, "broken");
         }
         Ok(broken)
     }

@@ -81,13 +81,7 @@ impl Error {
 
     pub(crate) fn held(name: &LockName, holder: Option<HolderInfo>) -> Self {
         let who = match &holder {
-            Some(holder) => format!(
-                "is held by {} (token {}) for {}, its lease runs another {} unless renewed",
-                holder.label,
-                holder.token,
-                crate::backend::short(holder.held_for),
-                crate::backend::short(holder.remaining),
-            ),
+            Some(holder) => holder.in_words(),
             None => "is held, or others wait for it first".into(),
         };
         let message = format!("lock \"{name}\" {who}; wait longer or try later");

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use fencepost_core::Ttl;
+
 /// What a store promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarantees {
@@ -17,6 +19,10 @@ pub struct Guarantees {
     pub wake: &'static str,
     /// Whose clock ends a lease.
     pub clock: &'static str,
+    /// The longest TTL that it takes.
+    pub longest: Ttl,
+    /// What was found on the server that this client is connected to, as a name and a value each.
+    pub found: Vec<(&'static str, String)>,
     /// What is kept under each fault, one row each, in the order of [`Fault::ALL`].
     pub under: [Kept; 7],
 }

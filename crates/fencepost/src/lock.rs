@@ -118,7 +118,7 @@ impl Lock {
             None => self.client.label.clone(),
         };
         self.check_bounds()?;
-        self.check_class()?;
+        self.check_store(ttl)?;
         let span = tracing::debug_span!("acquire", %name, ?wait);
         self.try_until_settled(name, ttl, label, wait).instrument(span).await
     }
@@ -246,12 +246,21 @@ impl Lock {
         Ok(())
     }
 
-    fn check_class(&self) -> Result<()> {
-        if !self.for_correctness {
+    fn check_store(&self, ttl: Ttl) -> Result<()> {
+        if !self.for_correctness && ttl <= self.client.longest {
             return Ok(());
         }
         let guarantees = self.client.store.backend.guarantees();
+        if ttl > guarantees.longest {
+            return Err(Error::invalid(format!(
+                "a TTL of {} is longer than the {} store takes: give at most {}",
+                short(ttl.as_duration()),
+                guarantees.backend,
+                short(guarantees.longest.as_duration()),
+            )));
+        }
         match guarantees.correctness {
+            _ if !self.for_correctness => Ok(()),
             Correctness::Fit => Ok(()),
             Correctness::Unfit { why, remedy } => Err(Error::refused(format!(
                 "the {} store can not be used for correctness: {why}; {remedy}",

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "redis")]
+use crate::backends::redis::{RedisUrl, RedlockUrl};
 use crate::error::{Error, Result};
 
 /// A store's address, parsed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Url {
     Memory {
         name: String,
@@ -15,9 +17,13 @@ pub(crate) enum Url {
         path: PathBuf,
         adopt: bool,
     },
+    #[cfg(feature = "redis")]
+    Redis(Box<RedisUrl>),
+    #[cfg(feature = "redis")]
+    Redlock(Box<RedlockUrl>),
 }
 
-const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH";
+const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -31,6 +37,23 @@ impl Url {
             "memory" => Ok(Self::Memory { name: rest.to_owned() }),
             #[cfg(feature = "sqlite")]
             "sqlite" => parse_sqlite(rest),
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" | "redis+unix" | "unix" => {
+                Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
+            }
+            #[cfg(feature = "redis")]
+            "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            #[cfg(feature = "redis")]
+            _ if scheme.starts_with("redis")
+                && (scheme.contains("cluster") || scheme.contains("sentinel")) =>
+            {
+                Err(Error::invalid(format!(
+                    "\"{}:\" is not supported: a lock there can be granted twice when a node is \
+                     replaced; name one server, redis://HOST, or several that know nothing of each \
+                     other, redlock://HOST,HOST,HOST",
+                    scheme.escape_debug()
+                )))
+            }
             // The rest of a URL may carry a password: it is not repeated.
             _ => Err(Error::invalid(format!(
                 "unknown URL scheme \"{}:\": use one of {KNOWN}",
@@ -61,6 +84,22 @@ fn parse_sqlite(rest: &str) -> Result<Url> {
         }
     }
     Ok(Url::Sqlite { path: PathBuf::from(path), adopt })
+}
+
+/// A span of time as a URL writes it: `500ms`, `30s`, `5m`, `2h`, `7d`.
+#[cfg(feature = "redis")]
+pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
+    let unit = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(unit);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 60 * 60 * 1000,
+        "d" => 24 * 60 * 60 * 1000,
+        _ => return None,
+    };
+    Some(std::time::Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(millis)?))
 }
 
 /// The URL that `FENCEPOST_URL` holds, else that of the embedded store.
@@ -106,7 +145,7 @@ mod tests {
 
     #[test]
     fn urls_name_stores() {
-        assert_eq!(Url::parse("memory:").unwrap(), Url::Memory { name: String::new() });
+        assert!(matches!(Url::parse("memory:").unwrap(), Url::Memory { name } if name.is_empty()));
     }
 
     #[cfg(feature = "sqlite")]
@@ -114,13 +153,12 @@ mod tests {
     fn urls_name_files() {
         for url in ["sqlite:/x/y.db", "sqlite:///x/y.db"] {
             let path = PathBuf::from("/x/y.db");
-            assert_eq!(Url::parse(url).unwrap(), Url::Sqlite { path, adopt: false });
+            let parsed = Url::parse(url).unwrap();
+            assert!(matches!(parsed, Url::Sqlite { path: p, adopt: false } if p == path), "{url}");
         }
         let path = PathBuf::from("y.db");
-        assert_eq!(
-            Url::parse("sqlite:y.db?adopt=true").unwrap(),
-            Url::Sqlite { path, adopt: true }
-        );
+        let parsed = Url::parse("sqlite:y.db?adopt=true").unwrap();
+        assert!(matches!(parsed, Url::Sqlite { path: p, adopt: true } if p == path));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 #[path = "conformance/memory.rs"]
 mod memory;
+#[cfg(feature = "redis")]
+#[path = "conformance/redis.rs"]
+mod redis;
 #[cfg(feature = "sqlite")]
 #[path = "conformance/sqlite.rs"]
 mod sqlite;
@@ -13,5 +16,7 @@ fn main() -> ExitCode {
         Box::new(memory::InMemory),
         #[cfg(feature = "sqlite")]
         Box::new(sqlite::InFile),
+        #[cfg(feature = "redis")]
+        Box::new(redis::OneServer),
     ])
 }

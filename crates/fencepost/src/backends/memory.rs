@@ -258,10 +258,10 @@ impl State {
         let deadline = self.wheel.deadline(Lease::Held(grant.token)).unwrap_or(now);
         Some(HolderInfo {
             label: grant.label.clone(),
-            token: grant.token,
-            ttl: grant.ttl,
-            held_for: now.since(since),
-            remaining: deadline.since(now),
+            token: Some(grant.token),
+            ttl: Some(grant.ttl),
+            held_for: Some(now.since(since)),
+            remaining: Some(deadline.since(now)),
         })
     }
 
@@ -333,7 +333,7 @@ impl Backend for Memory {
             self.version.send_modify(|version| *version += 1);
             Ok(match (effect, label) {
                 (Some(Effect::Broken { token, floor, .. }), Some(label)) => {
-                    Some(Broken { label, token, floor })
+                    Some(Broken { label, token: Some(token), floor })
                 }
                 _ => None,
             })
@@ -365,6 +365,8 @@ impl Backend for Memory {
             fifo: true,
             wake: "a waiter is woken directly",
             clock: "CLOCK_BOOTTIME of this host",
+            longest: Ttl::MAX,
+            found: Vec::new(),
             under: [
                 Kept::none_such(gone),
                 Kept::both("the lease ends, the guard is told on waking; fence the resource"),

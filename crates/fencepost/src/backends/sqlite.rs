@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId};
+use fencepost_core::{LockName, Moment, OwnerId, Ttl};
 
 use self::desk::Desk;
 use self::presence::Marks;
@@ -236,6 +236,8 @@ fn guarantees() -> Guarantees {
         fifo: true,
         wake: "the oldest is told through its Unix socket; all look again every 250 ms",
         clock: "CLOCK_BOOTTIME of this host",
+        longest: Ttl::MAX,
+        found: Vec::new(),
         under: [
             Kept::both("the next is granted once the last process of the holder is gone"),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),

@@ -252,7 +252,7 @@ pub(super) fn request(name: &str, owner: OwnerId, ttl: Duration) -> Verdict<Requ
 
 /// The token that the store shows for the present holder.
 pub(super) async fn shown_token(client: &Fencepost, name: &str) -> Verdict<Option<Token>> {
-    Ok(client.inspect(name).await?.holder.map(|holder| holder.token))
+    Ok(client.inspect(name).await?.holder.and_then(|holder| holder.token))
 }
 
 /// When the store may give the lock of this guard away, if no renewal comes: the guard's own deadline and

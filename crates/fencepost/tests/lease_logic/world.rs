@@ -83,7 +83,7 @@ impl World {
     /// What the store itself says, past the line.
     pub(crate) async fn memory_holder(&self, name: &str) -> Option<Token> {
         let info = self.memory.inspect(LockName::new(name).unwrap()).await.unwrap();
-        info.holder.map(|holder| holder.token)
+        info.holder.and_then(|holder| holder.token)
     }
 
     pub(crate) async fn memory_waiting(&self, name: &str) -> usize {

@@ -48,10 +48,10 @@ impl Holder {
     pub(super) fn info(self, now: Moment) -> HolderInfo {
         HolderInfo {
             label: self.label,
-            token: self.token,
-            ttl: self.ttl,
-            held_for: now.since(self.granted),
-            remaining: self.deadline.since(now),
+            token: Some(self.token),
+            ttl: Some(self.ttl),
+            held_for: Some(now.since(self.granted)),
+            remaining: Some(self.deadline.since(now)),
         }
     }
 }

@@ -250,5 +250,5 @@ pub(super) fn break_lock(
     db.prepare_cached("INSERT OR REPLACE INTO broken VALUES (?, ?)")?
         .execute((holder.owner.bits().to_be_bytes(), nanos(holder.deadline)))?;
     tell_next(sheet, marks, name)?;
-    Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
+    Ok(Some(Broken { label: holder.label, token: Some(holder.token), floor }))
 }

@@ -16,7 +16,7 @@ async fn break_tells_the_holder(scene: &Scene) -> Verdict {
     let broken = theirs.break_lock("break").await?;
     let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
     ensure!(broken.label.as_str() == "the holder", "broke the lock of {}", broken.label);
-    ensure!(broken.token == guard.token(), "broke {}, not {}", broken.token, guard.token());
+    ensure!(broken.token == Some(guard.token()), "broke {broken:?}, not {}", guard.token());
     // The next one need not wait for the holder to notice.
     let next = theirs.lock("break").ttl(LONG).acquire_within(SOON).await?;
     ensure!(next.token() > broken.floor, "token {}, floor {}", next.token(), broken.floor);

@@ -143,7 +143,8 @@ async fn a_frozen_holder_learns_of_its_loss_at_its_first_look(scene: &Scene) -> 
     let (token, _) = holder.granted(SOON).await?;
     holder.stop().await?;
     let stopped = now();
-    let lease = client.inspect("frozen").await?.holder.map_or(SHORT, |holder| holder.remaining);
+    let lease = client.inspect("frozen").await?.holder.and_then(|holder| holder.remaining);
+    let lease = lease.unwrap_or(SHORT);
     let next = client.lock("frozen").ttl(LONG).acquire_within(lease + SOON).await?;
     ensure!(next.token() > token, "token {} after {token}", next.token());
     // The order is in the pipe before it wakes: its answer is the holder's first look at its guard.
@@ -179,7 +180,7 @@ async fn a_killed_holder_is_followed_by_the_next(scene: &Scene) -> Verdict {
     until_waiting(&client, "killed", 1).await?;
     holder.kill()?;
     let killed = now();
-    let remaining = client.inspect("killed").await?.holder.map(|holder| holder.remaining);
+    let remaining = client.inspect("killed").await?.holder.and_then(|holder| holder.remaining);
     let limit = if presence { ttl / 3 } else { remaining.unwrap_or(ttl) + SOON };
     let next = within(limit, "the next one is granted", waiting).await???;
     ensure!(next.token() > token, "token {} after {token}", next.token());

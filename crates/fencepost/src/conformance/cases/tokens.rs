@@ -64,8 +64,8 @@ async fn tokens_rise_over_break(scene: &Scene) -> Verdict {
         ensure!(Some(guard.token()) > last, "token {} after floor {last:?}", guard.token());
         let broken = theirs.break_lock("break").await?;
         let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
-        ensure!(broken.token == guard.token(), "broke {}, not {}", broken.token, guard.token());
-        ensure!(broken.floor > broken.token, "floor {} for {}", broken.floor, broken.token);
+        ensure!(broken.token == Some(guard.token()), "broke {broken:?}, not {}", guard.token());
+        ensure!(broken.floor > guard.token(), "floor {} for {}", broken.floor, guard.token());
         last = Some(broken.floor);
     }
     Ok(())

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use fencepost_core::Ttl;
+
 use super::{Verdict, cases};
 use crate::conformance::scene::{
     LONG, SHORT, SOON, Scene, ensure, ensure_kind, now, until_free, until_waiting, within,
@@ -54,8 +56,8 @@ async fn within_times_out_and_names_the_holder(scene: &Scene) -> Verdict {
     match error.holder() {
         Some(holder) => {
             ensure!(holder.label.as_str() == "the holder", "the holder is named {}", holder.label);
-            ensure!(holder.token == guard.token(), "the holder has token {}", holder.token);
-            ensure!(holder.remaining <= holder.ttl.as_duration(), "{holder:?}");
+            ensure!(holder.token == Some(guard.token()), "the holder is {holder:?}");
+            ensure!(holder.remaining <= holder.ttl.map(Ttl::as_duration), "{holder:?}");
             ensure!(error.to_string().contains("the holder"), "\"{error}\" does not name it");
         }
         None => ensure!(false, "the error does not say who holds the lock"),
@@ -119,7 +121,7 @@ async fn a_guard_tells_its_state(scene: &Scene) -> Verdict {
         ensure!(state == GuardState::Held, "an undisturbed guard is {state:?}");
         ensure!(deadline > now(), "a renewal that was late already");
     }
-    let shown = client.inspect("state").await?.holder.map(|holder| holder.token);
+    let shown = client.inspect("state").await?.holder.and_then(|holder| holder.token);
     ensure!(shown == Some(guard.token()), "renewals changed the token to {shown:?}");
     Ok(guard.release().await?)
 }
@@ -187,7 +189,7 @@ async fn watch_follows_the_lock(scene: &Scene) -> Verdict {
     ensure!(first.holder.is_none(), "a free lock is shown as held");
     let guard = ours.lock("watched").ttl(LONG).acquire().await?;
     let held = within(SOON, "the grant is seen", watch.next()).await??;
-    let seen = held.holder.map(|holder| holder.token);
+    let seen = held.holder.and_then(|holder| holder.token);
     ensure!(seen == Some(guard.token()), "the watch saw {seen:?}, not {}", guard.token());
     guard.release().await?;
     let free = within(SOON, "the release is seen", watch.next()).await??;

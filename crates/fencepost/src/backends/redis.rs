@@ -1,0 +1,362 @@
+//! `redis://HOST:PORT/DB` a Redis that is there already. `rediss://` for TLS, `redis+unix:///PATH` for a socket.
+//!
+//! The lock is the key that every Redis lock client uses: its name, a string with the holder's id, set only
+//! if absent, with an expiry, deleted only by compare (keys.rs). So redis-py's `Lock`, npm `redlock` and
+//! others exclude us, and we them.
+//!
+//! *Why grants exclude:* each step is one script, and the server runs one script at a time. A grant is made
+//! only where the key is absent, and the key stays for the TTL from then on. A guard counts its deadline
+//! from before its request, so it is lost before the key is.
+//! *Why tokens rise:* the grant's script draws `max(last + 1, microseconds now)`, where `last` is kept
+//! beside the lock until the server's clock has passed it by the retention. If it is lost before, with
+//! all the data or by a failover, the time alone is higher than any token drawn so far.
+//! *Where that ends:* exclusion ends with the key: a server that restarts or fails over without its last
+//! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the record is lost and
+//! the clock is behind where it was. So a lock here is for correctness only on a server that syncs every
+//! write, has no replicas, evicts nothing, and has a clock like ours (found.rs).
+//!
+//! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every
+//! 250 ms. A release tells the first of them, and only that one; a free lock is given to nobody else of
+//! ours while the first one's place is kept. Other makes of client see neither queue nor word: they poll
+//! and may overtake. They publish nothing either, which is one reason to look every 250 ms.
+//! *Lateness:* a request may arrive after the one that should undo it, when it was sent on a connection that
+//! broke. A release that finds nothing leaves a note for its owner, and a late acquire finds it.
+
+mod address;
+mod answers;
+mod drift;
+mod ears;
+mod faults;
+mod found;
+mod keys;
+mod link;
+mod scripts;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+
+pub(crate) use self::address::{RedisUrl, RedlockUrl};
+pub(in crate::backends) use self::{
+    answers::{Answer, Listed, Seen, locks_from},
+    ears::Ears,
+    faults::{Fault, FaultKind},
+    found::Found,
+    keys::{Keys, Prefix},
+    link::{Heard, Link, STEPS},
+    scripts::{Arguments, Step},
+};
+use crate::backend::{
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
+    Renewed, Request, Surroundings, Wait,
+};
+use crate::error::{Error, Result};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::race::race;
+
+/// How long a waiter or an observer trusts what it saw.
+pub(in crate::backends) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long a waiter puts up with a server that can not be reached.
+pub(in crate::backends) const OUTAGE: Duration = Duration::from_secs(5);
+/// How long it leaves a server alone that just failed it.
+pub(in crate::backends) const BREATH: Duration = Duration::from_millis(50);
+/// How long an owner is remembered that was released before it came, at most.
+const REMEMBER: Duration = Duration::from_mins(1);
+
+/// A store on one Redis server.
+pub struct Redis {
+    link: Link,
+    around: Surroundings,
+    prefix: Prefix,
+    retention: Duration,
+    /// Under which the server's word reaches us.
+    client: String,
+    ears: Arc<Ears>,
+}
+
+impl Redis {
+    pub(crate) async fn open(url: RedisUrl, around: &Surroundings) -> Result<Arc<Self>> {
+        let ears = Arc::new(Ears::default());
+        let client = client_id()?;
+        let link = Link::open(url.address, around, client.clone(), Arc::clone(&ears));
+        link.live().await.map_err(Fault::into_error)?;
+        let (prefix, retention) = (url.options.prefix, url.options.retention);
+        Ok(Arc::new(Self { link, around: around.clone(), prefix, retention, client, ears }))
+    }
+
+    fn now(&self) -> Moment {
+        self.around.clock.now()
+    }
+
+    async fn step(&self, step: &Step, keys: &Keys, arguments: Arguments) -> Result<Answer, Fault> {
+        let heard = self.link.run(step, keys, &arguments).await?;
+        let answer = Answer::read(heard, step.verb, self.link.shown())?;
+        if answer.time > 0 {
+            self.link.note_time(answer.time, answer.sent);
+        }
+        Ok(answer)
+    }
+
+    /// One try, which stands in line if `waits`.
+    async fn ask(&self, ask: &Ask, waits: bool) -> Result<Asked, Fault> {
+        let Request { owner, ttl, label, .. } = &ask.request;
+        let (owner, ttl_ms) = (owner.reveal(), ttl.as_millis());
+        let mut arguments = Arguments::of([
+            &owner,
+            &ttl_ms,
+            &format_args!(" 0 - {owner} {ttl_ms} 0 {label}"),
+            &if waits { &*self.client } else { "" },
+            &self.retention.as_millis(),
+        ]);
+        if ttl.as_duration() > self.retention {
+            arguments.add("long");
+        }
+        let answer = self.step(&STEPS.acquire, &ask.keys, arguments).await?;
+        Ok(match answer.status {
+            1 => {
+                let (token, ttl) = answer.granted(*ttl)?;
+                let (sent, queued, presence) = (answer.sent, false, None);
+                Asked::Ended(Acquired::Granted(Grant { token, ttl, sent, queued, presence }))
+            }
+            2 => {
+                let (left, ahead) = answer.in_line()?;
+                Asked::InLine { left, first: ahead == 0 }
+            }
+            0 => Asked::Ended(Acquired::Held(answer.holder()?)),
+            3 => return Err(Fault::cut("this acquire was withdrawn before it arrived")),
+            _ => {
+                return Err(Fault {
+                    kind: FaultKind::Refused,
+                    message: format!("{} has no tokens left for this name", self.link.shown()),
+                });
+            }
+        })
+    }
+
+    async fn wait_in_line(&self, ask: &Ask, until: Moment) -> Result<Acquired> {
+        let ear = self.ears.open(ask.request.owner);
+        let mut out_since: Option<Moment> = None;
+        loop {
+            let in_time = self.now() < until;
+            let nap = match self.ask(ask, in_time).await {
+                Ok(Asked::Ended(acquired)) => return Ok(acquired),
+                Ok(Asked::InLine { left, first }) => {
+                    out_since = None;
+                    // Only the first in line counts on the lease's end: one is enough to see it.
+                    left.filter(|_| first).unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)
+                }
+                Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
+                Err(fault) => {
+                    let since = *out_since.get_or_insert(self.now());
+                    if !in_time || self.now().since(since) >= OUTAGE {
+                        return Err(fault.into_error());
+                    }
+                    BREATH
+                }
+            };
+            let alarm = self.around.clock.alarm((self.now() + nap).min(until));
+            race(ear.called(), alarm).await;
+        }
+    }
+
+    async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
+        let Renewal { name, owner, ttl } = renewal;
+        let keys = self.prefix.keys(name)?;
+        let ttl = ttl.map_or(0, Ttl::as_millis);
+        let arguments = Arguments::of([&owner.reveal(), &ttl, &self.retention.as_millis()]);
+        let answer = self.step(&STEPS.renew, &keys, arguments).await.map_err(Fault::into_error)?;
+        if answer.status == 1 {
+            let (token, ttl) = answer.granted(Ttl::MAX).map_err(Fault::into_error)?;
+            return Ok(Renewed { token, ttl, sent: answer.sent });
+        }
+        Err(Error::not_held(name, answer.why_not()))
+    }
+
+    async fn look(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
+        let keys = self.prefix.keys(name)?;
+        let heard = self.link.run(&STEPS.inspect, &keys, &Arguments::of([&shown])).await;
+        let seen = heard.and_then(|heard| Seen::read(heard, self.link.shown()));
+        Ok(seen.map_err(Fault::into_error)?.into_info(name.clone()))
+    }
+}
+
+struct Ask {
+    request: Request,
+    keys: Keys,
+}
+
+enum Asked {
+    Ended(Acquired),
+    InLine { left: Option<Duration>, first: bool },
+}
+
+/// How long an owner is remembered that was released before it came.
+pub(in crate::backends) fn remember(retention: Duration) -> u128 {
+    REMEMBER.min(retention).as_millis()
+}
+
+/// A name for this client that no other has.
+pub(in crate::backends) fn client_id() -> Result<String> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|error| {
+        Error::unreachable("the system has no random numbers for a client id").because(error)
+    })?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
+}
+
+impl Backend for Redis {
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+        Box::pin(async move {
+            let keys = self.prefix.keys(&request.name)?;
+            let ask = Ask { request, keys };
+            match wait {
+                Wait::No => match self.ask(&ask, false).await.map_err(Fault::into_error)? {
+                    Asked::Ended(acquired) => Ok(acquired),
+                    Asked::InLine { .. } => Ok(Acquired::Held(None)),
+                },
+                Wait::Until(until) => self.wait_in_line(&ask, until).await,
+                Wait::Forever => self.wait_in_line(&ask, Moment::NEVER).await,
+            }
+        })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+        Box::pin(async move {
+            // All are under way at once; the connection keeps their order.
+            futures_util::future::join_all(batch.iter().map(|renewal| self.renew_one(renewal)))
+                .await
+        })
+    }
+
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let keys = self.prefix.keys(&name)?;
+            let retention = self.retention;
+            let arguments =
+                Arguments::of([&owner.reveal(), &retention.as_millis(), &remember(retention)]);
+            let answer =
+                self.step(&STEPS.release, &keys, arguments).await.map_err(Fault::into_error)?;
+            match (answer.status, answer.why_not()) {
+                (1, _) => Ok(()),
+                // The connection broke after the server had done it.
+                (_, None | Some(LossCause::Expired)) if answer.again => Ok(()),
+                (_, why) => Err(Error::not_held(&name, why)),
+            }
+        })
+    }
+
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move {
+            let keys = self.prefix.keys(&name)?;
+            let arguments = Arguments::of([&self.retention.as_millis()]);
+            let answer =
+                self.step(&STEPS.break_lock, &keys, arguments).await.map_err(Fault::into_error)?;
+            match answer.status {
+                0 => Ok(None),
+                1 => answer.broken().map(Some).map_err(Fault::into_error),
+                _ => Err(Error::refused(format!("\"{name}\" has no tokens left"))),
+            }
+        })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move { self.look(&name, LockInfo::SHOWN_WAITERS).await })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        Box::pin(async move {
+            let names = locks_from(&self.link, &self.prefix).await.map_err(Fault::into_error)?;
+            let mut locks = Vec::new();
+            // In bunches: one after the other is slow, all at once would flood the server.
+            for bunch in names.into_iter().collect::<Vec<_>>().chunks(64) {
+                let asked = bunch.iter().map(|name| self.look(name, 0));
+                for info in futures_util::future::join_all(asked).await {
+                    let info = info?;
+                    if info.holder.is_some() || info.waiting > 0 {
+                        locks.push(info);
+                    }
+                }
+            }
+            Ok(locks)
+        })
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        let found = self.link.found();
+        let (synced, alone) =
+            found.as_ref().map_or((false, false), |found| (found.synced(), found.alone()));
+        let correctness = found.as_ref().map_or_else(
+            || Correctness::Unfit {
+                why: format!(
+                    "{} can not be reached, so nobody knows what it keeps",
+                    self.link.shown()
+                ),
+                remedy: "try again when it is back".into(),
+            },
+            Found::correctness,
+        );
+        let lines = found.map_or_else(Vec::new, |found| found.lines(self.link.jumps()));
+        Guarantees { correctness, found: lines, ..guarantees(synced, alone) }
+    }
+}
+
+/// What a server keeps that syncs every write, or does not, and that has no replicas, or may have.
+fn guarantees(synced: bool, alone: bool) -> Guarantees {
+    let tokens_only = |note| Kept { exclusion: Holds::No, tokens: Holds::Yes, note };
+    Guarantees {
+        backend: "redis",
+        scope: "all who use this server and database, other makes of client included",
+        correctness: Correctness::Fit,
+        fifo: true,
+        wake: "a release tells the first in line; all look again every 250 ms; other makes of client \
+               poll, and may overtake",
+        clock: "the server's wall clock",
+        longest: Ttl::MAX,
+        found: Vec::new(),
+        under: [
+            Kept::both("the lock is free when the lease has run out"),
+            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
+            if synced {
+                Kept::both("every write is synced before it is answered")
+            } else {
+                tokens_only(
+                    "held locks are forgotten; tokens rise unless the clock is behind as well",
+                )
+            },
+            if alone {
+                Kept::none_such("it has no replicas")
+            } else {
+                tokens_only(
+                    "a replica without the last writes grants again; tokens rise by its clock",
+                )
+            },
+            tokens_only("forwards: leases end early; backwards: late. A jump is reported"),
+            Kept::both(
+                "a holder that is cut off is told before its lease ends; nobody else is granted",
+            ),
+            tokens_only("held locks are forgotten; tokens rise unless the clock is behind as well"),
+        ],
+    }
+}
+
+impl Observe for Redis {
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move {
+            loop {
+                let info = self.inspect(name.clone()).await?;
+                if seen != Some(info.glimpse()) {
+                    return Ok(info);
+                }
+                self.around.clock.alarm(self.now() + LOOK_AGAIN).await;
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Redis({})", self.link.shown())
+    }
+}

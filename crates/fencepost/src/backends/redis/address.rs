@@ -1,0 +1,335 @@
+//! Which server a URL means, and how we use it.
+//!
+//! `redis://[USER][:PASSWORD@]HOST[:PORT][/DB]`, `rediss://` for TLS, `redis+unix:///PATH?db=N` for a socket,
+//! each with our options behind a `?`.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use fencepost_core::Ttl;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _,
+    ProtocolVersion, TlsCertificates,
+};
+
+use super::keys::Prefix;
+use crate::error::{Error, Result};
+use crate::url::span;
+
+/// One server, and the way to it.
+#[derive(Clone)]
+pub(crate) struct Address {
+    pub(in crate::backends) client: Client,
+    /// `host:port` or the socket's path: without secrets, for people.
+    pub(in crate::backends) shown: String,
+}
+
+/// What a URL asks for behind its `?`.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(in crate::backends) prefix: Prefix,
+    /// How long a token is remembered beyond its time.
+    pub(in crate::backends) retention: Duration,
+    /// The longest lease on several servers.
+    pub(in crate::backends) max_ttl: Ttl,
+    /// Whether a server of several votes at once after a restart.
+    pub(in crate::backends) restarted_vote: bool,
+    tls: bool,
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+    /// What belongs to the address of a socket.
+    socket: Vec<(String, String)>,
+}
+
+/// A `redis:` URL, parsed.
+#[derive(Clone, Debug)]
+pub(crate) struct RedisUrl {
+    pub(in crate::backends) address: Address,
+    pub(in crate::backends) options: Options,
+}
+
+/// A `redlock:` URL, parsed.
+#[derive(Clone, Debug)]
+pub(crate) struct RedlockUrl {
+    pub(in crate::backends) addresses: Vec<Address>,
+    pub(in crate::backends) options: Options,
+}
+
+const MAX_TTL: Duration = Duration::from_mins(1);
+const RETENTION: Duration = Duration::from_hours(1);
+
+impl RedisUrl {
+    /// `scheme` is what stands before the first colon, `rest` what follows it.
+    pub(crate) fn parse(scheme: &str, rest: &str) -> Result<Self> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let options = Options::parse(query, &["prefix", "retention", "ca", "cert", "key"], scheme)?;
+        if place.contains(',') {
+            return Err(Error::invalid(format!(
+                "a {scheme}: URL names one server: for several that know nothing of each other use \
+                 redlock://HOST,HOST,HOST; a cluster is not supported"
+            )));
+        }
+        let address = Address::parse(scheme, place, &options)?;
+        Ok(Self { address, options })
+    }
+}
+
+impl RedlockUrl {
+    pub(crate) fn parse(rest: &str) -> Result<Self> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let known =
+            ["prefix", "retention", "max_ttl", "restarted", "tls", "ca", "cert", "key"].as_slice();
+        let options = Options::parse(query, known, "redlock")?;
+        let place = place.strip_prefix("//").unwrap_or(place);
+        let (authority, db) = place.split_once('/').unwrap_or((place, ""));
+        let (user, hosts) = match authority.rsplit_once('@') {
+            Some((user, hosts)) => (format!("{user}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let scheme = if options.tls { "rediss" } else { "redis" };
+        let mut addresses: Vec<Address> = Vec::new();
+        for host in hosts.split(',') {
+            let address = Address::parse(scheme, &format!("//{user}{host}/{db}"), &options)?;
+            if addresses.iter().any(|other| other.shown == address.shown) {
+                return Err(Error::invalid(format!(
+                    "the redlock: URL names {} twice: its vote would count twice",
+                    address.shown
+                )));
+            }
+            addresses.push(address);
+        }
+        if addresses.len() < 2 {
+            return Err(Error::invalid(
+                "a redlock: URL names several servers, redlock://HOST,HOST,HOST: for one use \
+                 redis://HOST",
+            ));
+        }
+        if addresses.len() > 31 {
+            return Err(Error::invalid("a redlock: URL names more than 31 servers: give 3 or 5"));
+        }
+        Ok(Self { addresses, options })
+    }
+}
+
+impl Options {
+    fn parse(query: &str, known: &[&str], scheme: &str) -> Result<Self> {
+        let mut options = Self {
+            prefix: Prefix::new(String::new())?,
+            retention: RETENTION,
+            max_ttl: Ttl::new(MAX_TTL)?,
+            restarted_vote: false,
+            tls: false,
+            ca: None,
+            cert: None,
+            key: None,
+            socket: Vec::new(),
+        };
+        // Any URL will do to have its query taken apart and decoded.
+        let Some(url) = redis::parse_redis_url(&format!("redis://h?{query}")) else {
+            return Err(Error::invalid(format!("the options of the {scheme}: URL do not parse")));
+        };
+        let socket = scheme.ends_with("unix");
+        for (name, value) in url.query_pairs() {
+            let (name, value) = (name.into_owned(), value.into_owned());
+            if socket && ["db", "user", "pass"].contains(&name.as_str()) {
+                options.socket.push((name, value));
+                continue;
+            }
+            let bad = |remedy: &str| {
+                let value = value.escape_debug();
+                Error::invalid(format!("\"{name}={value}\" in the {scheme}: URL: {remedy}"))
+            };
+            match name.as_str() {
+                _ if !known.contains(&name.as_str()) => {
+                    return Err(Error::invalid(format!(
+                        "\"{}\" is no option of a {scheme}: URL: there are {}",
+                        name.escape_debug(),
+                        known.join(", ")
+                    )));
+                }
+                "prefix" => options.prefix = Prefix::new(value)?,
+                "retention" => {
+                    let day = Duration::from_hours(24);
+                    options.retention = span(&value)
+                        .filter(|span| *span >= Duration::from_secs(1) && *span <= day * 365)
+                        .ok_or_else(|| bad("give 1s to 365d, like retention=2h"))?;
+                }
+                "max_ttl" => {
+                    let ttl = span(&value).and_then(|span| Ttl::new(span).ok());
+                    options.max_ttl = ttl.ok_or_else(|| bad("give 100ms to 24h, like 60s"))?;
+                }
+                "restarted" => {
+                    options.restarted_vote = match value.as_str() {
+                        "vote" => true,
+                        "wait" => false,
+                        _ => return Err(bad("give restarted=wait or restarted=vote")),
+                    };
+                }
+                "tls" => {
+                    options.tls = match value.as_str() {
+                        "true" => true,
+                        "false" => false,
+                        _ => return Err(bad("give tls=true or tls=false")),
+                    };
+                }
+                "ca" => options.ca = Some(value),
+                "cert" => options.cert = Some(value),
+                _ => options.key = Some(value),
+            }
+        }
+        Ok(options)
+    }
+
+    fn certificates(&self) -> Result<Option<TlsCertificates>> {
+        let read = |option: &str, path: &String| {
+            std::fs::read(Path::new(path)).map_err(|error| {
+                Error::invalid(format!("can not read \"{path}\" ({option}= in the URL)"))
+                    .because(error)
+            })
+        };
+        let client_tls = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some(ClientTlsConfig {
+                client_cert: read("cert", cert)?,
+                client_key: read("key", key)?,
+            }),
+            (None, None) => None,
+            _ => {
+                return Err(Error::invalid(
+                    "cert= and key= in the URL belong together: give both or neither",
+                ));
+            }
+        };
+        let root_cert = self.ca.as_ref().map(|path| read("ca", path)).transpose()?;
+        let any = client_tls.is_some() || root_cert.is_some();
+        Ok(any.then_some(TlsCertificates { client_tls, root_cert }))
+    }
+}
+
+impl Address {
+    fn parse(scheme: &str, place: &str, options: &Options) -> Result<Self> {
+        let invalid = |why: &str| {
+            Error::invalid(format!(
+                "the {scheme}: URL does not parse ({why}): write redis://HOST:PORT/DB, with \
+                 :PASSWORD@ before the host if it needs one; signs like # and / in a password are \
+                 written as %23 and %2F"
+            ))
+        };
+        let mut url = format!("{scheme}:{place}");
+        for (number, (name, value)) in options.socket.iter().enumerate() {
+            let sign = if number == 0 { '?' } else { '&' };
+            url = format!("{url}{sign}{name}={}", encoded(value));
+        }
+        let parsed = redis::parse_redis_url(&url).ok_or_else(|| invalid("not a URL"))?;
+        if parsed.fragment().is_some() {
+            return Err(invalid("there is a # in it"));
+        }
+        let info = parsed.into_connection_info().map_err(|error| {
+            // The detail may quote what was given; the category does not.
+            invalid(&error.to_string().replace('\n', " "))
+        })?;
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let settings = info.redis_settings().clone();
+        let settings = settings
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_lib_name("fencepost", env!("CARGO_PKG_VERSION"));
+        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+        let shown = shown(&info);
+        let client = match options.certificates()? {
+            Some(certificates) => Client::build_with_tls(info, certificates),
+            None => Client::open(info),
+        };
+        let client = client.map_err(|error| invalid(&error.to_string()))?;
+        Ok(Self { client, shown })
+    }
+}
+
+fn shown(info: &ConnectionInfo) -> String {
+    match info.addr() {
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        }
+        _ => "the server".into(),
+    }
+}
+
+/// Percent-encodes what a query value can not hold as it is.
+fn encoded(value: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
+    let encode = |byte: u8| {
+        if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
+    value.bytes().map(encode).collect()
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    fn redis(url: &str) -> Result<RedisUrl> {
+        let (scheme, rest) = url.split_once(':').unwrap();
+        RedisUrl::parse(scheme, rest)
+    }
+
+    #[test]
+    fn a_url_names_a_server() {
+        let parsed =
+            redis("redis://user:p%40ss@db.local:6380/3?prefix=app%3A&retention=2h").unwrap();
+        assert_eq!(parsed.address.shown, "db.local:6380");
+        let info = parsed.address.client.get_connection_info();
+        assert_eq!(info.redis_settings().db(), 3);
+        assert_eq!(info.redis_settings().password(), Some("p@ss"));
+        assert_eq!(parsed.options.retention, Duration::from_hours(2));
+        assert_eq!(redis("redis://[::1]").unwrap().address.shown, "[::1]:6379");
+        let socket = redis("redis+unix:///run/redis.sock?db=2&pass=a%26b&prefix=x").unwrap();
+        assert_eq!(socket.address.shown, "/run/redis.sock");
+        let info = socket.address.client.get_connection_info();
+        assert_eq!(info.redis_settings().password(), Some("a&b"));
+        assert_eq!(info.redis_settings().db(), 2);
+    }
+
+    #[test]
+    fn several_servers_share_one_url() {
+        let parsed = RedlockUrl::parse("//:secret@a,b:7000,c/1?max_ttl=10s").unwrap();
+        let shown: Vec<_> = parsed.addresses.iter().map(|address| &*address.shown).collect();
+        assert_eq!(shown, ["a:6379", "b:7000", "c:6379"]);
+        for address in &parsed.addresses {
+            let settings = address.client.get_connection_info().redis_settings();
+            assert_eq!((settings.db(), settings.password()), (1, Some("secret")));
+        }
+        for bad in ["//a", "//a,a", "//a,a:6379,b", "", "//a,b?max_ttl=1", "//a,b?tls=yes"] {
+            assert!(RedlockUrl::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_url_is_told_without_its_password() {
+        for bad in [
+            "redis://:hunter2@h/x",
+            "redis://:hunter2@h:99999",
+            "redis://:hunter2@h,i",
+            "redis://:hunter2@h?frob=1",
+            "redis://:hunter2@h?retention=5",
+            "redis://:hunter2@h?prefix=fencepost:",
+            "redis://:hunter2@h#insecure",
+            "redis://:hunter2@",
+            "redis+unix://?db=1",
+            "rediss://h?ca=/nowhere/ca.pem",
+            "rediss://h?cert=/nowhere/c.pem",
+        ] {
+            let error = redis(bad).expect_err(bad);
+            assert_eq!(*error.kind(), ErrorKind::Invalid, "{bad}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What the scripts answer, as the types that the rest works with.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use redis::{FromRedisValue, Value, from_redis_value};
+
+use super::faults::{Fault, FaultKind};
+use super::keys::Prefix;
+use super::link::{Heard, Link};
+use crate::backend::{Broken, HolderInfo, LockInfo, LossCause, WaiterInfo};
+
+/// The answer of a step: a status, the server's time, and what the status brings with it. On its short way
+/// a step answers with a number alone: it is done, and `acquire` says its token, which is the time.
+#[derive(Debug)]
+pub(in crate::backends) struct Answer {
+    pub(in crate::backends) status: i64,
+    /// Microseconds on the server's clock; 0 if it does not say.
+    pub(in crate::backends) time: u64,
+    pub(in crate::backends) sent: Moment,
+    /// See [`Heard::again`].
+    pub(in crate::backends) again: bool,
+    rest: Vec<Value>,
+    /// Which step this is the answer of, and whose.
+    from: (&'static str, String),
+}
+
+impl Answer {
+    pub(in crate::backends) fn read(
+        heard: Heard,
+        verb: &'static str,
+        shown: &str,
+    ) -> Result<Self, Fault> {
+        let Heard { value, sent, again } = heard;
+        let from = (verb, shown.to_owned());
+        let mut values = match value {
+            Value::Array(values) if values.len() >= 2 => values,
+            Value::Int(number) => {
+                let time = u64::try_from(number).map_err(|_| odd(&from))?;
+                let (rest, time) = (vec![value], if time > 1 { time } else { 0 });
+                return Ok(Self { status: 1, time, sent, again, rest, from });
+            }
+            _ => return Err(odd(&from)),
+        };
+        let rest = values.split_off(2);
+        match (&values[0], &values[1]) {
+            (Value::Int(status), Value::Int(time)) => {
+                let time = u64::try_from(*time).map_err(|_| odd(&from))?;
+                Ok(Self { status: *status, time, sent, again, rest, from })
+            }
+            _ => Err(odd(&from)),
+        }
+    }
+
+    /// The value at a place behind status and time.
+    pub(in crate::backends) fn get<T: FromRedisValue>(&self, place: usize) -> Result<T, Fault> {
+        let value = self.rest.get(place).cloned().ok_or_else(|| odd(&self.from))?;
+        from_redis_value(value).map_err(|_| odd(&self.from))
+    }
+
+    /// The token, and the TTL if it is not what was asked for.
+    pub(in crate::backends) fn granted(&self, asked: Ttl) -> Result<(Token, Ttl), Fault> {
+        let token = Token::new(self.get(0)?).map_err(|_| odd(&self.from))?;
+        if self.rest.len() == 1 {
+            return Ok((token, asked));
+        }
+        let ttl = Ttl::new(Duration::from_millis(self.get(1)?)).map_err(|_| odd(&self.from))?;
+        Ok((token, ttl))
+    }
+
+    /// What is left of the holder's lease, and how many are in line before us.
+    pub(in crate::backends) fn in_line(&self) -> Result<(Option<Duration>, u64), Fault> {
+        Ok((left(self.get(0)?), self.get(1)?))
+    }
+
+    /// Who holds, from a lease, a value and a record.
+    pub(in crate::backends) fn holder(&self) -> Result<Option<HolderInfo>, Fault> {
+        let record: Option<String> = self.get(2)?;
+        Ok(holder(self.time, self.get(0)?, self.get(1)?, record.as_deref()))
+    }
+
+    pub(in crate::backends) fn why_not(&self) -> Option<LossCause> {
+        match self.get::<String>(0).as_deref() {
+            Ok("broken") => Some(LossCause::Broken),
+            Ok("taken") => Some(LossCause::TakenOver),
+            _ => None,
+        }
+    }
+
+    pub(in crate::backends) fn broken(&self) -> Result<Broken, Fault> {
+        let floor = Token::new(self.get(0)?).map_err(|_| odd(&self.from))?;
+        let token = Token::new(self.get(1)?).ok();
+        let label = Label::new(&self.get::<String>(2)?).ok();
+        let label = label.unwrap_or_else(|| HolderInfo::stranger(None).label);
+        Ok(Broken { label, token, floor })
+    }
+}
+
+fn odd((verb, shown): &(&'static str, String)) -> Fault {
+    Fault {
+        kind: FaultKind::Refused,
+        message: format!("{shown} gave an odd answer to {verb}: is there a Redis behind it?"),
+    }
+}
+
+/// A lease's milliseconds as `PTTL` has them: below zero it has no end, or there is none.
+fn left(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
+}
+
+/// What the record beside a lock says (scripts/slow.lua).
+#[derive(Debug)]
+pub(in crate::backends) struct Listed {
+    pub(in crate::backends) last: u64,
+    pub(in crate::backends) owner: Option<OwnerId>,
+    ttl: Option<Ttl>,
+    granted: u64,
+    label: Option<Label>,
+}
+
+impl Listed {
+    pub(in crate::backends) fn parse(record: &str) -> Option<Self> {
+        let mut fields = record.splitn(7, ' ');
+        let last = fields.next()?.parse().ok()?;
+        let (_more, _broken) = (fields.next()?, fields.next()?);
+        let owner = fields.next()?.parse().ok();
+        let ttl = Ttl::new(Duration::from_millis(fields.next()?.parse().ok()?)).ok();
+        let granted = fields.next()?.parse().ok()?;
+        let granted = if granted == 0 { last } else { granted };
+        Some(Self { last, owner, ttl, granted, label: Label::new(fields.next()?).ok() })
+    }
+}
+
+fn holder(
+    time: u64,
+    left_ms: i64,
+    value: Option<Vec<u8>>,
+    record: Option<&str>,
+) -> Option<HolderInfo> {
+    let owner: Option<OwnerId> =
+        String::from_utf8(value?).ok().and_then(|value| value.parse().ok());
+    let stranger = HolderInfo::stranger(left(left_ms));
+    // A record that names somebody else is of an earlier grant: the holder is not one of ours.
+    let listed = record.and_then(Listed::parse);
+    let Some(listed) = listed.filter(|listed| owner.is_some() && listed.owner == owner) else {
+        return Some(stranger);
+    };
+    Some(HolderInfo {
+        label: listed.label.unwrap_or(stranger.label),
+        token: Token::new(listed.last).ok(),
+        ttl: listed.ttl,
+        held_for: Some(Duration::from_micros(time.saturating_sub(listed.granted))),
+        remaining: left(left_ms),
+    })
+}
+
+/// A lock as one server shows it.
+#[derive(Debug)]
+pub(in crate::backends) struct Seen {
+    pub(in crate::backends) time: u64,
+    pub(in crate::backends) value: Option<Vec<u8>>,
+    left_ms: i64,
+    pub(in crate::backends) record: Option<String>,
+    pub(in crate::backends) waiting: usize,
+    waiters: Vec<String>,
+}
+
+impl Seen {
+    pub(in crate::backends) fn read(heard: Heard, shown: &str) -> Result<Self, Fault> {
+        type Reply = (u64, Option<Vec<u8>>, i64, Option<String>, usize, Vec<String>);
+        let reply: Reply =
+            from_redis_value(heard.value).map_err(|_| odd(&("inspect", shown.to_owned())))?;
+        let (time, value, left_ms, record, waiting, waiters) = reply;
+        Ok(Self { time, value, left_ms, record, waiting, waiters })
+    }
+
+    pub(in crate::backends) fn into_info(self, name: LockName) -> LockInfo {
+        let waiters = self.waiters.chunks_exact(2).filter_map(|waiter| {
+            // A sorted set's score: a float, written as a whole number or with an exponent.
+            let since = waiter[0].parse::<f64>().ok()?.max(0.0);
+            #[expect(clippy::cast_sign_loss, reason = "it is not below zero")]
+            let waiting_for = Duration::from_micros(self.time.saturating_sub(since as u64));
+            Some(WaiterInfo { label: Label::new(&waiter[1]).ok()?, waiting_for })
+        });
+        let waiters = waiters.collect();
+        let holder = holder(self.time, self.left_ms, self.value, self.record.as_deref());
+        LockInfo { name, holder, waiting: self.waiting, waiters }
+    }
+}
+
+/// The names of all locks of ours that a server has anything of, in order.
+pub(in crate::backends) async fn locks_from(
+    link: &Link,
+    prefix: &Prefix,
+) -> Result<BTreeSet<LockName>, Fault> {
+    let mut names = BTreeSet::new();
+    for pattern in prefix.patterns() {
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
+            let heard = link.command(&scan).await?;
+            let (next, keys): (u64, Vec<Vec<u8>>) = from_redis_value(heard.value)
+                .map_err(|_| odd(&("list", link.shown().to_owned())))?;
+            let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
+            names.extend(keys.filter_map(|key| prefix.name_in(key)));
+            cursor = next;
+            if cursor == 0 {
+                break;
+            }
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,53 @@
+//! Who of this client waits, and how the server's word reaches them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fencepost_core::OwnerId;
+use tokio::sync::Notify;
+
+/// All waiters of one client.
+#[derive(Debug, Default)]
+pub(in crate::backends) struct Ears(Mutex<HashMap<OwnerId, Arc<Notify>>>);
+
+/// One waiter's ear. A word that comes while nobody listens is kept.
+pub(in crate::backends) struct Ear {
+    owner: OwnerId,
+    word: Arc<Notify>,
+    all: Arc<Ears>,
+}
+
+impl Ears {
+    pub(in crate::backends) fn open(self: &Arc<Self>, owner: OwnerId) -> Ear {
+        let mut ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = Arc::clone(ears.entry(owner).or_default());
+        Ear { owner, word, all: Arc::clone(self) }
+    }
+
+    /// The server says that the lock this owner waits for is free.
+    pub(in crate::backends) fn tell(&self, owner: OwnerId) {
+        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(word) = ears.get(&owner) {
+            word.notify_one();
+        }
+    }
+
+    /// Words may have been missed: everybody looks again.
+    pub(in crate::backends) fn tell_all(&self) {
+        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ears.values().for_each(|word| word.notify_one());
+    }
+}
+
+impl Ear {
+    /// Resolves when the server calls.
+    pub(in crate::backends) async fn called(&self) {
+        self.word.notified().await;
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.all.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.owner);
+    }
+}

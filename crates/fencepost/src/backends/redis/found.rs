@@ -1,0 +1,188 @@
+//! What kind of server this is: read when we connect and every half a minute, since it decides what a lock
+//! on it is worth.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{Cmd, Value, from_redis_value};
+
+use crate::backend::short;
+use crate::error::{Error, Result};
+use crate::guarantees::Correctness;
+
+/// How far the server's clock may be off ours before we do not trust it with correctness.
+const CLOCKS_AGREE: Duration = Duration::from_secs(1);
+
+/// The settings that decide, each with the value that keeps what was granted.
+const SETTINGS: [(&str, &str, &str); 4] = [
+    ("appendonly", "yes", "a restart forgets the locks that are held"),
+    ("appendfsync", "always", "a crash forgets the last grants"),
+    ("no-appendfsync-on-rewrite", "no", "a crash during a rewrite forgets the last grants"),
+    ("maxmemory-policy", "noeviction", "a lock that is held can be evicted"),
+];
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::backends) struct Found {
+    info: HashMap<String, String>,
+    /// `None` where this user may not read them.
+    settings: HashMap<&'static str, Option<String>>,
+    /// By how much the server's clock is off ours, ahead or behind.
+    off: Duration,
+}
+
+/// The commands that [`Found::read`] takes the answers of.
+pub(in crate::backends) fn questions() -> Vec<Cmd> {
+    let mut questions = vec![redis::cmd("TIME")];
+    for section in ["server", "replication"] {
+        questions.push(redis::cmd("INFO").arg(section).clone());
+    }
+    for (setting, _, _) in SETTINGS {
+        questions.push(redis::cmd("CONFIG").arg("GET").arg(setting).clone());
+    }
+    questions
+}
+
+impl Found {
+    /// `ours` is our wall clock, read when the answers came.
+    pub(in crate::backends) fn read(answers: Vec<Value>, ours: Duration) -> Self {
+        let mut answers = answers.into_iter();
+        let time = answers.next().and_then(|time| from_redis_value::<(u64, u64)>(time).ok());
+        let theirs = time.map_or(Duration::ZERO, |(seconds, micros)| {
+            Duration::from_secs(seconds) + Duration::from_micros(micros)
+        });
+        let mut info = HashMap::new();
+        for text in
+            answers.by_ref().take(2).filter_map(|text| from_redis_value::<String>(text).ok())
+        {
+            let pairs = text.lines().filter_map(|line| line.split_once(':'));
+            info.extend(pairs.map(|(what, value)| (what.to_owned(), value.trim().to_owned())));
+        }
+        let mut settings = HashMap::new();
+        for ((setting, _, _), answer) in SETTINGS.into_iter().zip(answers) {
+            let value = from_redis_value::<HashMap<String, String>>(answer).ok();
+            settings.insert(setting, value.and_then(|mut pair| pair.remove(setting)));
+        }
+        Self { info, settings, off: theirs.abs_diff(ours) }
+    }
+
+    fn info(&self, what: &str) -> Option<&str> {
+        self.info.get(what).map(String::as_str)
+    }
+
+    fn replicas(&self) -> Option<u32> {
+        self.info("connected_slaves")?.parse().ok()
+    }
+
+    /// How long the server has been up, to the second.
+    pub(in crate::backends) fn uptime(&self) -> Option<Duration> {
+        self.info("uptime_in_seconds")?.parse().ok().map(Duration::from_secs)
+    }
+
+    /// Refuses servers that can not arbitrate alone.
+    pub(in crate::backends) fn check(&self, shown: &str) -> Result<()> {
+        let refused = |why: String| Err(Error::refused(why));
+        match self.info("redis_mode") {
+            Some("cluster") => {
+                return refused(format!(
+                    "{shown} is part of a Redis Cluster, which is not supported: name a server that \
+                     stands alone, or several with redlock://"
+                ));
+            }
+            Some("sentinel") => {
+                return refused(format!(
+                    "{shown} is a Sentinel, which is not supported: name the server itself"
+                ));
+            }
+            _ => {}
+        }
+        if self.info("role") == Some("slave") {
+            let primary = self.info("master_host").unwrap_or("its primary");
+            return refused(format!("{shown} is a replica and takes no locks: name {primary}"));
+        }
+        Ok(())
+    }
+
+    /// Whether a crash of the server keeps what it has granted.
+    pub(in crate::backends) fn synced(&self) -> bool {
+        let is = |(setting, wanted, _): &(&str, &str, &str)| {
+            self.settings.get(setting).and_then(Option::as_deref) == Some(*wanted)
+        };
+        SETTINGS.iter().take(3).all(is)
+    }
+
+    /// Whether nobody could take over from this server.
+    pub(in crate::backends) fn alone(&self) -> bool {
+        self.replicas() == Some(0)
+    }
+
+    /// Whether locks here may guard against corruption.
+    pub(in crate::backends) fn correctness(&self) -> Correctness {
+        let (mut why, mut lines, mut remedies) = (Vec::new(), Vec::new(), Vec::new());
+        let mut unread = false;
+        for (setting, wanted, consequence) in SETTINGS {
+            match self.settings.get(setting).and_then(Option::as_deref) {
+                Some(value) if value == wanted => {}
+                Some(value) => {
+                    why.push(format!("{setting} is {value}, so {consequence}"));
+                    lines.push(format!("`{setting} {wanted}`"));
+                }
+                None => unread = true,
+            }
+        }
+        if unread || self.info.is_empty() {
+            why.push(
+                "this user may not read its configuration, so nobody knows what it keeps".into(),
+            );
+            remedies.push("allow it: ACL SETUSER name +config|get +info".into());
+        }
+        if !lines.is_empty() {
+            remedies.push(format!("set {} in redis.conf, or by CONFIG SET", lines.join(", ")));
+        }
+        match self.replicas() {
+            Some(0) | None => {}
+            Some(count) => {
+                let (has, them) =
+                    if count == 1 { ("a replica", "it") } else { ("replicas", "one") };
+                why.push(format!(
+                    "it has {has}, and {them} could be promoted without the last grants"
+                ));
+                remedies.push("use a server without replicas".into());
+            }
+        }
+        if self.off > CLOCKS_AGREE {
+            why.push(format!("its clock is {} off ours", short(self.off)));
+            remedies.push("set both clocks right (NTP)".into());
+        }
+        if why.is_empty() {
+            return Correctness::Fit;
+        }
+        Correctness::Unfit { why: why.join("; "), remedy: remedies.join("; ") }
+    }
+
+    /// For `explain`: what decided.
+    pub(in crate::backends) fn lines(&self, jumps: u32) -> Vec<(&'static str, String)> {
+        let unread = || "not readable by this user".to_owned();
+        let version = self.info("redis_version").map_or_else(unread, |version| {
+            format!("Redis {version}, {}", self.info("redis_mode").unwrap_or("standalone"))
+        });
+        let mut lines = vec![("server", version)];
+        for (setting, _, _) in SETTINGS {
+            let value = self.settings.get(setting).cloned().flatten();
+            lines.push((setting, value.unwrap_or_else(unread)));
+        }
+        lines.push(("replicas", self.replicas().map_or_else(unread, |count| count.to_string())));
+        let clock = if self.off > CLOCKS_AGREE {
+            format!("{} off ours", short(self.off))
+        } else {
+            "within a second of ours".into()
+        };
+        let jumped = match jumps {
+            0 => String::new(),
+            1 => "; it jumped once since we connected".into(),
+            times => format!("; it jumped {times} times since we connected"),
+        };
+        lines.push(("clock", clock + &jumped));
+        lines
+    }
+}

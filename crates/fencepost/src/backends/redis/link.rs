@@ -1,0 +1,467 @@
+//! The connection to one server: one socket for all calls and for the server's word to its waiters, kept
+//! up by a task on the client's own thread.
+//!
+//! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A call
+//! that finds the connection cut is made again on the next one, since every step is idempotent by owner;
+//! one that the server has not answered for [`HANG`] takes the connection down with it. What was sent on
+//! the old connection may still arrive there, late: the scripts are made for that (release.lua).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencepost_core::{Moment, OwnerId};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value, from_redis_value};
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+
+use super::address::Address;
+use super::drift::Drift;
+use super::ears::Ears;
+use super::faults::{Fault, FaultKind};
+use super::found::{self, Found};
+use super::keys::{Keys, channel};
+use super::scripts::{Arguments, Step, Steps};
+use crate::backend::{Surroundings, short};
+use crate::clock::{Clock, wall};
+use crate::race::{First, race};
+
+/// A connection that gives no answer for this long is given up.
+const HANG: Duration = Duration::from_secs(2);
+/// How often the connection is looked at while somebody waits for an answer.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long a call goes on trying, over connections that break.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long to wait between attempts to connect, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+/// How often the server's settings are read again.
+const REFRESH: Duration = Duration::from_secs(30);
+
+/// The scripts, prepared once.
+pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);
+
+/// The way to one server.
+pub(in crate::backends) struct Link {
+    shared: Arc<Shared>,
+    upkeep: AbortHandle,
+}
+
+struct Shared {
+    address: Address,
+    clock: Arc<dyn Clock>,
+    /// The client's name for itself, where the server's word reaches it.
+    client: String,
+    ears: Arc<Ears>,
+    state: watch::Sender<State>,
+    drift: Drift,
+    /// The upkeep has something to do.
+    nudge: Notify,
+}
+
+#[derive(Clone)]
+enum State {
+    /// The first attempt is under way, or the one after a cut.
+    Opening,
+    Up(Arc<Live>),
+    /// The last attempt failed. The next one is on its way.
+    Down(Fault),
+}
+
+/// One connection.
+pub(in crate::backends) struct Live {
+    connection: MultiplexedConnection,
+    /// What was last read of the server, and when.
+    found: Mutex<(Found, Moment)>,
+    end: Arc<End>,
+    pulse: Pulse,
+}
+
+/// Told once, when the connection is of no use any more.
+#[derive(Default)]
+struct End {
+    ended: watch::Sender<bool>,
+}
+
+/// Whether answers come.
+#[derive(Default)]
+struct Pulse {
+    /// How many calls wait for an answer.
+    waiting: AtomicUsize,
+    /// When the last answer came, or the first call began to wait after a silence; in nanoseconds.
+    last: AtomicU64,
+    /// The upkeep looks at it from time to time.
+    watched: AtomicBool,
+}
+
+/// An answer.
+pub(in crate::backends) struct Heard {
+    pub(in crate::backends) value: Value,
+    /// When the request left that it answers.
+    pub(in crate::backends) sent: Moment,
+    /// The call was made before on a connection that broke, and may have been carried out then.
+    pub(in crate::backends) again: bool,
+}
+
+impl Link {
+    /// Starts to connect, and stays connected as long as it lives.
+    pub(in crate::backends) fn open(
+        address: Address,
+        around: &Surroundings,
+        client: String,
+        ears: Arc<Ears>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            address,
+            clock: Arc::clone(&around.clock),
+            client,
+            ears,
+            state: watch::Sender::new(State::Opening),
+            drift: Drift::default(),
+            nudge: Notify::new(),
+        });
+        let upkeep = around.runtime.spawn(Arc::clone(&shared).keep_up()).abort_handle();
+        Self { shared, upkeep }
+    }
+
+    pub(in crate::backends) fn shown(&self) -> &str {
+        &self.shared.address.shown
+    }
+
+    /// How often the server's clock has jumped.
+    pub(in crate::backends) fn jumps(&self) -> u32 {
+        self.shared.drift.jumps()
+    }
+
+    /// What was last read of the server, if we are connected.
+    pub(in crate::backends) fn found(&self) -> Option<Found> {
+        match &*self.shared.state.borrow() {
+            State::Up(live) => Some(live.found().0.clone()),
+            _ => None,
+        }
+    }
+
+    /// How long the server has been up, at least; `None` while we are not connected.
+    pub(in crate::backends) fn uptime(&self) -> Option<Duration> {
+        match &*self.shared.state.borrow() {
+            // A restart cuts the connection, so what it said when we connected still counts.
+            State::Up(live) => {
+                let (found, read) = &*live.found();
+                Some(found.uptime()? + self.shared.clock.now().since(*read))
+            }
+            _ => None,
+        }
+    }
+
+    /// The connection, once there is one; or why there is none.
+    pub(in crate::backends) async fn live(&self) -> Result<Arc<Live>, Fault> {
+        let shared = &self.shared;
+        match &*shared.state.borrow() {
+            State::Up(live) => return Ok(Arc::clone(live)),
+            State::Down(fault) => return Err(fault.clone()),
+            State::Opening => {}
+        }
+        let mut state = shared.state.subscribe();
+        let settled = state.wait_for(|state| !matches!(state, State::Opening));
+        let limit = shared.clock.alarm(shared.clock.now() + PATIENCE);
+        match race(settled, limit).await {
+            First::Left(Ok(state)) => match &*state {
+                State::Up(live) => Ok(Arc::clone(live)),
+                State::Down(fault) => Err(fault.clone()),
+                State::Opening => Err(Fault::cut("still connecting")),
+            },
+            _ => Err(Fault::cut(format!(
+                "no connection to {} within {}",
+                shared.address.shown,
+                short(PATIENCE)
+            ))),
+        }
+    }
+
+    /// Runs a step at the server, by its digest.
+    pub(in crate::backends) async fn run(
+        &self,
+        step: &Step,
+        keys: &Keys,
+        arguments: &Arguments,
+    ) -> Result<Heard, Fault> {
+        self.persist(&Question::Step(step, keys, arguments)).await
+    }
+
+    /// Runs a plain command.
+    pub(in crate::backends) async fn command(&self, command: &redis::Cmd) -> Result<Heard, Fault> {
+        self.persist(&Question::Command(command)).await
+    }
+
+    /// Asks until there is an answer, over connections that break in between.
+    async fn persist(&self, question: &Question<'_>) -> Result<Heard, Fault> {
+        let shared = &*self.shared;
+        let mut give_up = None;
+        loop {
+            let live = self.live().await?;
+            let sent = shared.clock.now();
+            match live.put(question, shared).await {
+                Ok(value) => return Ok(Heard { value, sent, again: give_up.is_some() }),
+                Err(error) => {
+                    let fault = Fault::of(&error, &shared.address.shown);
+                    if fault.kind != FaultKind::Cut {
+                        return Err(fault);
+                    }
+                    shared.lose(&live, &fault);
+                    if shared.clock.now() >= *give_up.get_or_insert(sent + PATIENCE) {
+                        return Err(fault);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes note of the server's time in an answer, and says so when it jumped.
+    pub(in crate::backends) fn note_time(&self, server: u64, sent: Moment) {
+        let heard = self.shared.clock.now();
+        if let Some(jump) = self.shared.drift.saw(server, sent, heard) {
+            let by = short(Duration::from_micros(jump.unsigned_abs()));
+            let way = if jump > 0 { "forwards" } else { "backwards" };
+            tracing::warn!(
+                server = %self.shared.address.shown,
+                "the server's clock jumped {way} by {by}: leases ended early or late; tokens still rise"
+            );
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.upkeep.abort();
+    }
+}
+
+enum Question<'a> {
+    Step(&'a Step, &'a Keys, &'a Arguments),
+    Command(&'a redis::Cmd),
+}
+
+impl Live {
+    async fn put(&self, question: &Question<'_>, shared: &Shared) -> redis::RedisResult<Value> {
+        match question {
+            Question::Command(command) => self.ask(command, shared).await,
+            Question::Step(step, keys, arguments) => {
+                match self.ask(&step.by_digest(keys, arguments), shared).await {
+                    Err(error) if error.code() == Some("NOSCRIPT") => {
+                        self.ask(&step.with_body(keys, arguments), shared).await
+                    }
+                    answer => answer,
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, command: &redis::Cmd, shared: &Shared) -> redis::RedisResult<Value> {
+        let mut connection = self.connection.clone();
+        let _counted = self.pulse.count(shared);
+        let mut end = self.end.ended.subscribe();
+        let ended = async {
+            // The sender lives as long as we do.
+            let _ = end.wait_for(|ended| *ended).await;
+        };
+        match race(connection.send_packed_command(command), ended).await {
+            First::Left(answer) => {
+                self.pulse.last.store(shared.clock.now().as_nanos(), Ordering::Relaxed);
+                answer.and_then(Value::extract_error)
+            }
+            First::Right(()) => Err(cut()),
+        }
+    }
+
+    fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.end.ended.send_replace(true);
+    }
+
+    fn has_ended(&self) -> bool {
+        *self.end.ended.borrow()
+    }
+}
+
+fn cut() -> redis::RedisError {
+    let kind = std::io::ErrorKind::ConnectionAborted;
+    std::io::Error::new(kind, "the server did not answer in time, or the connection was cut").into()
+}
+
+impl Pulse {
+    fn count(&self, shared: &Shared) -> Counted<'_> {
+        if self.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.last.store(shared.clock.now().as_nanos(), Ordering::Relaxed);
+        }
+        if !self.watched.swap(true, Ordering::AcqRel) {
+            shared.nudge.notify_one();
+        }
+        Counted(self)
+    }
+
+    /// Whether answers have not come for too long.
+    fn hangs(&self, now: Moment) -> bool {
+        let last = Moment::from_nanos(self.last.load(Ordering::Relaxed));
+        self.waiting.load(Ordering::Acquire) > 0 && now.since(last) >= HANG
+    }
+
+    /// Whether somebody waits. If not, the next one who does will nudge.
+    fn beats(&self) -> bool {
+        if self.waiting.load(Ordering::Acquire) > 0 {
+            return true;
+        }
+        self.watched.store(false, Ordering::Release);
+        // Somebody may have come between the look and the note.
+        self.waiting.load(Ordering::Acquire) > 0 && !self.watched.swap(true, Ordering::AcqRel)
+    }
+}
+
+struct Counted<'a>(&'a Pulse);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Shared {
+    /// This connection is of no use any more. Others may have said so already.
+    fn lose(&self, live: &Arc<Live>, fault: &Fault) {
+        live.end();
+        let lost = self.state.send_if_modified(|state| {
+            let current = matches!(state, State::Up(current) if Arc::ptr_eq(current, live));
+            if current {
+                *state = State::Opening;
+            }
+            current
+        });
+        if lost {
+            tracing::debug!(server = %self.address.shown, why = %fault.message, "connection lost");
+            self.nudge.notify_one();
+        }
+    }
+
+    /// Connects, watches the connection, connects again; until it is aborted.
+    async fn keep_up(self: Arc<Self>) {
+        let mut wait = BACKOFF.0;
+        loop {
+            match self.connect().await {
+                Ok(live) => {
+                    wait = BACKOFF.0;
+                    let live = Arc::new(live);
+                    self.state.send_replace(State::Up(Arc::clone(&live)));
+                    // What was said meanwhile was not heard.
+                    self.ears.tell_all();
+                    self.attend(live).await;
+                }
+                Err(fault) => {
+                    tracing::debug!(server = %self.address.shown, why = %fault.message, "no connection");
+                    self.state.send_replace(State::Down(fault));
+                    self.clock.alarm(self.clock.now() + wait).await;
+                    wait = (wait * 2).min(BACKOFF.1);
+                }
+            }
+        }
+    }
+
+    /// Watches one connection until its end.
+    async fn attend(&self, live: Arc<Live>) {
+        let mut refresh = self.clock.now() + REFRESH;
+        loop {
+            let look = if live.pulse.beats() { self.clock.now() + LOOK } else { refresh };
+            race(self.nudge.notified(), self.clock.alarm(look.min(refresh))).await;
+            let now = self.clock.now();
+            if live.has_ended() {
+                self.lose(&live, &Fault::cut("the connection was cut"));
+                return;
+            }
+            if live.pulse.hangs(now) {
+                let why = format!("{} did not answer for {}", self.address.shown, short(HANG));
+                self.lose(&live, &Fault::cut(why));
+                return;
+            }
+            if now >= refresh {
+                refresh = now + REFRESH;
+                match race(look_around(&live.connection), self.clock.alarm(now + HANG)).await {
+                    First::Left(Ok(found)) => *live.found() = (found, now),
+                    First::Left(Err(_)) => {}
+                    First::Right(()) => {
+                        self.lose(&live, &Fault::cut("the server did not answer"));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn connect(self: &Arc<Self>) -> Result<Live, Fault> {
+        let limit = self.clock.alarm(self.clock.now() + HANG);
+        match race(self.establish(), limit).await {
+            First::Left(live) => live,
+            First::Right(()) => Err(Fault::cut(format!(
+                "{} did not answer within {} when we connected",
+                self.address.shown,
+                short(HANG)
+            ))),
+        }
+    }
+
+    async fn establish(self: &Arc<Self>) -> Result<Live, Fault> {
+        let fault = |error: &redis::RedisError| Fault::of(error, &self.address.shown);
+        let end = Arc::new(End::default());
+        let (ears, told) = (Arc::clone(&self.ears), Arc::clone(&end));
+        let shared = Arc::downgrade(self);
+        let push = move |push: PushInfo| {
+            match push.kind {
+                PushKind::Disconnection => {
+                    told.ended.send_replace(true);
+                    if let Some(shared) = shared.upgrade() {
+                        shared.nudge.notify_one();
+                    }
+                }
+                PushKind::Message => {
+                    let owner = push.data.into_iter().nth(1);
+                    let owner = owner.and_then(|owner| from_redis_value::<String>(owner).ok());
+                    if let Some(owner) = owner.and_then(|owner| owner.parse::<OwnerId>().ok()) {
+                        ears.tell(owner);
+                    }
+                }
+                _ => {}
+            }
+            Ok::<(), std::convert::Infallible>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(1024)
+            .set_push_sender(push);
+        let opened = self.address.client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opened.await.map_err(|error| fault(&error))?;
+        if let Err(error) = connection.subscribe(channel(&self.client)).await {
+            let error = fault(&error);
+            if error.kind == FaultKind::Cut {
+                return Err(error);
+            }
+            tracing::warn!(why = %error.message, "waiters are not woken at once: they look every 250 ms");
+        }
+        let found = look_around(&connection).await.map_err(|error| fault(&error))?;
+        let checked = found.check(&self.address.shown);
+        checked.map_err(|error| Fault { kind: FaultKind::Refused, message: error.to_string() })?;
+        let found = Mutex::new((found, self.clock.now()));
+        Ok(Live { connection, found, end, pulse: Pulse::default() })
+    }
+}
+
+async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<Found> {
+    let mut pipeline = redis::pipe();
+    let questions = found::questions();
+    let count = questions.len();
+    for question in questions {
+        pipeline.add_command(question);
+    }
+    let answers = connection.clone().send_packed_commands(&pipeline, 0, count).await?;
+    Ok(Found::read(answers, wall()))
+}

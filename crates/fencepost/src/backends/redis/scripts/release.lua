@@ -1,0 +1,23 @@
+-- Ends what the owner has: the lock, or its place in line. One who has nothing may yet come, if its
+-- acquire was overtaken on the way: it is remembered, and refused then.
+-- 1 released, on the short way   {1, now} released   {0, now, why} not held
+-- ARGV: owner, retention, remember (for how long one who had nothing is remembered)
+local value = redis.call('GET', KEYS[1])
+if value == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+--SLOW--
+local owner, retention, remember = unpack(ARGV)
+local held = holder_of(value) == owner
+if held then
+  redis.call('DEL', lock)
+  redis.call('PEXPIRE', record, keep_record(read_record(), 0, retention))
+end
+local waited = leave(owner)
+if held or not value then wake() end
+if held or waited then return {1, now} end
+-- Without memory for it, it is not remembered: then its lease is what ends a late acquire.
+if not redis.pcall('SET', 'fencepost:gone:' .. owner, '', 'PX', remember).err then
+  local r = read_record()
+  r.more = math.max(r.more, now + remember * 1000)
+  write_record(r, retention)
+end
+return {0, now, why_not(owner, value)}

@@ -1,0 +1,20 @@
+-- Starts the lease anew, with a longer TTL if one is asked for.
+-- {1, now, token, ttl} renewed   {0, now, why} not held
+-- ARGV: owner, ttl (0 for as before), retention
+--SLOW--
+local owner, ttl, retention = unpack(ARGV)
+local value = redis.call('GET', lock)
+if holder_of(value) ~= owner then return {0, now, why_not(owner, value)} end
+local r = read_record()
+-- A record that is gone (evicted, deleted by hand) is made anew, above all that was.
+if r.holder ~= owner then r.last = math.max(r.last + 1, now); r.granted = now; r.ttl = 0; r.label = '-' end
+ttl = math.max(tonumber(ttl), r.ttl)
+redis.call('PEXPIRE', lock, ttl)
+if ttl > tonumber(retention) then mark_lock() end
+if r.holder == owner and ttl == r.ttl then
+  redis.call('PEXPIRE', record, keep_record(r, ttl, retention))
+else
+  r.holder, r.ttl = owner, ttl
+  write_record(r, retention)
+end
+return {1, now, r.last, ttl}

@@ -1,0 +1,58 @@
+//! Real servers for tests, and a network that breaks on purpose. This crate never ships.
+//!
+//! A store's rules are tested against the store itself, not against a picture of it. A [`Redis`] is the
+//! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
+//! by side. A [`Proxy`] stands between a client and any TCP server and holds back, delays or cuts what
+//! passes. [`Process`], [`ports`] and [`wait`] are what the next server is built from.
+//!
+//! What must hold:
+//!
+//! - Nothing outlives the test run. A server is killed by its pid when its handle is dropped, and by the
+//!   kernel when the test process ends in any other way: see [`Process`].
+//! - Nothing is driven by the caller. Servers are blocking code and the proxy has a thread of its own, so a
+//!   test may use any runtime, or none. Calls take milliseconds; blocking a test's runtime with one is fine.
+//! - Nothing sleeps and hopes. What is waited for is a condition with a deadline ([`wait::until`]).
+//! - Nothing is skipped. A missing program is an error that says what to install.
+//!
+//! ```no_run
+//! use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let redis = Redis::builder().start()?;
+//! let proxy = Proxy::to(redis.address())?;
+//! let url = format!("redis://{}", proxy.address());
+//!
+//! // The lock is taken, and its answer is lost with the connection.
+//! proxy.cut_on(Trigger::after("EVALSHA"));
+//! // ... the client under test connects to `url` and acquires ...
+//! assert_eq!(proxy.fired(), 1);
+//!
+//! // The network is gone, and comes back.
+//! proxy.set_mode(Mode::Silent);
+//! proxy.set_mode(Mode::Pass);
+//!
+//! // The server freezes, and crashes, and comes back with what it had on disk.
+//! redis.stop()?;
+//! redis.resume()?;
+//! redis.restart()?;
+//! assert_eq!(redis.command(&["PING"])?.text()?, "PONG");
+//! # Ok(())
+//! # }
+//! ```
+
+mod client;
+pub mod ports;
+mod process;
+mod proxy;
+mod redis;
+mod reply;
+mod spawner;
+mod tls;
+pub mod wait;
+
+pub use client::Client;
+pub use process::Process;
+pub use proxy::{Mode, Proxy, Trigger};
+pub use redis::{Builder as RedisBuilder, Persistence, Redis};
+pub use reply::Reply;
+pub use tls::Certificates;

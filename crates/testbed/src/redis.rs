@@ -1,0 +1,250 @@
+//! One real `redis-server`, with a port and a directory of its own.
+//!
+//! What must hold: whoever answers on the port is the process that we started, so a start is over only when
+//! the server has said its pid. A port belongs to a server until its handle is dropped: a crash and a new
+//! start keep it, and the directory, so a client under test finds its server again at the same address.
+
+mod builder;
+mod clock;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+pub use builder::{Builder, Persistence};
+
+use crate::client::Client;
+use crate::process::Process;
+use crate::reply::Reply;
+use crate::tls::Certificates;
+use crate::wait::{SOON, until};
+use clock::FakeClock;
+
+const CONFIG: &str = "redis.conf";
+const LOG: &str = "redis.log";
+
+/// A running server, or a crashed one that can be started again. Dropping it kills it and removes its files.
+#[derive(Debug)]
+pub struct Redis {
+    // Before the directory: fields are dropped in this order.
+    process: Mutex<Process>,
+    directory: TempDir,
+    port: u16,
+    tls: Option<(u16, Certificates)>,
+    socket: Option<PathBuf>,
+    clock: Option<FakeClock>,
+    password: Option<String>,
+}
+
+impl Redis {
+    /// A server with nothing on disk, unless told otherwise.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Starts the server that the directory's configuration describes.
+    fn launch(
+        directory: TempDir,
+        port: u16,
+        tls: Option<(u16, Certificates)>,
+        socket: Option<PathBuf>,
+        clock: Option<FakeClock>,
+        password: Option<String>,
+    ) -> io::Result<Self> {
+        let process = Mutex::new(spawn(directory.path(), clock.as_ref())?);
+        let redis = Self { process, directory, port, tls, socket, clock, password };
+        redis.wait_until_up(&redis.process())?;
+        Ok(redis)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The port it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://127.0.0.1:PORT`, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_of("redis", self.port)
+    }
+
+    /// `rediss://127.0.0.1:PORT`, with the password if there is one.
+    pub fn tls_url(&self) -> io::Result<String> {
+        let (port, _) = self.tls.as_ref().ok_or_else(|| without("tls"))?;
+        Ok(self.url_of("rediss", *port))
+    }
+
+    /// The certificate that a client has to trust to use [`tls_url`](Self::tls_url).
+    pub fn ca_path(&self) -> io::Result<PathBuf> {
+        let (_, certificates) = self.tls.as_ref().ok_or_else(|| without("tls"))?;
+        Ok(certificates.ca())
+    }
+
+    /// The server's Unix socket.
+    pub fn socket_path(&self) -> io::Result<&Path> {
+        self.socket.as_deref().ok_or_else(|| without("unix_socket"))
+    }
+
+    /// Where the server keeps its files.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The pid of the server, or of the last one if it was killed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process().pid()
+    }
+
+    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
+    pub fn stop(&self) -> io::Result<()> {
+        self.process().stop()
+    }
+
+    /// Lets a frozen server go on.
+    pub fn resume(&self) -> io::Result<()> {
+        self.process().resume()
+    }
+
+    /// Ends the server as a crash would, and waits until it is gone.
+    pub fn kill(&self) -> io::Result<()> {
+        self.process().kill()
+    }
+
+    /// Starts a server that was killed: same port, same files. A replica may still have to find its master.
+    pub fn start_again(&self) -> io::Result<()> {
+        let mut process = self.process();
+        if process.is_running() {
+            return Err(io::Error::other("wanted to start redis-server again: it still runs"));
+        }
+        *process = spawn(self.directory(), self.clock.as_ref())?;
+        self.wait_until_up(&process)
+    }
+
+    /// A crash and a new start.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill()?;
+        self.start_again()
+    }
+
+    /// Runs one command, on a connection of its own.
+    pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
+        self.client()?.command(words)
+    }
+
+    /// A connection, authenticated if there is a password.
+    pub fn client(&self) -> io::Result<Client> {
+        self.client_within(SOON)
+    }
+
+    /// Waits until the link of a replica to its master is up and what the master had then is here.
+    pub fn wait_in_step(&self) -> io::Result<()> {
+        until(SOON, "the replica is in step with its master", || {
+            let info = self.command(&["INFO", "replication"])?.text()?;
+            Ok(info.lines().any(|line| line == "master_link_status:up"))
+        })
+        .map_err(|error| self.process().failure("a replica", &error))
+    }
+
+    /// Moves the server's wall clock to this many seconds from the host's, and waits until it shows. A server
+    /// that was killed finds it so when it is started again; a frozen one can not show it.
+    pub fn set_clock_offset(&self, seconds: i64) -> io::Result<()> {
+        let clock = self.clock.as_ref().ok_or_else(|| without("faketime"))?;
+        clock.set(seconds)?;
+        if !self.process().is_running() {
+            return Ok(());
+        }
+        let mut client = self.client()?;
+        until(SOON, &format!("the server's clock is {seconds} s from the host's"), || {
+            clock::shows(seconds, &mut client)
+        })
+    }
+
+    fn client_within(&self, limit: Duration) -> io::Result<Client> {
+        let mut client = Client::connect(self.address())?;
+        client.set_timeout(limit)?;
+        if let Some(password) = &self.password {
+            client.authenticate(password)?;
+        }
+        Ok(client)
+    }
+
+    fn wait_until_up(&self, process: &Process) -> io::Result<()> {
+        let ours = format!("process_id:{}", process.pid());
+        let up = until(SOON, "it answers and has loaded its data", || {
+            if !process.is_running() {
+                return Err(io::Error::other("it ended"));
+            }
+            let asked = self
+                .client_within(Duration::from_secs(1))
+                .and_then(|mut client| client.command(&["INFO"]));
+            Ok(match asked {
+                // It was given a password by a line of configuration, so only its log can say more.
+                Ok(Reply::Error(refusal)) if refusal.starts_with("NOAUTH") => {
+                    process.log().contains("Ready to accept connections")
+                }
+                Ok(Reply::Bulk(Some(info))) => {
+                    let info = String::from_utf8_lossy(&info);
+                    [ours.as_str(), "loading:0"].iter().all(|sign| info.lines().any(|l| l == *sign))
+                }
+                Ok(_) | Err(_) => false,
+            })
+        });
+        if self.clock.is_some() {
+            clock::forget_shared_memory(process.pid());
+        }
+        up.map_err(|error| {
+            process.failure(&format!("a redis-server on port {}", self.port), &error)
+        })
+    }
+
+    fn url_of(&self, scheme: &str, port: u16) -> String {
+        let password = self.password.as_deref().map(|word| format!(":{}@", percent_encoded(word)));
+        format!("{scheme}://{}127.0.0.1:{port}", password.unwrap_or_default())
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn spawn(directory: &Path, clock: Option<&FakeClock>) -> io::Result<Process> {
+    let mut command = Command::new("redis-server");
+    command.arg(directory.join(CONFIG)).current_dir(directory);
+    if let Some(clock) = clock {
+        clock.preload(&mut command);
+    }
+    Process::spawn(&command, &directory.join(LOG)).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let message = format!("{error}: install redis-server (scripts/test does)");
+            io::Error::new(io::ErrorKind::NotFound, message)
+        }
+        _ => error,
+    })
+}
+
+fn without(option: &str) -> io::Error {
+    io::Error::other(format!("this redis-server was started without .{option}()"))
+}
+
+/// A word as a URL has it.
+fn percent_encoded(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    word.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
