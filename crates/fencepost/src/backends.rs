@@ -3,6 +3,8 @@
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -31,6 +33,6 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         #[cfg(feature = "redis")]
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
-        Url::Redlock(_) => Err(crate::Error::refused("soon")),
+        Url::Redlock(url) => Ok(redlock::Redlock::open(*url, &around).await?.into()),
     }
 }

@@ -18,5 +18,7 @@ fn main() -> ExitCode {
         Box::new(sqlite::InFile),
         #[cfg(feature = "redis")]
         Box::new(redis::OneServer),
+        #[cfg(feature = "redis")]
+        Box::new(redis::FiveServers),
     ])
 }

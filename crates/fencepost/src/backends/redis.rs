@@ -40,12 +40,13 @@ use fencepost_core::{LockName, Moment, OwnerId, Ttl};
 
 pub(crate) use self::address::{RedisUrl, RedlockUrl};
 pub(in crate::backends) use self::{
+    address::Address,
     answers::{Answer, Listed, Seen, locks_from},
     ears::Ears,
     faults::{Fault, FaultKind},
     found::Found,
     keys::{Keys, Prefix},
-    link::{Heard, Link, STEPS},
+    link::{Link, STEPS},
     scripts::{Arguments, Step},
 };
 use crate::backend::{

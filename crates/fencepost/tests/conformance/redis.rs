@@ -1,4 +1,5 @@
-//! `redis:` for the suite: a server of its own for each case, synced, behind a proxy that can be cut.
+//! `redis:` and `redlock:` for the suite: servers of its own for each case, synced, behind proxies that can
+//! be cut.
 
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::{Harness, Site, Unable};
@@ -14,48 +15,90 @@ impl Harness for OneServer {
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
         Box::pin(async {
-            let server = Redis::builder().persist(Persistence::Always).start()?;
-            let proxy = Proxy::to(server.address())?;
-            Ok(Box::new(Place { proxy, server }) as Box<dyn Site>)
+            let nodes = vec![Node::start()?];
+            let url = format!("redis://{}", nodes[0].proxy.address());
+            Ok(Box::new(Place { nodes, url }) as Box<dyn Site>)
         })
     }
 }
 
-struct Place {
+pub(crate) struct FiveServers;
+
+impl Harness for FiveServers {
+    fn name(&self) -> &'static str {
+        "redlock"
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        Box::pin(async {
+            let nodes: Vec<_> = (0..5).map(|_| Node::start()).collect::<Result<_, _>>()?;
+            let hosts: Vec<_> = nodes.iter().map(|node| node.proxy.address().to_string()).collect();
+            // They are new, and they sync what they are told: they may vote at once, and after a restart.
+            let url = format!("redlock://{}?restarted=vote", hosts.join(","));
+            Ok(Box::new(Place { nodes, url }) as Box<dyn Site>)
+        })
+    }
+}
+
+struct Node {
     proxy: Proxy,
     server: Redis,
 }
 
+impl Node {
+    fn start() -> Result<Self, Unable> {
+        let server = Redis::builder().persist(Persistence::Always).start()?;
+        Ok(Self { proxy: Proxy::to(server.address())?, server })
+    }
+}
+
+struct Place {
+    nodes: Vec<Node>,
+    url: String,
+}
+
+impl Place {
+    fn each(
+        &self,
+        act: impl Fn(&Node) -> std::io::Result<()>,
+    ) -> BoxFuture<'_, Result<(), Unable>> {
+        let done: std::io::Result<()> = self.nodes.iter().try_for_each(act);
+        Box::pin(async { Ok(done?) })
+    }
+}
+
 impl Site for Place {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
-        Box::pin(
-            async move { Fencepost::connect(&format!("redis://{}", self.proxy.address())).await },
-        )
+        Box::pin(Fencepost::connect(&self.url))
     }
 
     fn url(&self) -> Result<String, Unable> {
-        Ok(format!("redis://{}", self.proxy.address()))
+        Ok(self.url.clone())
     }
 
     fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        self.proxy.set_mode(Mode::Silent);
-        Box::pin(async { Ok(()) })
+        self.each(|node| {
+            node.proxy.set_mode(Mode::Silent);
+            Ok(())
+        })
     }
 
     fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        self.proxy.set_mode(Mode::Pass);
-        Box::pin(async { Ok(()) })
+        self.each(|node| {
+            node.proxy.set_mode(Mode::Pass);
+            Ok(())
+        })
     }
 
     fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        Box::pin(async { Ok(self.server.restart()?) })
+        self.each(|node| node.server.restart())
     }
 
     fn stop(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        Box::pin(async { Ok(self.server.stop()?) })
+        self.each(|node| node.server.stop())
     }
 
     fn resume(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        Box::pin(async { Ok(self.server.resume()?) })
+        self.each(|node| node.server.resume())
     }
 }

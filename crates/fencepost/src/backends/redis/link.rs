@@ -141,15 +141,14 @@ impl Link {
         }
     }
 
-    /// How long the server has been up, at least; `None` while we are not connected.
-    pub(in crate::backends) fn uptime(&self) -> Option<Duration> {
+    /// Why there is no connection, if there is none.
+    pub(in crate::backends) fn down(&self) -> Option<Fault> {
         match &*self.shared.state.borrow() {
-            // A restart cuts the connection, so what it said when we connected still counts.
-            State::Up(live) => {
-                let (found, read) = &*live.found();
-                Some(found.uptime()? + self.shared.clock.now().since(*read))
+            State::Up(_) => None,
+            State::Down(fault) => Some(fault.clone()),
+            State::Opening => {
+                Some(Fault::cut(format!("still connecting to {}", self.shared.address.shown)))
             }
-            _ => None,
         }
     }
 
@@ -186,6 +185,37 @@ impl Link {
         arguments: &Arguments,
     ) -> Result<Heard, Fault> {
         self.persist(&Question::Step(step, keys, arguments)).await
+    }
+
+    /// Runs a step on the connection that is there, once, if the server has been up for long enough. A
+    /// restart cuts the connection, so a server that forgot what it knew can not answer in between.
+    pub(in crate::backends) async fn run_once(
+        &self,
+        step: &Step,
+        keys: &Keys,
+        arguments: &Arguments,
+        up_for: Duration,
+    ) -> Result<Heard, Fault> {
+        let shared = &*self.shared;
+        let live = self.live().await?;
+        let up = live.uptime(shared.clock.now());
+        if up < up_for {
+            return Err(Fault {
+                kind: FaultKind::NotNow,
+                message: format!("up for {} only, and votes after {}", short(up), short(up_for)),
+            });
+        }
+        let sent = shared.clock.now();
+        match live.put(&Question::Step(step, keys, arguments), shared).await {
+            Ok(value) => Ok(Heard { value, sent, again: false }),
+            Err(error) => {
+                let fault = Fault::of(&error, &shared.address.shown);
+                if fault.kind == FaultKind::Cut {
+                    shared.lose(&live, &fault);
+                }
+                Err(fault)
+            }
+        }
     }
 
     /// Runs a plain command.
@@ -271,6 +301,13 @@ impl Live {
             }
             First::Right(()) => Err(cut()),
         }
+    }
+
+    /// How long the server has been up, at least.
+    fn uptime(&self, now: Moment) -> Duration {
+        let (found, read) = &*self.found();
+        // A server that does not say counts as just started.
+        found.uptime().unwrap_or_default() + now.since(*read)
     }
 
     fn found(&self) -> MutexGuard<'_, (Found, Moment)> {

@@ -34,6 +34,12 @@ steps! {
     release = "release", "scripts/release.lua";
     break_lock = "break", "scripts/break.lua";
     inspect = "inspect", "scripts/inspect.lua";
+    /// The steps at one node of several.
+    vote = "vote", "scripts/vote.lua";
+    accept = "accept", "scripts/accept.lua";
+    undo = "undo", "scripts/undo.lua";
+    extend = "extend", "scripts/extend.lua";
+    floor = "floor", "scripts/floor.lua";
 }
 
 impl Step {

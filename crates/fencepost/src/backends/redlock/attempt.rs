@@ -12,22 +12,23 @@
 //! quorum each, two quorums share a node, and that node would have to have accepted the token twice.
 //!
 //! *Why tokens rise.* Say that grant A was told before attempt B began. A quorum had marks of at least A's
-//! token by then, and marks do not fall. B's votes were all cast after that, and one of them by a node of
-//! that quorum; B proposes above what that vote told. No clock has a part in this. The times only serve
-//! when marks are gone, and it does no harm if they lie: a wrong one costs numbers, not order.
+//! token by then, and marks do not fall. B needs a quorum as well, and the node that they share accepts
+//! nothing but what is above its mark. No clock has a part in this, nor has what the votes tell: marks and
+//! times are there to propose what will be accepted, and the times also serve when marks are gone. A vote
+//! that lies costs an attempt or some numbers, never the order.
 //!
 //! *Why phase 2 looks at the key again.* Keys are lost early when a clock leaps, a node forgets or an
-//! operator breaks the lock. A client that voted, lost its keys and slept may wake with a proposal that is
-//! above the token of whoever came after it, if the clock that it had the number from ran ahead. Without
-//! the second look it would be granted and shut that holder out, whose keys all stand. With it, A's token
-//! is above B's only if A had the key of a node after that node had accepted B: at the node that both
-//! quorums share B came first, because the mark would have refused it otherwise, and A had the key when it
-//! came. So nobody is told a higher token while the keys that made a grant stand.
+//! operator breaks the lock. A client that had its votes, lost its keys and slept may wake with a proposal
+//! above the token of whoever came after it: a clock ran ahead, or one of its voters had already accepted
+//! the other. Without the second look it would be granted and shut out a holder whose keys all stand. With
+//! it, A's token is above B's only if A had the key of a node after that node had accepted B: at the node
+//! that both quorums share B came first, because the mark would have refused it otherwise, and A had the key
+//! when it came. So nobody is told a higher token while the keys that made a grant stand.
 //!
-//! *What it needs.* Nodes keep what they answered: marks for as long as anybody compares their tokens, over
-//! restarts too. And an owner that is new for each attempt. An undo that is still on its way when the next
-//! attempt begins must not find that attempt's keys; with one owner for both it deletes them behind the back
-//! of a holder, and no clock had to leap for that.
+//! *What it needs.* Nodes keep what they answered: marks for the retention, over restarts too, and nobody
+//! compares older tokens. And an owner that is new for each attempt. An undo that is still on its way when
+//! the next attempt begins must not find that attempt's keys; with one owner for both it deletes them behind
+//! the back of a holder, and no clock had to leap for that.
 //!
 //! *What it does not give.* Exclusion in time when clocks leap or nodes forget. A key that is gone early is
 //! there for the next to take while the first still counts its time; the fence tells them apart by their

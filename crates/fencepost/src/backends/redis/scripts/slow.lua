@@ -1,6 +1,7 @@
 -- What a step needs only when others wait, or something is out of the ordinary: it stands behind the step's
 -- short way, so that the short way does not pay for it.
---   lock    the holder's owner id; a "+" behind it says that there is more to see to when it is released
+--   lock    the holder's owner id; a "+" behind it says that there is more to see to when it is released;
+--           on one of several nodes (redlock) a ":" and the attempt stand behind it
 --   record  "LAST MORE BROKEN HOLDER TTL GRANTED LABEL": the highest token so far, in 16 digits; until when,
 --           in µs, there may be more to see to before the lock is granted, 0 if there is not; the owner that
 --           was broken last, "-" if none; the owner who has the last token, "-" if nobody; its TTL in ms;
@@ -40,9 +41,9 @@ local function write_record(r, retention)
   redis.call('SET', record, text, 'PX', keep_record(r, r.ttl, retention))
 end
 
--- The lock's value without our sign: whose it is.
+-- The lock's value without our signs: whose it is.
 local function holder_of(value)
-  return value and string.match(value, '^(%x+)%+$') or value
+  return value and string.match(value, '^(%x+)[+:]') or value
 end
 
 -- Its release shall look at the queue, or cut short a record that was kept for a long lease.
@@ -75,9 +76,9 @@ end
 
 -- Tells the first in line, and only that one, that the lock is free. A user who may not publish still
 -- has the waiters' own look every 250 ms.
-local function wake()
+local function wake(except)
   local owner, place = first()
-  if owner then
+  if owner and owner ~= except then
     redis.pcall('PUBLISH', 'fencepost:wake:' .. string.match(place, '^%d+ (%S+)'), owner)
   end
 end

@@ -1,11 +1,8 @@
 //! What must be true of any two grants, whatever the weather; and of two in fair weather.
 
-use super::node::Owner;
-
 /// One grant, with all that nobody but the simulator can know.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
-    pub(super) owner: Owner,
     pub(super) token: u64,
     /// When its attempt began.
     pub(super) began: u64,

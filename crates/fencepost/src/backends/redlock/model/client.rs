@@ -2,7 +2,7 @@
 //! carries its messages and tells it the time.
 
 use super::super::attempt::{Attempt, Vote, quorum};
-use super::node::Owner;
+use super::node::Claim;
 use super::{DRIFT, TTL};
 
 /// What a client sends to a node.
@@ -11,6 +11,7 @@ pub(super) enum Request {
     Vote,
     Accept(u64),
     Extend { round: u64 },
+    Undo,
     Release,
 }
 
@@ -51,9 +52,9 @@ pub(super) struct Client {
     pub(super) patience: u64,
     /// It neither hears nor acts before that.
     pub(super) asleep_until: u64,
-    /// Its present attempt, or the one that led to what it holds: answers to others are not for it.
-    pub(super) attempt: u64,
-    pub(super) owner: Owner,
+    /// Its owner, new for each acquisition, and its present attempt, or the one that led to what it holds:
+    /// answers to others are not for it.
+    pub(super) claim: Claim,
     pub(super) doing: Doing,
 }
 
@@ -85,9 +86,10 @@ pub(super) struct Renewal {
 }
 
 impl Client {
-    pub(super) const fn new(rate: u64, slow: u64) -> Self {
+    pub(super) const fn new(owner: u64, rate: u64, slow: u64) -> Self {
         let patience = if slow > 1 { TTL / 2 } else { TTL / 25 };
-        Self { rate, slow, patience, asleep_until: 0, attempt: 0, owner: 0, doing: Doing::Resting }
+        let claim = Claim { owner, attempt: 0 };
+        Self { rate, slow, patience, asleep_until: 0, claim, doing: Doing::Resting }
     }
 }
 

@@ -4,8 +4,15 @@
 use super::super::attempt::Vote;
 use super::{MAX_TTL, TOMBSTONE, TTL, Variant};
 
-/// Who made an attempt. A number here; 128 random bits in the real thing.
+/// Who wants the lock. A number here; 128 random bits in the real thing.
 pub(super) type Owner = u64;
+
+/// What a key holds: whose it is, and by which attempt. Later attempts have higher numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Claim {
+    pub(super) owner: Owner,
+    pub(super) attempt: u64,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Node {
@@ -13,15 +20,23 @@ pub(super) struct Node {
     key: Option<Key>,
     /// The mark: the highest token it has accepted, and from whom.
     last: (u64, Owner),
-    /// Whose release came before their vote, and until when that is remembered.
-    tombstones: Vec<(Owner, u64)>,
+    /// What was taken back before it came.
+    tombstones: Vec<Tombstone>,
     /// When it was started empty, if it was.
     started: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    claim: Claim,
+    expires: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tombstone {
     owner: Owner,
+    /// One attempt, or all.
+    attempt: Option<u64>,
     expires: u64,
 }
 
@@ -32,14 +47,21 @@ impl Node {
     }
 
     /// Phase 1. `time` is what it says its clock says.
-    pub(super) fn vote(&mut self, owner: Owner, now: u64, time: u64) -> Vote {
+    pub(super) fn vote(&mut self, claim: Claim, now: u64, time: u64) -> Vote {
         self.reap(now);
-        let refused = self.tombstones.iter().any(|(whose, _)| *whose == owner)
-            || self.key.is_some_and(|key| key.owner != owner);
+        let Claim { owner, attempt } = claim;
+        let buried = |tomb: &Tombstone| {
+            tomb.owner == owner && tomb.attempt.is_none_or(|undone| undone == attempt)
+        };
+        let old_votes_count = self.variant == Variant::OldVotesCount;
+        let refused = self.tombstones.iter().any(buried)
+            || self.key.is_some_and(|Key { claim: held, .. }| {
+                held.owner != owner || (held.attempt > attempt && !old_votes_count)
+            });
         if refused {
             return Vote::Theirs;
         }
-        self.key = Some(Key { owner, expires: now + TTL });
+        self.key = Some(Key { claim, expires: now + TTL });
         if self.variant == Variant::MaxOfCounters {
             self.last.0 += 1;
             return Vote::Ours { mark: self.last.0, time: 0 };
@@ -48,21 +70,20 @@ impl Node {
     }
 
     /// Phase 2.
-    pub(super) fn accept(&mut self, owner: Owner, token: u64, now: u64) -> bool {
-        self.reap(now);
-        let ours = self.holder(now) == Some(owner) || self.variant == Variant::NoOwnerCheck;
-        let accepted = ours && (token > self.last.0 || (token, owner) == self.last);
+    pub(super) fn accept(&mut self, claim: Claim, token: u64, now: u64) -> bool {
+        let ours = self.holder(now) == Some(claim) || self.variant == Variant::NoOwnerCheck;
+        let accepted = ours && (token > self.last.0 || (token, claim.owner) == self.last);
         if accepted {
-            self.last = (token, owner);
+            self.last = (token, claim.owner);
         }
         accepted
     }
 
-    /// A renewal.
+    /// A renewal. A node that has not accepted the owner's token has no part in its grant.
     pub(super) fn extend(&mut self, owner: Owner, now: u64) -> bool {
         self.reap(now);
         match &mut self.key {
-            Some(key) if key.owner == owner => {
+            Some(key) if key.claim.owner == owner && self.last.1 == owner => {
                 key.expires = now + TTL;
                 true
             }
@@ -70,14 +91,30 @@ impl Node {
         }
     }
 
-    /// A release, or the undoing of an attempt.
-    pub(super) fn release(&mut self, owner: Owner, now: u64) {
-        self.reap(now);
-        if self.holder(now) == Some(owner) {
+    /// Takes one attempt back.
+    pub(super) fn undo(&mut self, claim: Claim, now: u64) {
+        let Claim { owner, attempt } = claim;
+        let held = self.holder(now);
+        if self.variant == Variant::UndoByOwner {
+            self.key = self.key.filter(|key| key.claim.owner != owner);
+        } else if held == Some(claim) {
             self.key = None;
-        } else if self.variant != Variant::OneOwnerForAll {
-            self.tombstones.push((owner, now + TOMBSTONE));
+        } else {
+            self.bury(owner, Some(attempt), now);
         }
+    }
+
+    /// Takes back all that the owner has.
+    pub(super) fn release(&mut self, owner: Owner, now: u64) {
+        if self.holder(now).is_some_and(|held| held.owner == owner) {
+            self.key = None;
+        } else {
+            self.bury(owner, None, now);
+        }
+    }
+
+    fn bury(&mut self, owner: Owner, attempt: Option<u64>, now: u64) {
+        self.tombstones.push(Tombstone { owner, attempt, expires: now + TOMBSTONE });
     }
 
     /// What `DEL` does.
@@ -97,13 +134,13 @@ impl Node {
     }
 
     /// Whose key stands.
-    pub(super) fn holder(&self, now: u64) -> Option<Owner> {
-        self.key.filter(|key| key.expires > now).map(|key| key.owner)
+    pub(super) fn holder(&self, now: u64) -> Option<Claim> {
+        self.key.filter(|key| key.expires > now).map(|key| key.claim)
     }
 
     /// Deletes what has run out. A key that nobody looked at stands again when the clock goes back.
     pub(super) fn reap(&mut self, now: u64) {
         self.key = self.key.filter(|key| key.expires > now);
-        self.tombstones.retain(|(_, until)| *until > now);
+        self.tombstones.retain(|tomb| tomb.expires > now);
     }
 }

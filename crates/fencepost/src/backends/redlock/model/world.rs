@@ -8,26 +8,51 @@ use std::collections::{BTreeMap, HashMap};
 use super::checks::Grant;
 use super::client::{Alarm, Answer, Client, Request};
 use super::dice::Dice;
-use super::node::{Node, Owner};
+use super::node::{Claim, Node};
 use super::{END, TTL, Tally, Variant, Weather};
 use fencepost_core::Token;
 
+#[derive(Clone, Copy)]
 enum Event {
-    Reaches { node: usize, client: usize, attempt: u64, owner: Owner, request: Request },
-    Hears { client: usize, attempt: u64, node: usize, answer: Answer },
-    Rings { client: usize, attempt: u64, alarm: Alarm },
-    Leaps { node: usize },
-    IsCutOff { node: usize },
-    Forgets { node: usize },
+    /// A request reaches a node, an answer or an alarm its client.
+    Reaches {
+        node: usize,
+        client: usize,
+        claim: Claim,
+        request: Request,
+    },
+    Hears {
+        client: usize,
+        attempt: u64,
+        node: usize,
+        answer: Answer,
+    },
+    Rings {
+        client: usize,
+        attempt: u64,
+        alarm: Alarm,
+    },
+    /// A clock leaps, or a key is deleted by hand.
+    Leaps {
+        node: usize,
+    },
+    IsCutOff {
+        node: usize,
+    },
+    Forgets {
+        node: usize,
+    },
 }
 
+/// A node and what surrounds it.
 struct Place {
     node: Node,
     clock: Clock,
     /// Requests that come before that are lost or held up.
     cut_off_until: u64,
+    /// How much it has done, and after which of its steps the key of each attempt stood last.
     steps: u64,
-    stood: HashMap<Owner, u64>,
+    stood: HashMap<u64, u64>,
 }
 
 /// A node's wall clock.
@@ -59,6 +84,8 @@ pub(super) struct World<'a> {
     scheduled: u64,
     places: Vec<Place>,
     clients: Vec<Client>,
+    /// How many there have been.
+    owners: u64,
     attempts: u64,
     grants: Vec<Grant>,
     tally: &'a mut Tally,
@@ -81,13 +108,12 @@ impl<'a> World<'a> {
     fn new(seed: u64, weather: Weather, variant: Variant, tally: &'a mut Tally) -> Self {
         let mut dice = Dice::new(seed);
         let nodes = dice.pick(&[3, 3, 5, 5, 4, 2]);
-        let clients = 3 + dice.below(4);
-        // Tokens run out in some runs.
-        let exact = weather == Weather::Forgetful;
-        let mark = if !weather.forgets() && dice.percent(4) { Token::MAX - 3 } else { 0 };
-        // A coarse clock makes many proposals alike. Where nodes forget in fair weather, the tokens live by
-        // the clocks.
-        let grain = if exact { 1 } else { dice.pick(&[1, 1_000, TTL / 10, 5 * TTL]) };
+        let owners = 3 + dice.below(4);
+        // Where nodes forget, tokens live by the clocks. Elsewhere they run out in some runs, and coarse clocks
+        // make many proposals alike.
+        let forgets = weather.forgets();
+        let mark = if !forgets && dice.percent(4) { Token::MAX - 3 } else { 0 };
+        let grain = if forgets { 1 } else { dice.pick(&[1, 1_000, TTL / 10, 5 * TTL]) };
         let skew = if weather.leaps() { 20 * TTL } else { TTL / 2 };
         let rate = |dice: &mut Dice| 996_000 + dice.below(8_001);
         let places = (0..nodes).map(|_| Place {
@@ -103,8 +129,8 @@ impl<'a> World<'a> {
             stood: HashMap::new(),
         });
         let places: Vec<Place> = places.collect();
-        let clients = (0..clients)
-            .map(|_| Client::new(rate(&mut dice), dice.pick(&[1, 1, 10, 60])))
+        let clients = (1..=owners)
+            .map(|owner| Client::new(owner, rate(&mut dice), dice.pick(&[1, 1, 10, 60])))
             .collect();
         let mut world = Self {
             dice,
@@ -115,6 +141,7 @@ impl<'a> World<'a> {
             scheduled: 0,
             places,
             clients,
+            owners,
             attempts: 0,
             grants: Vec::new(),
             tally,
@@ -133,6 +160,7 @@ impl<'a> World<'a> {
         self.events.insert((at, self.scheduled), event);
     }
 
+    /// Some time from now, within `most`.
     fn after(&mut self, most: u64) -> u64 {
         self.now + 1 + self.dice.below(most)
     }
@@ -146,21 +174,22 @@ impl<'a> World<'a> {
             self.schedule(leap, Event::Leaps { node });
         }
         if self.weather.forgets() {
-            let restart = self.after(6 * TTL);
+            let restart = self.after(8 * TTL);
             self.schedule(restart, Event::Forgets { node });
         }
     }
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Reaches { node, client, attempt, owner, request } => {
+            Event::Reaches { node, client, claim, request } => {
                 if self.now < self.places[node].cut_off_until {
                     if self.dice.percent(50) {
                         let later = self.places[node].cut_off_until + self.dice.below(TTL / 20);
                         self.schedule(later, event);
                     }
-                } else if let Some(answer) = self.serve(node, owner, request) {
-                    self.carry(client, 0, |_| Event::Hears { client, attempt, node, answer });
+                } else if let Some(answer) = self.serve(node, claim, request) {
+                    let attempt = claim.attempt;
+                    self.carry(client, 0, Event::Hears { client, attempt, node, answer });
                 }
             }
             Event::Hears { client, .. } | Event::Rings { client, .. } if self.sleeps(client) => {
@@ -168,12 +197,12 @@ impl<'a> World<'a> {
                 self.schedule(wakes, event);
             }
             Event::Hears { client, attempt, node, answer } => {
-                if self.clients[client].attempt == attempt {
+                if self.clients[client].claim.attempt == attempt {
                     self.hear(client, node, answer);
                 }
             }
             Event::Rings { client, attempt, alarm } => {
-                if self.clients[client].attempt == attempt {
+                if self.clients[client].claim.attempt == attempt {
                     self.ring(client, alarm);
                 }
             }
@@ -187,7 +216,7 @@ impl<'a> World<'a> {
                 self.tally.restarts += 1;
                 let place = &mut self.places[node];
                 place.node.restart(place.clock.at(self.now));
-                let next = self.after(6 * TTL);
+                let next = self.after(8 * TTL);
                 self.schedule(next, Event::Forgets { node });
             }
         }
@@ -202,7 +231,8 @@ impl<'a> World<'a> {
             if node != first && !all {
                 continue;
             }
-            self.tally.leaps += 1;
+            let count = if what < 2 { &mut self.tally.leaps } else { &mut self.tally.deletions };
+            *count += 1;
             let most = self.dice.pick(&[TTL / 20, TTL, 3 * TTL, 6 * TTL]);
             let by = self.dice.below(most).cast_signed();
             let reap = self.dice.percent(50);
@@ -235,8 +265,8 @@ impl<'a> World<'a> {
         self.clients[client].asleep_until = self.after(most);
     }
 
-    /// Takes a message over the network: at once, much later, twice or not at all.
-    fn carry(&mut self, client: usize, lag: u64, message: impl Fn(u64) -> Event) {
+    /// Takes a message from or to a client over the network: at once, much later, twice or not at all.
+    fn carry(&mut self, client: usize, lag: u64, message: Event) {
         let copies = match self.dice.below(100) {
             0..1 => 0,
             1..4 => 2,
@@ -250,7 +280,7 @@ impl<'a> World<'a> {
                 _ => TTL / 500,
             };
             let at = self.after(most) + lag;
-            self.schedule(at, message(copy));
+            self.schedule(at, message);
         }
     }
 
@@ -260,28 +290,32 @@ impl<'a> World<'a> {
             if self.dice.below(100) == 0 {
                 self.freeze(client);
             }
-            let &Client { asleep_until, attempt, owner, .. } = &self.clients[client];
+            let &Client { asleep_until, claim, .. } = &self.clients[client];
             let lag = asleep_until.saturating_sub(self.now);
-            self.carry(client, lag, |_| Event::Reaches { node, client, attempt, owner, request });
+            self.carry(client, lag, Event::Reaches { node, client, claim, request });
         }
     }
 
-    fn serve(&mut self, at: usize, owner: Owner, request: Request) -> Option<Answer> {
+    fn serve(&mut self, at: usize, claim: Claim, request: Request) -> Option<Answer> {
         let place = &mut self.places[at];
         let (now, time) = (place.clock.at(self.now), place.clock.told(self.now));
         let node = &mut place.node;
         let answer = match request {
             Request::Vote | Request::Accept(_) if node.is_young(now) => Some(Answer::Abstained),
-            Request::Vote => Some(Answer::Voted(node.vote(owner, now, time))),
+            Request::Vote => Some(Answer::Voted(node.vote(claim, now, time))),
             Request::Accept(token) => {
-                let yes = node.accept(owner, token, now);
+                let yes = node.accept(claim, token, now);
                 Some(Answer::Accepted { yes, step: place.steps + 1 })
             }
             Request::Extend { round } => {
-                Some(Answer::Extended { round, yes: node.extend(owner, now) })
+                Some(Answer::Extended { round, yes: node.extend(claim.owner, now) })
+            }
+            Request::Undo => {
+                node.undo(claim, now);
+                None
             }
             Request::Release => {
-                node.release(owner, now);
+                node.release(claim.owner, now);
                 None
             }
         };
@@ -293,8 +327,8 @@ impl<'a> World<'a> {
     fn note(&mut self, node: usize) {
         let place = &mut self.places[node];
         place.steps += 1;
-        if let Some(owner) = place.node.holder(place.clock.at(self.now)) {
-            place.stood.insert(owner, place.steps);
+        if let Some(claim) = place.node.holder(place.clock.at(self.now)) {
+            place.stood.insert(claim.attempt, place.steps);
         }
     }
 }

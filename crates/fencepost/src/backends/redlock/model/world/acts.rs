@@ -3,23 +3,23 @@
 use super::super::super::attempt::{Failure, Next, quorum};
 use super::super::checks::Grant;
 use super::super::client::{Alarm, Answer, Doing, Holding, Renewal, Request, Trying, deadline};
-use super::super::node::Owner;
+use super::super::node::Claim;
 use super::super::{TTL, Variant};
 use super::{Event, Place, World};
 
 impl World<'_> {
     fn alarm(&mut self, client: usize, at: u64, alarm: Alarm) {
-        let attempt = self.clients[client].attempt;
+        let attempt = self.clients[client].claim.attempt;
         self.schedule(at, Event::Rings { client, attempt, alarm });
     }
 
-    fn rest(&mut self, client: usize, most: u64) {
+    pub(super) fn rest(&mut self, client: usize, most: u64) {
         self.clients[client].doing = Doing::Resting;
         let at = self.after(most);
         self.alarm(client, at, Alarm::Begin);
     }
 
-    fn ring(&mut self, client: usize, alarm: Alarm) {
+    pub(super) fn ring(&mut self, client: usize, alarm: Alarm) {
         let nodes = self.places.len();
         let next = match (alarm, &mut self.clients[client].doing) {
             (Alarm::Begin, Doing::Resting) => return self.begin(client),
@@ -38,17 +38,14 @@ impl World<'_> {
         self.tally.attempts += 1;
         self.attempts += 1;
         let one = &mut self.clients[client];
-        one.attempt = self.attempts;
-        if self.variant != Variant::OneOwnerForAll || one.owner == 0 {
-            one.owner = self.attempts;
-        }
+        one.claim.attempt = self.attempts;
         one.doing = Doing::Trying(Trying::new(self.places.len(), self.now));
         self.send(client, Request::Vote);
         let patience = self.now + self.clients[client].patience;
         self.alarm(client, patience, Alarm::GiveUp { proposed: false });
     }
 
-    fn hear(&mut self, client: usize, node: usize, answer: Answer) {
+    pub(super) fn hear(&mut self, client: usize, node: usize, answer: Answer) {
         match (&mut self.clients[client].doing, answer) {
             (Doing::Trying(trying), Answer::Voted(vote)) => {
                 let next = trying.attempt.voted(node, vote);
@@ -65,10 +62,9 @@ impl World<'_> {
                 let next = trying.attempt.silent(node);
                 self.go_on(client, next);
             }
-            (Doing::Holding(holding), Answer::Extended { round, yes: true })
-                if round == holding.renewal.round && self.now < holding.deadline =>
-            {
-                if holding.renewal.is_won_by(node, self.places.len()) {
+            (Doing::Holding(holding), Answer::Extended { round, yes: true }) => {
+                let in_time = round == holding.renewal.round && self.now < holding.deadline;
+                if in_time && holding.renewal.is_won_by(node, self.places.len()) {
                     self.renewed(client);
                 }
             }
@@ -103,7 +99,7 @@ impl World<'_> {
     }
 
     fn undo(&mut self, client: usize) {
-        self.send(client, Request::Release);
+        self.send(client, Request::Undo);
         self.rest(client, TTL / 2);
     }
 
@@ -111,7 +107,7 @@ impl World<'_> {
     fn grant(&mut self, client: usize, token: u64) {
         let one = &self.clients[client];
         let Doing::Trying(trying) = &one.doing else { return };
-        let (began, owner, accepted) = (trying.began, one.owner, trying.accepted.clone());
+        let (began, claim, accepted) = (trying.began, one.claim, trying.accepted.clone());
         let deadline = match self.variant {
             Variant::CountsFromTheGrant => deadline(self.now, one.rate),
             // It looks at its time after the first thing that it does.
@@ -123,10 +119,11 @@ impl World<'_> {
             return self.undo(client);
         }
         self.tally.grants += 1;
-        self.tally.hollow += u64::from(self.standing(owner) < quorum(self.places.len()));
-        let stood = self.places.iter().map(|place| place.stood.get(&owner).copied()).collect();
+        self.tally.hollow += u64::from(self.standing(claim) < quorum(self.places.len()));
+        let stood =
+            self.places.iter().map(|place| place.stood.get(&claim.attempt).copied()).collect();
         let (told, until) = (self.now, deadline);
-        self.grants.push(Grant { owner, token, began, told, until, accepted, stood });
+        self.grants.push(Grant { token, began, told, until, accepted, stood });
         let grant = self.grants.len() - 1;
         let renewal = Renewal::default();
         self.clients[client].doing = Doing::Holding(Holding { grant, deadline, renewal });
@@ -163,7 +160,7 @@ impl World<'_> {
         }
     }
 
-    /// Releases, or crashes and leaves everything as it is.
+    /// Releases, or crashes and leaves everything as it is. What comes next is for another owner.
     fn let_go(&mut self, client: usize, grant: usize, releases: bool) {
         let until = &mut self.grants[grant].until;
         *until = (*until).min(self.now);
@@ -174,12 +171,13 @@ impl World<'_> {
             self.tally.crashes += 1;
         }
         self.rest(client, TTL / 2);
-        self.clients[client].owner = 0;
+        self.owners += 1;
+        self.clients[client].claim.owner = self.owners;
     }
 
-    /// On how many nodes a key of this owner stands.
-    fn standing(&self, owner: Owner) -> usize {
-        let stands = |place: &&Place| place.node.holder(place.clock.at(self.now)) == Some(owner);
+    /// On how many nodes its key stands.
+    fn standing(&self, claim: Claim) -> usize {
+        let stands = |place: &&Place| place.node.holder(place.clock.at(self.now)) == Some(claim);
         self.places.iter().filter(stands).count()
     }
 }

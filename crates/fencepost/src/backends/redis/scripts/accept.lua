@@ -1,0 +1,15 @@
+-- Phase 2: takes the token, if the key is still this attempt's and the token is above all that came
+-- before; or if it was taken already.
+-- {1, now} accepted   {0, now} not
+-- ARGV: owner, attempt, token, ttl, label, retention
+--SLOW--
+local owner, attempt, token, ttl, label, retention = unpack(ARGV)
+token, ttl = tonumber(token), tonumber(ttl)
+if redis.call('GET', lock) ~= owner .. ':' .. attempt then return {0, now} end
+local r = read_record()
+if token < r.last or token == r.last and r.holder ~= owner then return {0, now} end
+if r.holder == owner and token == r.last then ttl = math.max(ttl, r.ttl) else r.granted = now end
+r.last, r.holder, r.ttl, r.label = token, owner, ttl, label
+write_record(r, retention)
+leave(owner)
+return {1, now}

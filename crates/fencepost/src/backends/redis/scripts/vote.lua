@@ -1,0 +1,20 @@
+-- Phase 1 of an attempt at several nodes: the key, if it is free or ours.
+-- {1, now, last, mine} ours; mine is 1 if the last token was accepted from this owner
+-- {0, now, pttl, value, record} somebody else's; who waits is written down here
+-- {3, now} withdrawn before it came
+-- ARGV: owner, attempt, ttl, label, client (to wake; empty not to wait)
+--SLOW--
+local owner, attempt, ttl, label, client = unpack(ARGV)
+local value = redis.call('GET', lock)
+local mine = holder_of(value) == owner
+if value and not mine then
+  if client ~= '' then stand_in_line(owner, client, label) else leave(owner) end
+  return {0, now, redis.call('PTTL', lock), holder_of(value), redis.call('GET', record)}
+end
+local note = 'fencepost:gone:' .. owner
+if redis.call('EXISTS', note, note .. ':' .. attempt) > 0 then return {3, now} end
+-- A lease that is ours already does not get shorter.
+if mine then ttl = math.max(tonumber(ttl), redis.call('PTTL', lock)) end
+redis.call('SET', lock, owner .. ':' .. attempt, 'PX', ttl)
+local r = read_record()
+return {1, now, r.last, r.holder == owner and 1 or 0}

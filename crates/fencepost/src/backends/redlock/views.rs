@@ -1,0 +1,157 @@
+//! Looking at a lock that lies on several nodes, and breaking it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fencepost_core::{LockName, Token};
+
+use super::nodes::Way;
+use super::{LOOK, Redlock};
+use crate::backend::{Broken, HolderInfo, LockInfo};
+use crate::backends::redis::{Arguments, Fault, Listed, STEPS, Seen, locks_from};
+use crate::error::{Error, Result};
+
+/// How often a break that was overtaken by a grant is tried again.
+const TRIES: usize = 5;
+
+/// A lock as a majority shows it.
+pub(super) struct Look {
+    pub(super) info: LockInfo,
+    /// What a majority has as the lock's value.
+    value: Option<Vec<u8>>,
+    /// Above every mark and every time that was seen.
+    floor: u64,
+}
+
+impl Redlock {
+    /// What a majority says of a lock.
+    pub(super) async fn look(&self, name: &LockName, shown: usize) -> Result<Look> {
+        let keys = self.prefix.keys(name)?;
+        let arguments = Arguments::of([&shown]);
+        let links = self.nodes.links().iter();
+        let looks = links.map(|link| async {
+            let heard = link.run(&STEPS.inspect, &keys, &arguments).await?;
+            Seen::read(heard, link.shown())
+        });
+        let mut words = self.nodes.words();
+        let mut seen = Vec::new();
+        for (node, look) in futures_util::future::join_all(looks).await.into_iter().enumerate() {
+            match look {
+                Ok(look) => {
+                    words.answered(node, "answered");
+                    seen.push(look);
+                }
+                Err(fault) => words.failed(node, fault),
+            }
+        }
+        if seen.len() < self.nodes.quorum() {
+            return Err(words.error(&format!("\"{name}\" can not be looked at")));
+        }
+        Ok(self.sum_up(name, seen))
+    }
+
+    fn sum_up(&self, name: &LockName, seen: Vec<Seen>) -> Look {
+        let quorum = self.nodes.quorum();
+        let marks =
+            seen.iter().filter_map(|look| Some(Listed::parse(look.record.as_deref()?)?.last));
+        let floor = marks.chain(seen.iter().map(|look| look.time)).max().unwrap_or(0) + 1;
+        let mut values: BTreeMap<&[u8], usize> = BTreeMap::new();
+        for value in seen.iter().filter_map(|look| look.value.as_deref()) {
+            *values.entry(value).or_default() += 1;
+        }
+        let value = values.into_iter().find(|(_, count)| *count >= quorum);
+        let value = value.map(|(value, _)| value.to_vec());
+        let waiting = seen.iter().map(|look| look.waiting).max().unwrap_or(0);
+        let mut holders: Vec<HolderInfo> = Vec::new();
+        let mut waiters = Vec::new();
+        for look in seen {
+            let held = value.is_some() && look.value == value;
+            let info = look.into_info(name.clone());
+            holders.extend(info.holder.filter(|_| held));
+            if info.waiters.len() > waiters.len() {
+                waiters = info.waiters;
+            }
+        }
+        let info =
+            LockInfo { name: name.clone(), holder: agreed(&holders, quorum), waiting, waiters };
+        Look { info, value, floor }
+    }
+
+    /// Every lock that a majority has, or that is waited for.
+    pub(super) async fn look_at_all(&self) -> Result<Vec<LockInfo>> {
+        let mut words = self.nodes.words();
+        let (mut names, mut heard) = (BTreeSet::new(), 0);
+        let lists = self.nodes.links().iter().map(|link| locks_from(link, &self.prefix));
+        for (node, list) in futures_util::future::join_all(lists).await.into_iter().enumerate() {
+            match list {
+                Ok(list) => {
+                    words.answered(node, "answered");
+                    heard += 1;
+                    names.extend(list);
+                }
+                Err(fault) => words.failed(node, fault),
+            }
+        }
+        if heard < self.nodes.quorum() {
+            return Err(words.error("the locks can not be listed"));
+        }
+        let mut locks = Vec::new();
+        for name in names {
+            let info = self.look(&name, 0).await?.info;
+            if info.holder.is_some() || info.waiting > 0 {
+                locks.push(info);
+            }
+        }
+        Ok(locks)
+    }
+
+    /// Ends the grant on every node, and raises the mark of a majority above it.
+    pub(super) async fn break_all(&self, name: &LockName) -> Result<Option<Broken>> {
+        let keys = self.prefix.keys(name)?;
+        for _ in 0..TRIES {
+            let look = self.look(name, 0).await?;
+            let (Some(value), Some(holder)) = (look.value, look.info.holder) else {
+                return Ok(None);
+            };
+            let floor = Token::new(look.floor)
+                .map_err(|_| Error::refused(format!("\"{name}\" has no tokens left")))?;
+            let value = String::from_utf8_lossy(&value);
+            let arguments = Arguments::of([&value, &floor, &self.retention.as_millis()]);
+            let mut answers = self.nodes.ask(&STEPS.floor, &keys, &arguments, Way::Patiently, LOOK);
+            let (mut raised, mut words) = (0, self.nodes.words());
+            let mut heard = 0;
+            while let Some((node, answer)) = answers.next().await {
+                match answer {
+                    Ok(answer) => {
+                        words.answered(node, "answered");
+                        heard += 1;
+                        raised += usize::from(answer.status == 1);
+                    }
+                    Err(fault) => words.failed(node, fault),
+                }
+                if raised >= self.nodes.quorum() {
+                    return Ok(Some(Broken { label: holder.label, token: holder.token, floor }));
+                }
+            }
+            if heard < self.nodes.quorum() {
+                return Err(words.error(&format!("\"{name}\" can not be broken")));
+            }
+            // A token above the floor was accepted meanwhile: look again, and higher.
+        }
+        Err(Fault::cut(format!("\"{name}\" changes hands too fast to be broken: try again"))
+            .into_error())
+    }
+}
+
+/// The holder as a majority describes it: the token that enough of them have accepted, and the lease that
+/// enough of them will keep.
+fn agreed(holders: &[HolderInfo], quorum: usize) -> Option<HolderInfo> {
+    let count = |token| holders.iter().filter(|holder| holder.token == token).count();
+    let mut holder = holders.iter().max_by_key(|holder| count(holder.token))?.clone();
+    if count(holder.token) < quorum {
+        holder.token = None;
+    }
+    let mut left: Vec<_> = holders.iter().map(|holder| holder.remaining).collect();
+    left.sort_unstable_by(|one, other| other.cmp(one));
+    holder.remaining = left.get(quorum - 1).copied().flatten();
+    Some(holder)
+}
