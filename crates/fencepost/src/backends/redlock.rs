@@ -40,6 +40,7 @@ use crate::backends::redis::{
     Answer, Arguments, BREATH, Ears, Fault, Keys, LOOK_AGAIN, OUTAGE, Prefix, RedlockUrl, STEPS,
     client_id, remember,
 };
+use crate::clock::wall;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::race::race;
@@ -124,10 +125,15 @@ impl Redlock {
     }
 
     /// One attempt, both phases.
-    async fn attempt(&self, request: &Request, keys: &Keys, waits: bool) -> Result<Outcome> {
+    async fn attempt(
+        &self,
+        request: &Request,
+        keys: &Keys,
+        number: u64,
+        waits: bool,
+    ) -> Result<Outcome> {
         let start = self.now();
         let Request { owner, ttl, label, .. } = request;
-        let number = draw_number()?;
         let patience = Nodes::patience(*ttl);
         let way = Way::Vote(self.up_for);
         let mut attempt = Attempt::new(self.nodes.count());
@@ -235,9 +241,13 @@ impl Redlock {
         let ear = self.ears.open(request.owner);
         let mut out_since: Option<Moment> = None;
         let mut met = 0;
+        // It tells one attempt of an owner from the next, and rises. From the wall clock, so that it does
+        // so for an owner that tries again from another process; if that clock is wrong, the attempt fails.
+        let mut number = wall().as_micros() as u64;
         loop {
+            number += 1;
             let in_time = until.is_some_and(|until| self.now() < until);
-            let nap = match self.attempt(request, &keys, in_time).await? {
+            let nap = match self.attempt(request, &keys, number, in_time).await? {
                 Outcome::Granted(token, sent) => {
                     let (ttl, queued, presence) = (request.ttl, false, None);
                     return Ok(Acquired::Granted(Grant { token, ttl, sent, queued, presence }));
@@ -375,11 +385,6 @@ impl Redlock {
     }
 }
 
-/// A number that tells one attempt of an owner from the next.
-fn draw_number() -> Result<String> {
-    Ok(client_id()?[..8].to_owned())
-}
-
 /// A random part of `span`.
 fn random(span: Duration) -> Duration {
     let mut bits = [0; 4];
@@ -392,8 +397,7 @@ fn read_vote(answer: &Answer) -> Result<(Vote, Option<HolderInfo>), Fault> {
     match answer.status {
         1 => {
             let (mark, mine): (u64, u8) = (answer.get(0)?, answer.get(1)?);
-            let _ = mine;
-            Ok((Vote::Ours { mark, time: answer.time }, None))
+            Ok((Vote::Ours { mark, time: answer.time, mine: mine == 1 }, None))
         }
         0 => Ok((Vote::Theirs, answer.holder()?)),
         _ => Err(Fault::cut("the acquire was withdrawn before it arrived")),

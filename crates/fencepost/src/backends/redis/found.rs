@@ -74,9 +74,10 @@ impl Found {
         self.info("connected_slaves")?.parse().ok()
     }
 
-    /// How long the server has been up, to the second.
+    /// How long the server has been up, at least: it counts in whole seconds of its wall clock.
     pub(in crate::backends) fn uptime(&self) -> Option<Duration> {
-        self.info("uptime_in_seconds")?.parse().ok().map(Duration::from_secs)
+        let seconds: u64 = self.info("uptime_in_seconds")?.parse().ok()?;
+        Some(Duration::from_secs(seconds.saturating_sub(1)))
     }
 
     /// Refuses servers that can not arbitrate alone.

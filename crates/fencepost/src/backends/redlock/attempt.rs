@@ -4,8 +4,9 @@
 //! A node keeps two things for a name: the *key*, which has one owner until it runs out on the node's own
 //! clock, and the *mark*, the highest token it has accepted and whose that was. Phase 1 asks every node for
 //! its key; a node that gives it tells its mark and its time. With a quorum of votes the attempt proposes
-//! `max(marks, times) + 1`. Phase 2 takes that to every node; a node accepts it iff its key is still ours
-//! and the token is above its mark, or is its mark and ours already. A quorum of acceptances is a grant.
+//! `max(marks, times) + 1`, or what it proposed before if that is the highest mark. Phase 2 takes that to every node; a node accepts it iff its key is still this
+//! attempt's and the token is above its mark, or is its mark and ours already. A quorum of acceptances is a
+//! grant.
 //!
 //! *Why a token is granted once.* A mark only rises, and a node accepts the number that is its mark from
 //! nobody but the one who put it there: so a node accepts a token from one owner at most. Two grants have a
@@ -26,9 +27,10 @@
 //! when it came. So nobody is told a higher token while the keys that made a grant stand.
 //!
 //! *What it needs.* Nodes keep what they answered: marks for the retention, over restarts too, and nobody
-//! compares older tokens. And an owner that is new for each attempt. An undo that is still on its way when
-//! the next attempt begins must not find that attempt's keys; with one owner for both it deletes them behind
-//! the back of a holder, and no clock had to leap for that.
+//! compares older tokens. And attempts of one owner that nodes can tell apart: the key names the attempt, an
+//! undo deletes the key of its own attempt only, and a vote that comes after that of a later attempt is
+//! refused. Else an undo that is still on its way when the next attempt begins deletes the keys of that one,
+//! behind the back of a holder, and no clock had to leap for that.
 //!
 //! *What it does not give.* Exclusion in time when clocks leap or nodes forget. A key that is gone early is
 //! there for the next to take while the first still counts its time; the fence tells them apart by their
@@ -53,6 +55,8 @@ pub(super) enum Vote {
         mark: u64,
         /// Its time, in microseconds.
         time: u64,
+        /// It accepted its mark from this owner: there was an attempt before, whose answer may be lost.
+        mine: bool,
     },
     /// Its key is somebody else's.
     Theirs,
@@ -90,8 +94,10 @@ pub(super) struct Attempt {
     phase: Phase,
     /// What each node had to say in this phase.
     heard: Vec<Heard>,
-    /// The highest mark or time of the votes.
-    floor: u64,
+    /// The highest time of the votes, the highest mark, and the highest that is this owner's own.
+    time: u64,
+    mark: u64,
+    own: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,7 +118,7 @@ enum Heard {
 impl Attempt {
     /// An attempt at `nodes` nodes, of which nothing has been heard yet.
     pub(super) fn new(nodes: usize) -> Self {
-        Self { phase: Phase::Voting, heard: vec![Heard::Nothing; nodes], floor: 0 }
+        Self { phase: Phase::Voting, heard: vec![Heard::Nothing; nodes], time: 0, mark: 0, own: 0 }
     }
 
     /// How many votes, and how many acceptances, it takes.
@@ -130,8 +136,12 @@ impl Attempt {
         if !self.hear(node, heard) {
             return Next::Wait;
         }
-        if let Vote::Ours { mark, time } = vote {
-            self.floor = self.floor.max(mark).max(time);
+        if let Vote::Ours { mark, time, mine } = vote {
+            self.time = self.time.max(time);
+            self.mark = self.mark.max(mark);
+            if mine {
+                self.own = self.own.max(mark);
+            }
         }
         self.next()
     }
@@ -187,7 +197,11 @@ impl Attempt {
     }
 
     fn propose(&mut self) -> Next {
-        let Some(token) = self.floor.checked_add(1).and_then(|next| Token::new(next).ok()) else {
+        // A retry proposes what it had proposed before, so that it gets the same token again. Nodes that
+        // have seen a higher one since will not take it, nor will any whose mark it is not.
+        let again = self.own > 0 && self.own == self.mark;
+        let next = if again { Some(self.own) } else { self.mark.max(self.time).checked_add(1) };
+        let Some(token) = next.and_then(|next| Token::new(next).ok()) else {
             return Next::Failed(Failure::Exhausted);
         };
         self.phase = Phase::Accepting(token);
@@ -200,7 +214,11 @@ impl Attempt {
 mod tests {
     use super::*;
 
-    const OURS: Vote = Vote::Ours { mark: 0, time: 0 };
+    const OURS: Vote = ours(0, 0);
+
+    const fn ours(mark: u64, time: u64) -> Vote {
+        Vote::Ours { mark, time, mine: false }
+    }
 
     fn token(value: u64) -> Token {
         Token::new(value).unwrap()
@@ -222,13 +240,13 @@ mod tests {
     #[test]
     fn it_proposes_above_all_marks_and_times_of_its_voters_and_waits_for_no_more() {
         let mut attempt = Attempt::new(5);
-        assert_eq!(attempt.voted(3, Vote::Ours { mark: 40, time: 7 }), Next::Wait);
+        assert_eq!(attempt.voted(3, ours(40, 7)), Next::Wait);
         assert_eq!(attempt.voted(0, Vote::Theirs), Next::Wait);
-        assert_eq!(attempt.voted(1, Vote::Ours { mark: 0, time: 90 }), Next::Wait);
-        let vote = Vote::Ours { mark: 12, time: 3 };
+        assert_eq!(attempt.voted(1, ours(0, 90)), Next::Wait);
+        let vote = ours(12, 3);
         assert_eq!(attempt.voted(2, vote), Next::Propose(token(91)));
         // Too late to matter: phase 2 goes there all the same.
-        assert_eq!(attempt.voted(4, Vote::Ours { mark: 500, time: 0 }), Next::Wait);
+        assert_eq!(attempt.voted(4, ours(500, 0)), Next::Wait);
         assert_eq!(attempt.answered(4, true), Next::Wait);
         assert_eq!(attempt.answered(0, true), Next::Wait);
         assert_eq!(attempt.answered(2, true), Next::Granted(token(91)));
@@ -309,11 +327,22 @@ mod tests {
     fn tokens_end_below_2_to_the_53() {
         for last in [Token::MAX, u64::MAX] {
             let mut attempt = Attempt::new(1);
-            let vote = Vote::Ours { mark: last, time: 0 };
+            let vote = ours(last, 0);
             assert_eq!(attempt.voted(0, vote), Next::Failed(Failure::Exhausted));
         }
         let mut attempt = Attempt::new(1);
-        let vote = Vote::Ours { mark: 0, time: Token::MAX - 1 };
+        let vote = ours(0, Token::MAX - 1);
         assert_eq!(attempt.voted(0, vote), Next::Propose(token(Token::MAX)));
+    }
+
+    #[test]
+    fn a_retry_proposes_its_token_again_unless_it_was_overtaken() {
+        let mine = Vote::Ours { mark: 41, time: 90, mine: true };
+        let mut attempt = Attempt::new(3);
+        assert_eq!(attempt.voted(0, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.voted(1, mine), Next::Propose(token(41)));
+        let mut attempt = Attempt::new(3);
+        assert_eq!(attempt.voted(0, ours(42, 80)), Next::Wait);
+        assert_eq!(attempt.voted(1, mine), Next::Propose(token(91)));
     }
 }

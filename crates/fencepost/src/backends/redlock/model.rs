@@ -270,10 +270,3 @@ fn an_undo_that_goes_by_the_owner_ends_exclusion() {
     let Some(faults) = faults(Weather::Fair, Variant::UndoByOwner) else { return };
     assert!(faults.overlaps > 0, "{faults:?}");
 }
-
-/// It puts the old attempt's name on the key, and then the old attempt's undo finds it.
-#[test]
-fn a_vote_that_comes_after_that_of_a_later_attempt_and_counts_ends_exclusion() {
-    let Some(faults) = faults(Weather::Fair, Variant::OldVotesCount) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
-}

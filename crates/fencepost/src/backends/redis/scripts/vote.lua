@@ -2,11 +2,14 @@
 -- {1, now, last, mine} ours; mine is 1 if the last token was accepted from this owner
 -- {0, now, pttl, value, record} somebody else's; who waits is written down here
 -- {3, now} withdrawn before it came
--- ARGV: owner, attempt, ttl, label, client (to wake; empty not to wait)
+-- ARGV: owner, attempt (a number that rises), ttl, label, client (to wake; empty not to wait)
 --SLOW--
 local owner, attempt, ttl, label, client = unpack(ARGV)
 local value = redis.call('GET', lock)
 local mine = holder_of(value) == owner
+-- One that was overtaken on the way by a later attempt must not have the key named after it: its undo
+-- would take the later one's.
+if mine and tonumber(string.match(value, ':(%d+)$') or 0) > tonumber(attempt) then return {3, now} end
 if value and not mine then
   if client ~= '' then stand_in_line(owner, client, label) else leave(owner) end
   return {0, now, redis.call('PTTL', lock), holder_of(value), redis.call('GET', record)}

@@ -64,9 +64,9 @@ impl Node {
         self.key = Some(Key { claim, expires: now + TTL });
         if self.variant == Variant::MaxOfCounters {
             self.last.0 += 1;
-            return Vote::Ours { mark: self.last.0, time: 0 };
+            return Vote::Ours { mark: self.last.0, time: 0, mine: false };
         }
-        Vote::Ours { mark: self.last.0, time }
+        Vote::Ours { mark: self.last.0, time, mine: self.last.1 == owner }
     }
 
     /// Phase 2.
@@ -142,5 +142,21 @@ impl Node {
     pub(super) fn reap(&mut self, now: u64) {
         self.key = self.key.filter(|key| key.expires > now);
         self.tombstones.retain(|tomb| tomb.expires > now);
+    }
+}
+
+/// Both were on their way when the next attempt of the same owner was granted. A key that takes the name of
+/// the old attempt again is deleted by the old attempt's undo. In the open world it takes 20,000 runs of fair
+/// weather to see 9 pairs of grants overlap by this.
+#[test]
+fn a_vote_and_an_undo_that_come_late_leave_the_key_of_a_later_attempt() {
+    let [old, new] = [1, 2].map(|attempt| Claim { owner: 7, attempt });
+    for (variant, left) in [(Variant::AsBuilt, Some(new)), (Variant::OldVotesCount, None)] {
+        let mut node = Node::new(variant, 0);
+        node.vote(new, 0, 0);
+        assert!(node.accept(new, 1, 0));
+        node.vote(old, 0, 0);
+        node.undo(old, 0);
+        assert_eq!(node.holder(0), left);
     }
 }

@@ -14,34 +14,12 @@ use fencepost_core::Token;
 
 #[derive(Clone, Copy)]
 enum Event {
-    /// A request reaches a node, an answer or an alarm its client.
-    Reaches {
-        node: usize,
-        client: usize,
-        claim: Claim,
-        request: Request,
-    },
-    Hears {
-        client: usize,
-        attempt: u64,
-        node: usize,
-        answer: Answer,
-    },
-    Rings {
-        client: usize,
-        attempt: u64,
-        alarm: Alarm,
-    },
-    /// A clock leaps, or a key is deleted by hand.
-    Leaps {
-        node: usize,
-    },
-    IsCutOff {
-        node: usize,
-    },
-    Forgets {
-        node: usize,
-    },
+    Reaches { node: usize, client: usize, claim: Claim, request: Request },
+    Hears { client: usize, attempt: u64, node: usize, answer: Answer },
+    Rings { client: usize, attempt: u64, alarm: Alarm },
+    Leaps { node: usize },
+    IsCutOff { node: usize },
+    Forgets { node: usize },
 }
 
 /// A node and what surrounds it.
@@ -109,8 +87,8 @@ impl<'a> World<'a> {
         let mut dice = Dice::new(seed);
         let nodes = dice.pick(&[3, 3, 5, 5, 4, 2]);
         let owners = 3 + dice.below(4);
-        // Where nodes forget, tokens live by the clocks. Elsewhere they run out in some runs, and coarse clocks
-        // make many proposals alike.
+        // Where nodes forget, tokens live by the clocks. Elsewhere they run out in some runs, and coarse
+        // clocks make many proposals alike.
         let forgets = weather.forgets();
         let mark = if !forgets && dice.percent(4) { Token::MAX - 3 } else { 0 };
         let grain = if forgets { 1 } else { dice.pick(&[1, 1_000, TTL / 10, 5 * TTL]) };
