@@ -47,7 +47,7 @@ pub(in crate::backends) use self::{
     found::Found,
     keys::{Keys, Prefix},
     link::{Link, STEPS},
-    scripts::{Arguments, Step},
+    scripts::Call,
 };
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
@@ -71,7 +71,8 @@ pub struct Redis {
     link: Link,
     around: Surroundings,
     prefix: Prefix,
-    retention: Duration,
+    /// In milliseconds, as the scripts are told.
+    retention: u64,
     /// Under which the server's word reaches us.
     client: String,
     ears: Arc<Ears>,
@@ -83,7 +84,7 @@ impl Redis {
         let client = client_id()?;
         let link = Link::open(url.address, around, client.clone(), Arc::clone(&ears));
         link.live().await.map_err(Fault::into_error)?;
-        let (prefix, retention) = (url.options.prefix, url.options.retention);
+        let (prefix, retention) = (url.options.prefix, url.options.retention.as_millis() as u64);
         Ok(Arc::new(Self { link, around: around.clone(), prefix, retention, client, ears }))
     }
 
@@ -91,9 +92,8 @@ impl Redis {
         self.around.clock.now()
     }
 
-    async fn step(&self, step: &Step, keys: &Keys, arguments: Arguments) -> Result<Answer, Fault> {
-        let heard = self.link.run(step, keys, &arguments).await?;
-        let answer = Answer::read(heard, step.verb, self.link.shown())?;
+    async fn run(&self, call: Call) -> Result<Answer, Fault> {
+        let answer = Answer::read(self.link.run(&call).await?, call.step.verb)?;
         if answer.time > 0 {
             self.link.note_time(answer.time, answer.sent);
         }
@@ -101,20 +101,16 @@ impl Redis {
     }
 
     /// One try, which stands in line if `waits`.
-    async fn ask(&self, ask: &Ask, waits: bool) -> Result<Asked, Fault> {
-        let Request { owner, ttl, label, .. } = &ask.request;
+    async fn ask(&self, request: &Request, keys: Keys<'_>, waits: bool) -> Result<Asked, Fault> {
+        let Request { owner, ttl, label, .. } = request;
         let (owner, ttl_ms) = (owner.reveal(), ttl.as_millis());
-        let mut arguments = Arguments::of([
-            &owner,
-            &ttl_ms,
-            &format_args!(" 0 - {owner} {ttl_ms} 0 {label}"),
-            &if waits { &*self.client } else { "" },
-            &self.retention.as_millis(),
-        ]);
-        if ttl.as_duration() > self.retention {
-            arguments.add("long");
+        let record = format!(" 0 - {owner} {ttl_ms} 0 {label}");
+        let mut call = STEPS.acquire.on(keys).arg(&owner).arg(ttl_ms).arg(record);
+        call = call.arg(if waits { &*self.client } else { "" }).arg(self.retention);
+        if u64::from(ttl_ms) > self.retention {
+            call = call.arg("long");
         }
-        let answer = self.step(&STEPS.acquire, &ask.keys, arguments).await?;
+        let answer = self.run(call).await?;
         Ok(match answer.status {
             1 => {
                 let (token, ttl) = answer.granted(*ttl)?;
@@ -136,12 +132,13 @@ impl Redis {
         })
     }
 
-    async fn wait_in_line(&self, ask: &Ask, until: Moment) -> Result<Acquired> {
-        let ear = self.ears.open(ask.request.owner);
+    async fn wait_in_line(&self, request: &Request, until: Moment) -> Result<Acquired> {
+        let keys = self.prefix.keys(&request.name)?;
+        let mut ear = None;
         let mut out_since: Option<Moment> = None;
         loop {
             let in_time = self.now() < until;
-            let nap = match self.ask(ask, in_time).await {
+            let nap = match self.ask(request, keys, in_time).await {
                 Ok(Asked::Ended(acquired)) => return Ok(acquired),
                 Ok(Asked::InLine { left, first }) => {
                     out_since = None;
@@ -158,6 +155,7 @@ impl Redis {
                 }
             };
             let alarm = self.around.clock.alarm((self.now() + nap).min(until));
+            let ear = ear.get_or_insert_with(|| self.ears.open(request.owner));
             race(ear.called(), alarm).await;
         }
     }
@@ -166,8 +164,8 @@ impl Redis {
         let Renewal { name, owner, ttl } = renewal;
         let keys = self.prefix.keys(name)?;
         let ttl = ttl.map_or(0, Ttl::as_millis);
-        let arguments = Arguments::of([&owner.reveal(), &ttl, &self.retention.as_millis()]);
-        let answer = self.step(&STEPS.renew, &keys, arguments).await.map_err(Fault::into_error)?;
+        let call = STEPS.renew.on(keys).arg(owner.reveal()).arg(ttl).arg(self.retention);
+        let answer = self.run(call).await.map_err(Fault::into_error)?;
         if answer.status == 1 {
             let (token, ttl) = answer.granted(Ttl::MAX).map_err(Fault::into_error)?;
             return Ok(Renewed { token, ttl, sent: answer.sent });
@@ -177,15 +175,10 @@ impl Redis {
 
     async fn look(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
         let keys = self.prefix.keys(name)?;
-        let heard = self.link.run(&STEPS.inspect, &keys, &Arguments::of([&shown])).await;
-        let seen = heard.and_then(|heard| Seen::read(heard, self.link.shown()));
+        let heard = self.link.run(&STEPS.inspect.on(keys).arg(shown)).await;
+        let seen = heard.and_then(Seen::read);
         Ok(seen.map_err(Fault::into_error)?.into_info(name.clone()))
     }
-}
-
-struct Ask {
-    request: Request,
-    keys: Keys,
 }
 
 enum Asked {
@@ -193,9 +186,9 @@ enum Asked {
     InLine { left: Option<Duration>, first: bool },
 }
 
-/// How long an owner is remembered that was released before it came.
-pub(in crate::backends) fn remember(retention: Duration) -> u128 {
-    REMEMBER.min(retention).as_millis()
+/// How long an owner is remembered that was released before it came, in milliseconds.
+pub(in crate::backends) fn remember(retention: u64) -> u64 {
+    retention.min(REMEMBER.as_millis() as u64)
 }
 
 /// A name for this client that no other has.
@@ -211,14 +204,15 @@ impl Backend for Redis {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&request.name)?;
-            let ask = Ask { request, keys };
             match wait {
-                Wait::No => match self.ask(&ask, false).await.map_err(Fault::into_error)? {
-                    Asked::Ended(acquired) => Ok(acquired),
-                    Asked::InLine { .. } => Ok(Acquired::Held(None)),
-                },
-                Wait::Until(until) => self.wait_in_line(&ask, until).await,
-                Wait::Forever => self.wait_in_line(&ask, Moment::NEVER).await,
+                Wait::No => {
+                    match self.ask(&request, keys, false).await.map_err(Fault::into_error)? {
+                        Asked::Ended(acquired) => Ok(acquired),
+                        Asked::InLine { .. } => Ok(Acquired::Held(None)),
+                    }
+                }
+                Wait::Until(until) => self.wait_in_line(&request, until).await,
+                Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await,
             }
         })
     }
@@ -234,11 +228,9 @@ impl Backend for Redis {
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
-            let retention = self.retention;
-            let arguments =
-                Arguments::of([&owner.reveal(), &retention.as_millis(), &remember(retention)]);
-            let answer =
-                self.step(&STEPS.release, &keys, arguments).await.map_err(Fault::into_error)?;
+            let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
+            let answer = self.run(call.arg(remember(self.retention))).await;
+            let answer = answer.map_err(Fault::into_error)?;
             match (answer.status, answer.why_not()) {
                 (1, _) => Ok(()),
                 // The connection broke after the server had done it.
@@ -251,9 +243,8 @@ impl Backend for Redis {
     fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
-            let arguments = Arguments::of([&self.retention.as_millis()]);
-            let answer =
-                self.step(&STEPS.break_lock, &keys, arguments).await.map_err(Fault::into_error)?;
+            let answer = self.run(STEPS.break_lock.on(keys).arg(self.retention)).await;
+            let answer = answer.map_err(Fault::into_error)?;
             match answer.status {
                 0 => Ok(None),
                 1 => answer.broken().map(Some).map_err(Fault::into_error),

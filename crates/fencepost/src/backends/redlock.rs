@@ -37,7 +37,7 @@ use crate::backend::{
     Renewal, Renewed, Request, Surroundings, Wait, short,
 };
 use crate::backends::redis::{
-    Answer, Arguments, BREATH, Ears, Fault, Keys, LOOK_AGAIN, OUTAGE, Prefix, RedlockUrl, STEPS,
+    Answer, BREATH, Call, Ears, Fault, Keys, LOOK_AGAIN, OUTAGE, Prefix, RedlockUrl, STEPS,
     client_id, remember,
 };
 use crate::clock::wall;
@@ -55,7 +55,8 @@ pub struct Redlock {
     nodes: Nodes,
     around: Surroundings,
     prefix: Prefix,
-    retention: Duration,
+    /// In milliseconds, as the scripts are told.
+    retention: u64,
     max_ttl: Ttl,
     /// How long a node must have been up to vote.
     up_for: Duration,
@@ -93,7 +94,7 @@ impl Redlock {
             nodes,
             around: around.clone(),
             prefix: options.prefix,
-            retention: options.retention,
+            retention: options.retention.as_millis() as u64,
             max_ttl: options.max_ttl,
             up_for,
             client,
@@ -128,7 +129,7 @@ impl Redlock {
     async fn attempt(
         &self,
         request: &Request,
-        keys: &Keys,
+        keys: Keys<'_>,
         number: u64,
         waits: bool,
     ) -> Result<Outcome> {
@@ -140,13 +141,14 @@ impl Redlock {
         let mut words = self.nodes.words();
         let mut holders = Vec::new();
         let undo = || {
-            let arguments = Arguments::of([&owner.reveal(), &number, &remember(self.retention)]);
-            self.nodes.tell_all(&STEPS.undo, keys, &arguments, *ttl);
+            let call = STEPS.undo.on(keys).arg(owner.reveal()).arg(number);
+            self.nodes.tell_all(call.arg(remember(self.retention)), *ttl);
         };
 
         let client = if waits { &*self.client } else { "" };
-        let arguments = Arguments::of([&owner.reveal(), &number, &ttl.as_millis(), label, &client]);
-        let mut answers = self.nodes.ask(&STEPS.vote, keys, &arguments, way, patience);
+        let call = STEPS.vote.on(keys).arg(owner.reveal()).arg(number).arg(ttl.as_millis());
+        let call = call.arg(label.as_str()).arg(client);
+        let mut answers = self.nodes.ask(call, way, patience);
         let token = loop {
             let Some((node, answer)) = answers.next().await else {
                 break Err(Failure::Unreachable);
@@ -176,15 +178,9 @@ impl Redlock {
             }
         };
 
-        let arguments = Arguments::of([
-            &owner.reveal(),
-            &number,
-            &token,
-            &ttl.as_millis(),
-            label,
-            &self.retention.as_millis(),
-        ]);
-        let mut answers = self.nodes.ask(&STEPS.accept, keys, &arguments, way, patience);
+        let call = STEPS.accept.on(keys).arg(owner.reveal()).arg(number).arg(token.get());
+        let call = call.arg(ttl.as_millis()).arg(label.as_str()).arg(self.retention);
+        let mut answers = self.nodes.ask(call, way, patience);
         loop {
             let next = match answers.next().await {
                 Some((node, Ok(answer))) => attempt.answered(node, answer.status == 1),
@@ -247,14 +243,14 @@ impl Redlock {
         loop {
             number += 1;
             let in_time = until.is_some_and(|until| self.now() < until);
-            let nap = match self.attempt(request, &keys, number, in_time).await? {
+            let nap = match self.attempt(request, keys, number, in_time).await? {
                 Outcome::Granted(token, sent) => {
                     let (ttl, queued, presence) = (request.ttl, false, None);
                     return Ok(Acquired::Granted(Grant { token, ttl, sent, queued, presence }));
                 }
                 Outcome::Held(holder) if !in_time => {
                     if until.is_some() {
-                        self.leave(request, &keys);
+                        self.nodes.tell_all(self.farewell(keys, request.owner), request.ttl);
                     }
                     return Ok(Acquired::Held(holder));
                 }
@@ -288,13 +284,10 @@ impl Redlock {
         }
     }
 
-    /// Takes a waiter off the nodes' lists.
-    fn leave(&self, request: &Request, keys: &Keys) {
-        self.nodes.tell_all(&STEPS.release, keys, &self.farewell(request.owner), request.ttl);
-    }
-
-    fn farewell(&self, owner: OwnerId) -> Arguments {
-        Arguments::of([&owner.reveal(), &self.retention.as_millis(), &remember(self.retention)])
+    /// What takes everything of an owner off the nodes.
+    fn farewell(&self, keys: Keys<'_>, owner: OwnerId) -> Call {
+        let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
+        call.arg(remember(self.retention))
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
@@ -308,10 +301,10 @@ impl Redlock {
         }
         let keys = self.prefix.keys(name)?;
         let asked = ttl.map_or(0, Ttl::as_millis);
-        let arguments = Arguments::of([&owner.reveal(), &asked, &self.retention.as_millis()]);
+        let call = STEPS.extend.on(keys).arg(owner.reveal()).arg(asked).arg(self.retention);
         let sent = self.now();
         let way = Way::Vote(Duration::ZERO);
-        let mut answers = self.nodes.ask(&STEPS.extend, &keys, &arguments, way, LOOK);
+        let mut answers = self.nodes.ask(call, way, LOOK);
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
         let (count, quorum) = (self.nodes.count(), self.nodes.quorum());
         let mut words = self.nodes.words();
@@ -347,8 +340,8 @@ impl Redlock {
 
     async fn release_all(&self, name: &LockName, owner: OwnerId) -> Result<()> {
         let keys = self.prefix.keys(name)?;
-        let arguments = self.farewell(owner);
-        let mut answers = self.nodes.ask(&STEPS.release, &keys, &arguments, Way::Patiently, LOOK);
+        let call = self.farewell(keys, owner);
+        let mut answers = self.nodes.ask(call.clone(), Way::Patiently, LOOK);
         let mut words = self.nodes.words();
         let (mut ended, mut nothing, mut why) = (0, 0, None);
         let (count, quorum) = (self.nodes.count(), self.nodes.quorum());
@@ -373,7 +366,7 @@ impl Redlock {
         }
         if ended + nothing < count {
             // Whoever has not heard it is told until it has.
-            self.nodes.tell_all(&STEPS.release, &keys, &arguments, self.max_ttl);
+            self.nodes.tell_all(call, self.max_ttl);
         }
         match (ended, nothing) {
             (ended, _) if ended >= quorum => Ok(()),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
-use redis::{FromRedisValue, Value, from_redis_value};
+use redis::{FromRedisValue, Value, from_redis_value, from_redis_value_ref};
 
 use super::faults::{Fault, FaultKind};
 use super::keys::Prefix;
@@ -12,7 +12,7 @@ use super::link::{Heard, Link};
 use crate::backend::{Broken, HolderInfo, LockInfo, LossCause, WaiterInfo};
 
 /// The answer of a step: a status, the server's time, and what the status brings with it. On its short way
-/// a step answers with a number alone: it is done, and `acquire` says its token, which is the time.
+/// a step says 1 alone when it is done, and `acquire` its token alone, which is the time.
 #[derive(Debug)]
 pub(in crate::backends) struct Answer {
     pub(in crate::backends) status: i64,
@@ -22,50 +22,48 @@ pub(in crate::backends) struct Answer {
     /// See [`Heard::again`].
     pub(in crate::backends) again: bool,
     rest: Vec<Value>,
-    /// Which step this is the answer of, and whose.
-    from: (&'static str, String),
+    /// Which step this is the answer of.
+    from: &'static str,
 }
 
 impl Answer {
-    pub(in crate::backends) fn read(
-        heard: Heard,
-        verb: &'static str,
-        shown: &str,
-    ) -> Result<Self, Fault> {
+    pub(in crate::backends) fn read(heard: Heard, verb: &'static str) -> Result<Self, Fault> {
         let Heard { value, sent, again } = heard;
-        let from = (verb, shown.to_owned());
+        let from = verb;
         let mut values = match value {
             Value::Array(values) if values.len() >= 2 => values,
-            Value::Int(number) => {
-                let time = u64::try_from(number).map_err(|_| odd(&from))?;
-                let (rest, time) = (vec![value], if time > 1 { time } else { 0 });
-                return Ok(Self { status: 1, time, sent, again, rest, from });
+            Value::Int(1) => {
+                return Ok(Self { status: 1, time: 0, sent, again, rest: vec![], from });
             }
-            _ => return Err(odd(&from)),
+            Value::BulkString(_) => {
+                let time = from_redis_value_ref(&value).map_err(|_| odd(from))?;
+                return Ok(Self { status: 1, time, sent, again, rest: vec![value], from });
+            }
+            _ => return Err(odd(from)),
         };
         let rest = values.split_off(2);
         match (&values[0], &values[1]) {
             (Value::Int(status), Value::Int(time)) => {
-                let time = u64::try_from(*time).map_err(|_| odd(&from))?;
+                let time = u64::try_from(*time).map_err(|_| odd(from))?;
                 Ok(Self { status: *status, time, sent, again, rest, from })
             }
-            _ => Err(odd(&from)),
+            _ => Err(odd(from)),
         }
     }
 
     /// The value at a place behind status and time.
     pub(in crate::backends) fn get<T: FromRedisValue>(&self, place: usize) -> Result<T, Fault> {
-        let value = self.rest.get(place).cloned().ok_or_else(|| odd(&self.from))?;
-        from_redis_value(value).map_err(|_| odd(&self.from))
+        let value = self.rest.get(place).cloned().ok_or_else(|| odd(self.from))?;
+        from_redis_value(value).map_err(|_| odd(self.from))
     }
 
     /// The token, and the TTL if it is not what was asked for.
     pub(in crate::backends) fn granted(&self, asked: Ttl) -> Result<(Token, Ttl), Fault> {
-        let token = Token::new(self.get(0)?).map_err(|_| odd(&self.from))?;
+        let token = Token::new(self.get(0)?).map_err(|_| odd(self.from))?;
         if self.rest.len() == 1 {
             return Ok((token, asked));
         }
-        let ttl = Ttl::new(Duration::from_millis(self.get(1)?)).map_err(|_| odd(&self.from))?;
+        let ttl = Ttl::new(Duration::from_millis(self.get(1)?)).map_err(|_| odd(self.from))?;
         Ok((token, ttl))
     }
 
@@ -89,7 +87,7 @@ impl Answer {
     }
 
     pub(in crate::backends) fn broken(&self) -> Result<Broken, Fault> {
-        let floor = Token::new(self.get(0)?).map_err(|_| odd(&self.from))?;
+        let floor = Token::new(self.get(0)?).map_err(|_| odd(self.from))?;
         let token = Token::new(self.get(1)?).ok();
         let label = Label::new(&self.get::<String>(2)?).ok();
         let label = label.unwrap_or_else(|| HolderInfo::stranger(None).label);
@@ -97,10 +95,10 @@ impl Answer {
     }
 }
 
-fn odd((verb, shown): &(&'static str, String)) -> Fault {
+fn odd(verb: &str) -> Fault {
     Fault {
         kind: FaultKind::Refused,
-        message: format!("{shown} gave an odd answer to {verb}: is there a Redis behind it?"),
+        message: format!("the server gave an odd answer to {verb}: is it a Redis?"),
     }
 }
 
@@ -167,10 +165,9 @@ pub(in crate::backends) struct Seen {
 }
 
 impl Seen {
-    pub(in crate::backends) fn read(heard: Heard, shown: &str) -> Result<Self, Fault> {
+    pub(in crate::backends) fn read(heard: Heard) -> Result<Self, Fault> {
         type Reply = (u64, Option<Vec<u8>>, i64, Option<String>, usize, Vec<String>);
-        let reply: Reply =
-            from_redis_value(heard.value).map_err(|_| odd(&("inspect", shown.to_owned())))?;
+        let reply: Reply = from_redis_value(heard.value).map_err(|_| odd("inspect"))?;
         let (time, value, left_ms, record, waiting, waiters) = reply;
         Ok(Self { time, value, left_ms, record, waiting, waiters })
     }
@@ -201,8 +198,8 @@ pub(in crate::backends) async fn locks_from(
             let mut scan = redis::cmd("SCAN");
             scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
             let heard = link.command(&scan).await?;
-            let (next, keys): (u64, Vec<Vec<u8>>) = from_redis_value(heard.value)
-                .map_err(|_| odd(&("list", link.shown().to_owned())))?;
+            let (next, keys): (u64, Vec<Vec<u8>>) =
+                from_redis_value(heard.value).map_err(|_| odd("list"))?;
             let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
             names.extend(keys.filter_map(|key| prefix.name_in(key)));
             cursor = next;

@@ -30,39 +30,37 @@ pub(in crate::backends) fn channel(client: &str) -> String {
 pub(in crate::backends) struct Prefix(String);
 
 /// The keys that a script is given, in the order of its `KEYS`.
-#[derive(Clone, Debug)]
-pub(in crate::backends) struct Keys {
-    lock: String,
-    record: String,
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backends) struct Keys<'a> {
+    prefix: &'a str,
+    name: &'a LockName,
 }
 
 impl Prefix {
     pub(in crate::backends) fn new(prefix: String) -> Result<Self> {
-        if prefix.starts_with(OURS) || prefix.chars().any(char::is_control) || prefix.len() > 256 {
+        if OURS.starts_with(&prefix) && !prefix.is_empty()
+            || prefix.starts_with(OURS)
+            || prefix.chars().any(char::is_control)
+            || prefix.len() > 256
+        {
             return Err(Error::invalid(format!(
                 "the prefix \"{}\" can not be used: give up to 256 bytes without control \
-                 characters, not beginning with \"{OURS}\"",
+                 characters that does not begin like \"{OURS}\"",
                 prefix.escape_debug()
             )));
         }
         Ok(Self(prefix))
     }
 
-    /// The key of the lock itself, which other clients share.
-    fn lock(&self, name: &LockName) -> Result<String> {
-        let lock = format!("{}{name}", self.0);
-        if lock.starts_with(OURS) {
+    pub(in crate::backends) fn keys<'a>(&'a self, name: &'a LockName) -> Result<Keys<'a>> {
+        let prefix = self.0.as_str();
+        if prefix.is_empty() && name.as_str().starts_with(OURS) {
             return Err(Error::invalid(format!(
                 "the name \"{name}\" can not be used on this store: keys that begin with \
                  \"{OURS}\" are where it keeps its own records"
             )));
         }
-        Ok(lock)
-    }
-
-    pub(in crate::backends) fn keys(&self, name: &LockName) -> Result<Keys> {
-        let lock = self.lock(name)?;
-        Ok(Keys { record: [RECORD, &lock].concat(), lock })
+        Ok(Keys { prefix, name })
     }
 
     /// Patterns that find every lock of ours: by its record, and by those who wait for it.
@@ -84,15 +82,15 @@ impl Prefix {
     }
 }
 
-impl Keys {
+impl Keys<'_> {
     pub(in crate::backends) const COUNT: usize = 2;
 }
 
-impl ToRedisArgs for Keys {
+impl ToRedisArgs for Keys<'_> {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        for key in [&self.lock, &self.record] {
-            out.write_arg(key.as_bytes());
-        }
+        let Self { prefix, name } = self;
+        out.write_arg_fmt(format_args!("{prefix}{name}"));
+        out.write_arg_fmt(format_args!("{RECORD}{prefix}{name}"));
     }
 
     fn num_of_args(&self) -> usize {
@@ -108,9 +106,10 @@ mod tests {
     fn a_name_and_its_keys_belong_together() {
         let prefix = Prefix::new("app[1]:".into()).unwrap();
         let name = LockName::new("invoice/42").unwrap();
-        let keys = prefix.keys(&name).unwrap();
-        assert_eq!(keys.lock, "app[1]:invoice/42");
-        assert_eq!(prefix.name_in(&keys.record), Some(name.clone()));
+        let keys = prefix.keys(&name).unwrap().to_redis_args();
+        assert_eq!(keys[0], b"app[1]:invoice/42");
+        let record = std::str::from_utf8(&keys[1]).unwrap();
+        assert_eq!(prefix.name_in(record), Some(name.clone()));
         assert_eq!(prefix.name_in("fencepost:queue:app[1]:invoice/42"), Some(name));
         assert_eq!(prefix.name_in("fencepost:record:other"), None);
         assert_eq!(prefix.patterns()[0], "fencepost:record:app\\[1\\]:*");

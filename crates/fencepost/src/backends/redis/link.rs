@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value, from_redis_value};
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_value};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -21,8 +21,8 @@ use super::drift::Drift;
 use super::ears::Ears;
 use super::faults::{Fault, FaultKind};
 use super::found::{self, Found};
-use super::keys::{Keys, channel};
-use super::scripts::{Arguments, Step, Steps};
+use super::keys::channel;
+use super::scripts::{Call, Step, Steps};
 use crate::backend::{Surroundings, short};
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
@@ -178,22 +178,15 @@ impl Link {
     }
 
     /// Runs a step at the server, by its digest.
-    pub(in crate::backends) async fn run(
-        &self,
-        step: &Step,
-        keys: &Keys,
-        arguments: &Arguments,
-    ) -> Result<Heard, Fault> {
-        self.persist(&Question::Step(step, keys, arguments)).await
+    pub(in crate::backends) async fn run(&self, call: &Call) -> Result<Heard, Fault> {
+        self.persist(&call.command, Some(call.step)).await
     }
 
     /// Runs a step on the connection that is there, once, if the server has been up for long enough. A
     /// restart cuts the connection, so a server that forgot what it knew can not answer in between.
     pub(in crate::backends) async fn run_once(
         &self,
-        step: &Step,
-        keys: &Keys,
-        arguments: &Arguments,
+        call: &Call,
         up_for: Duration,
     ) -> Result<Heard, Fault> {
         let shared = &*self.shared;
@@ -206,7 +199,7 @@ impl Link {
             });
         }
         let sent = shared.clock.now();
-        match live.put(&Question::Step(step, keys, arguments), shared).await {
+        match live.put(&call.command, Some(call.step), shared).await {
             Ok(value) => Ok(Heard { value, sent, again: false }),
             Err(error) => {
                 let fault = Fault::of(&error, &shared.address.shown);
@@ -219,18 +212,18 @@ impl Link {
     }
 
     /// Runs a plain command.
-    pub(in crate::backends) async fn command(&self, command: &redis::Cmd) -> Result<Heard, Fault> {
-        self.persist(&Question::Command(command)).await
+    pub(in crate::backends) async fn command(&self, command: &Cmd) -> Result<Heard, Fault> {
+        self.persist(command, None).await
     }
 
     /// Asks until there is an answer, over connections that break in between.
-    async fn persist(&self, question: &Question<'_>) -> Result<Heard, Fault> {
+    async fn persist(&self, command: &Cmd, step: Option<&Step>) -> Result<Heard, Fault> {
         let shared = &*self.shared;
         let mut give_up = None;
         loop {
             let live = self.live().await?;
             let sent = shared.clock.now();
-            match live.put(question, shared).await {
+            match live.put(command, step, shared).await {
                 Ok(value) => return Ok(Heard { value, sent, again: give_up.is_some() }),
                 Err(error) => {
                     let fault = Fault::of(&error, &shared.address.shown);
@@ -266,27 +259,24 @@ impl Drop for Link {
     }
 }
 
-enum Question<'a> {
-    Step(&'a Step, &'a Keys, &'a Arguments),
-    Command(&'a redis::Cmd),
-}
-
 impl Live {
-    async fn put(&self, question: &Question<'_>, shared: &Shared) -> redis::RedisResult<Value> {
-        match question {
-            Question::Command(command) => self.ask(command, shared).await,
-            Question::Step(step, keys, arguments) => {
-                match self.ask(&step.by_digest(keys, arguments), shared).await {
-                    Err(error) if error.code() == Some("NOSCRIPT") => {
-                        self.ask(&step.with_body(keys, arguments), shared).await
-                    }
-                    answer => answer,
-                }
+    /// Sends a command; a server that does not know its script is taught it.
+    async fn put(
+        &self,
+        command: &Cmd,
+        step: Option<&Step>,
+        shared: &Shared,
+    ) -> redis::RedisResult<Value> {
+        match (self.ask(command, shared).await, step) {
+            (Err(error), Some(step)) if error.code() == Some("NOSCRIPT") => {
+                self.ask(&step.load(), shared).await?;
+                self.ask(command, shared).await
             }
+            (answer, _) => answer,
         }
     }
 
-    async fn ask(&self, command: &redis::Cmd, shared: &Shared) -> redis::RedisResult<Value> {
+    async fn ask(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
         let mut connection = self.connection.clone();
         let _counted = self.pulse.count(shared);
         let mut end = self.end.ended.subscribe();

@@ -1,6 +1,6 @@
-//! One script per step, run by its digest; the body travels only when the server does not know it.
+//! One script per step, run by its digest; the body travels only when the server does not know it yet.
 
-use redis::{Cmd, Script};
+use redis::{Cmd, Script, ToRedisArgs};
 
 use super::keys::Keys;
 
@@ -8,7 +8,7 @@ use super::keys::Keys;
 pub(in crate::backends) struct Step {
     /// What it does, for messages.
     pub(in crate::backends) verb: &'static str,
-    script: Script,
+    digest: String,
     body: String,
 }
 
@@ -45,39 +45,35 @@ steps! {
 impl Step {
     pub(in crate::backends) fn new(verb: &'static str, text: &str) -> Self {
         let body = text.replace("--SLOW--", include_str!("scripts/slow.lua"));
-        Self { verb, script: Script::new(&body), body }
+        let digest = Script::new(&body).get_hash().to_owned();
+        Self { verb, digest, body }
     }
 
-    /// The step by its digest.
-    pub(in crate::backends) fn by_digest(&self, keys: &Keys, arguments: &Arguments) -> Cmd {
-        Self::command("EVALSHA", self.script.get_hash(), keys, arguments)
+    /// Starts a call of this step on a lock; its arguments follow.
+    pub(in crate::backends) fn on(&'static self, keys: Keys<'_>) -> Call {
+        let mut command = Cmd::with_capacity(16, 512);
+        command.arg("EVALSHA").arg(&self.digest).arg(Keys::COUNT).arg(keys);
+        Call { step: self, command }
     }
 
-    /// The step with its body, from which the server learns it.
-    pub(in crate::backends) fn with_body(&self, keys: &Keys, arguments: &Arguments) -> Cmd {
-        Self::command("EVAL", &self.body, keys, arguments)
-    }
-
-    fn command(how: &str, what: &str, keys: &Keys, arguments: &Arguments) -> Cmd {
-        let mut command = redis::cmd(how);
-        command.arg(what).arg(Keys::COUNT).arg(keys);
-        for argument in &arguments.0 {
-            command.arg(argument.as_str());
-        }
+    /// The command by which a server learns the step.
+    pub(in crate::backends) fn load(&self) -> Cmd {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(&self.body);
         command
     }
 }
 
-/// What a script finds in `ARGV`.
-#[derive(Clone, Debug, Default)]
-pub(in crate::backends) struct Arguments(Vec<String>);
+/// A step with its keys and arguments, ready to be sent, to several servers if need be.
+#[derive(Clone)]
+pub(in crate::backends) struct Call {
+    pub(in crate::backends) step: &'static Step,
+    pub(in crate::backends) command: Cmd,
+}
 
-impl Arguments {
-    pub(in crate::backends) fn of<const N: usize>(arguments: [&dyn ToString; N]) -> Self {
-        Self(arguments.map(ToString::to_string).into())
-    }
-
-    pub(in crate::backends) fn add(&mut self, argument: &str) {
-        self.0.push(argument.to_owned());
+impl Call {
+    pub(in crate::backends) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
+        self.command.arg(argument);
+        self
     }
 }

@@ -11,9 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::attempt::quorum;
 use crate::backend::{Surroundings, short};
-use crate::backends::redis::{
-    Address, Answer, Arguments, Ears, Fault, FaultKind, Keys, Link, Step,
-};
+use crate::backends::redis::{Address, Answer, Call, Ears, Fault, FaultKind, Link};
 use crate::error::{Error, ErrorKind};
 use crate::race::{First, race};
 
@@ -81,38 +79,31 @@ impl Nodes {
     }
 
     /// Asks every node. Who is not heard within `limit` is reported as such, and may still answer.
-    pub(super) fn ask(
-        &self,
-        step: &'static Step,
-        keys: &Keys,
-        arguments: &Arguments,
-        way: Way,
-        limit: Duration,
-    ) -> Answers {
+    pub(super) fn ask(&self, call: Call, way: Way, limit: Duration) -> Answers {
         let (said, answers) = unbounded_channel();
         let until = self.around.clock.now() + limit;
+        let call = Arc::new(call);
         for (number, link) in self.links.iter().enumerate() {
-            let (link, said) = (Arc::clone(link), said.clone());
-            let (keys, arguments) = (keys.clone(), arguments.clone());
+            let (link, call, said) = (Arc::clone(link), Arc::clone(&call), said.clone());
             let clock = Arc::clone(&self.around.clock);
             self.around.runtime.spawn(async move {
-                let call = async {
+                let asked = async {
                     let heard = match way {
-                        Way::Vote(up_for) => link.run_once(step, &keys, &arguments, up_for).await,
-                        Way::Patiently => link.run(step, &keys, &arguments).await,
+                        Way::Vote(up_for) => link.run_once(&call, up_for).await,
+                        Way::Patiently => link.run(&call).await,
                     }?;
-                    let answer = Answer::read(heard, step.verb, link.shown())?;
+                    let answer = Answer::read(heard, call.step.verb)?;
                     link.note_time(answer.time, answer.sent);
                     Ok(answer)
                 };
-                let mut call = std::pin::pin!(call);
+                let mut asked = std::pin::pin!(asked);
                 // Nobody may be listening any more; the node has heard it all the same.
-                match race(&mut call, clock.alarm(until)).await {
+                match race(&mut asked, clock.alarm(until)).await {
                     First::Left(answer) => drop(said.send((number, answer))),
                     First::Right(()) => {
                         let late = Fault::cut(format!("no answer within {}", short(limit)));
                         let _ = said.send((number, Err(late)));
-                        let _ = said.send((number, call.await));
+                        let _ = said.send((number, asked.await));
                     }
                 }
             });
@@ -122,20 +113,15 @@ impl Nodes {
 
     /// Tells every node, those that are away as well, until it has heard it or `ttl` has passed: then
     /// there is nothing left to undo.
-    pub(super) fn tell_all(
-        &self,
-        step: &'static Step,
-        keys: &Keys,
-        arguments: &Arguments,
-        ttl: Ttl,
-    ) {
+    pub(super) fn tell_all(&self, call: Call, ttl: Ttl) {
         let give_up = self.around.clock.now() + ttl.as_duration();
+        let call = Arc::new(call);
         for link in &self.links {
-            let (link, clock) = (Arc::clone(link), Arc::clone(&self.around.clock));
-            let (keys, arguments) = (keys.clone(), arguments.clone());
+            let (link, call) = (Arc::clone(link), Arc::clone(&call));
+            let clock = Arc::clone(&self.around.clock);
             self.around.runtime.spawn(async move {
                 while clock.now() < give_up {
-                    match link.run(step, &keys, &arguments).await {
+                    match link.run(&call).await {
                         Err(fault) if fault.kind != FaultKind::Refused => {
                             clock.alarm(clock.now() + AGAIN).await;
                         }

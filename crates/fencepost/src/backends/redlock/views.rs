@@ -7,7 +7,7 @@ use fencepost_core::{LockName, Token};
 use super::nodes::Way;
 use super::{LOOK, Redlock};
 use crate::backend::{Broken, HolderInfo, LockInfo};
-use crate::backends::redis::{Arguments, Fault, Listed, STEPS, Seen, locks_from};
+use crate::backends::redis::{Fault, Listed, STEPS, Seen, locks_from};
 use crate::error::{Error, Result};
 
 /// How often a break that was overtaken by a grant is tried again.
@@ -26,12 +26,9 @@ impl Redlock {
     /// What a majority says of a lock.
     pub(super) async fn look(&self, name: &LockName, shown: usize) -> Result<Look> {
         let keys = self.prefix.keys(name)?;
-        let arguments = Arguments::of([&shown]);
+        let call = STEPS.inspect.on(keys).arg(shown);
         let links = self.nodes.links().iter();
-        let looks = links.map(|link| async {
-            let heard = link.run(&STEPS.inspect, &keys, &arguments).await?;
-            Seen::read(heard, link.shown())
-        });
+        let looks = links.map(|link| async { Seen::read(link.run(&call).await?) });
         let mut words = self.nodes.words();
         let mut seen = Vec::new();
         for (node, look) in futures_util::future::join_all(looks).await.into_iter().enumerate() {
@@ -115,8 +112,8 @@ impl Redlock {
             let floor = Token::new(look.floor)
                 .map_err(|_| Error::refused(format!("\"{name}\" has no tokens left")))?;
             let value = String::from_utf8_lossy(&value);
-            let arguments = Arguments::of([&value, &floor, &self.retention.as_millis()]);
-            let mut answers = self.nodes.ask(&STEPS.floor, &keys, &arguments, Way::Patiently, LOOK);
+            let call = STEPS.floor.on(keys).arg(&*value).arg(floor.get()).arg(self.retention);
+            let mut answers = self.nodes.ask(call, Way::Patiently, LOOK);
             let (mut raised, mut words) = (0, self.nodes.words());
             let mut heard = 0;
             while let Some((node, answer)) = answers.next().await {

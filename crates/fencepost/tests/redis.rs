@@ -1,0 +1,28 @@
+//! What only a Redis server can do to us: crash, forget, stand still, leap in time, refuse. Against a real one.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+#[path = "redis/addresses.rs"]
+mod addresses;
+#[path = "redis/clocks.rs"]
+mod clocks;
+#[path = "redis/common.rs"]
+mod common;
+#[path = "redis/correctness.rs"]
+mod correctness;
+#[path = "redis/crashes.rs"]
+mod crashes;
+#[path = "redis/cuts.rs"]
+mod cuts;
+#[path = "redis/errors.rs"]
+mod errors;
+#[path = "redis/failover.rs"]
+mod failover;
+#[path = "redis/late.rs"]
+mod late;
+#[path = "redis/leftovers.rs"]
+mod leftovers;
+#[path = "redis/limits.rs"]
+mod limits;
+#[path = "redis/waiting.rs"]
+mod waiting;

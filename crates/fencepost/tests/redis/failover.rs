@@ -1,0 +1,119 @@
+//! A replica takes over, without the last writes.
+
+use std::time::Duration;
+
+use fencepost::ErrorKind;
+use fencepost::guarantees::{Correctness, Fault, Holds};
+use fencepost_testbed::{Mode, Proxy, Redis};
+
+use crate::common::{LONG, SOON, connect, fails, has, try_connect, two, until};
+
+/// redisson#2669, node-redlock#16: the replica had not heard of the lock, was promoted, and granted it again.
+/// Nothing on one server can prevent that; it is declared, and the fence stands: its tokens are higher than
+/// any that was handed out before, those included that it never heard of.
+#[tokio::test]
+async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens() {
+    let primary = Redis::builder().start().unwrap();
+    let line = Proxy::to(primary.address()).unwrap();
+    let master = format!("127.0.0.1 {}", line.port());
+    let replica = Redis::builder().config("replicaof", &master).start().unwrap();
+    replica.wait_in_step().unwrap();
+
+    let client = connect(&primary.url()).await;
+    let guarantees = client.guarantees();
+    let (_, kept) = guarantees.rows().find(|(fault, _)| *fault == Fault::Failover).unwrap();
+    assert_eq!((kept.exclusion, kept.tokens), (Holds::No, Holds::Yes));
+    let names = ["held", "often", "once"];
+    let known = client.lock("known").ttl(LONG).acquire().await.unwrap();
+    until("the replica knows of the first lock", async || has(&replica, "known")).await;
+
+    // From here on it hears nothing.
+    line.set_mode(Mode::Silent);
+    let mut highest = Vec::new();
+    for name in names {
+        let rounds = if name == "often" { 20 } else { 1 };
+        let mut token = None;
+        for _ in 0..rounds {
+            let guard = client.lock(name).ttl(LONG).acquire().await.unwrap();
+            token = Some(guard.token());
+            guard.release().await.unwrap();
+        }
+        highest.push(token.unwrap());
+    }
+    let held = client.lock("held").ttl(LONG).acquire().await.unwrap();
+    highest[0] = held.token();
+    primary.kill().unwrap();
+    replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+
+    let other = connect(&replica.url()).await;
+    assert!(!has(&replica, "held"), "the replica was cut off before");
+    assert!(other.lock("known").try_acquire().await.unwrap().is_none(), "what it knew it keeps");
+    let again = other.lock("held").try_acquire().await.unwrap();
+    let again = again.expect("exclusion is lost, as declared");
+    assert!(held.check().is_ok(), "two hold it now, and only the tokens tell them apart");
+    assert!(again.token() > held.token(), "{} after {}", again.token(), held.token());
+    again.release().await.unwrap();
+    for (name, before) in names.into_iter().zip(highest) {
+        let guard = other.lock(name).acquire_within(SOON).await.unwrap();
+        assert!(guard.token() > before, "{name}: {} after {before}", guard.token());
+    }
+    drop(known);
+}
+
+#[tokio::test]
+async fn a_server_with_a_replica_is_not_for_correctness() {
+    let primary = Redis::builder()
+        .persist(fencepost_testbed::Persistence::Always)
+        .start()
+        .unwrap();
+    let _replica = Redis::builder().replica_of(&primary).start().unwrap();
+    let client = connect(&primary.url()).await;
+    let Correctness::Unfit { why, remedy } = client.guarantees().correctness else {
+        panic!("it has a replica");
+    };
+    assert!(why.contains("replica") && why.contains("promoted"), "{why}");
+    assert!(remedy.contains("without replicas"), "{remedy}");
+    let refused = client.lock("x").for_correctness().try_acquire().await;
+    fails(refused, &ErrorKind::Refused, &["correctness", "replica", "without replicas"]);
+    // Without that wish it is a lock like any other.
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_and_its_primary_named() {
+    let primary = Redis::builder().start().unwrap();
+    let replica = Redis::builder().replica_of(&primary).start().unwrap();
+    let refused = try_connect(&replica.url()).await;
+    let shown = replica.address().to_string();
+    fails(refused, &ErrorKind::Refused, &[&shown, "replica", "name 127.0.0.1"]);
+}
+
+/// Host and port make a server: on one host there may be many.
+#[tokio::test]
+async fn the_primary_is_named_with_its_port() {
+    let primary = Redis::builder().start().unwrap();
+    let replica = Redis::builder().replica_of(&primary).start().unwrap();
+    let refused = try_connect(&replica.url()).await;
+    fails(refused, &ErrorKind::Refused, &[&primary.address().to_string()]);
+}
+
+/// The primary comes back, demoted, at the address that we know.
+#[tokio::test]
+async fn a_primary_that_was_demoted_under_us_grants_nothing() {
+    let server = Redis::builder().start().unwrap();
+    let other = Redis::builder().start().unwrap();
+    let (ours, theirs) = two(&server.url()).await;
+    let guard = ours.lock("held").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    let port = other.port().to_string();
+    server.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap().text().unwrap();
+    let refused = theirs.lock("x").acquire_within(SOON).await;
+    fails(refused, &ErrorKind::Refused, &[&server.address().to_string(), "replica", "primary"]);
+    // Its own renewals fail, which is no loss yet; back in office the server goes on where it was, unless
+    // the other one's data, without our lock, came first.
+    server.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+    theirs.lock("x").acquire_within(SOON).await.unwrap().release().await.unwrap();
+    let token = guard.token();
+    drop(guard);
+    let next = theirs.lock("held").acquire_within(SOON).await.unwrap();
+    assert!(next.token() > token);
+}
