@@ -20,22 +20,6 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     let scale = if full() { 1 } else { 100 };
-    if let Ok(only) = std::env::var("ONLY") {
-        let server = Redis::builder().persist(Persistence::None).start()?;
-        let runtime = runtime()?;
-        let fp = runtime.block_on(Fencepost::connect(&server.url()))?;
-        let hand = std::sync::Arc::new(runtime.block_on(ByHand::connect(&server.url()))?);
-        let n = 100_000;
-        for _ in 0..2 {
-            if only != "ours" {
-                println!("hand {}", rate(n, hand_cycles(&runtime, &hand, 64, n / 64)?));
-            }
-            if only != "hand" {
-                println!("ours {}", rate(n, cycles(&runtime, &fp, 64, n / 64)?));
-            }
-        }
-        return Ok(());
-    }
     for persistence in [Persistence::None, Persistence::Always] {
         by_hand(persistence, 60_000 / scale)?;
     }

@@ -80,14 +80,6 @@ impl Redlock {
         let client = client_id()?;
         let options = url.options;
         let nodes = Nodes::open(url.addresses, around, &client, &ears);
-        if nodes.count().is_multiple_of(2) {
-            tracing::warn!(
-                "redlock: {} nodes bear the loss of no more of them than {} would: an odd number is \
-                 cheaper",
-                nodes.count(),
-                nodes.count() - 1
-            );
-        }
         let up_for =
             if options.restarted_vote { Duration::ZERO } else { options.max_ttl.as_duration() };
         let store = Self {
@@ -100,8 +92,22 @@ impl Redlock {
             client,
             ears,
         };
+        if let Some(warning) = store.even() {
+            tracing::warn!("redlock: {warning}");
+        }
         store.gather().await?;
         Ok(Arc::new(store))
+    }
+
+    /// What to say of an even number of nodes.
+    fn even(&self) -> Option<String> {
+        let count = self.nodes.count();
+        count.is_multiple_of(2).then(|| {
+            format!(
+                "{count} nodes bear the loss of no more than {} would: take an odd number",
+                count - 1
+            )
+        })
     }
 
     /// Waits until a majority is connected, or it is clear that none will be.
@@ -437,7 +443,9 @@ impl Backend for Redlock {
             let state = link.down().map_or_else(|| "connected".to_owned(), |fault| fault.message);
             ("node", format!("{}: {state}", link.shown()))
         });
-        Guarantees { found: found.collect(), longest: self.max_ttl, ..guarantees() }
+        let mut found: Vec<_> = found.collect();
+        found.extend(self.even().map(|warning| ("warning", warning)));
+        Guarantees { found, longest: self.max_ttl, ..guarantees() }
     }
 }
 
