@@ -49,6 +49,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What this store keeps under which fault.
     fn guarantees(&self) -> Guarantees;
+
+    /// Resolves once nothing is under way that a caller left to the backend; soon in any case.
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
 }
 
 /// A store that can tell when a lock changes hands.

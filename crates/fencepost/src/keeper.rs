@@ -218,6 +218,12 @@ impl Keeper {
                     First::Left(Err(error)) if matches!(error.kind(), ErrorKind::NotHeld(_)) => {
                         return;
                     }
+                    // What the store will not take it has not given either.
+                    First::Left(Err(error))
+                        if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) =>
+                    {
+                        return;
+                    }
                     First::Left(Err(error)) => {
                         tracing::warn!(%name, %error, "release failed; trying again");
                         keeper.clock.alarm(keeper.clock.now() + retry_gap(ttl)).await;
@@ -234,6 +240,7 @@ impl Keeper {
         let mut undoing = self.undoing.subscribe();
         // The sender lives as long as we do, so this can not fail.
         let _ = undoing.wait_for(|count| *count == 0).await;
+        self.backend.drained().await;
     }
 }
 

@@ -18,6 +18,8 @@ mod cuts;
 mod errors;
 #[path = "redis/failover.rs"]
 mod failover;
+#[path = "redis/fork.rs"]
+mod fork;
 #[path = "redis/late.rs"]
 mod late;
 #[path = "redis/leftovers.rs"]

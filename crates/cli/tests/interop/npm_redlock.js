@@ -2,8 +2,9 @@
 //
 // usage: npm_redlock.js PORT,PORT,... NAME TTL_MS
 // Says `ready`, then does what each line on stdin asks and answers with one line: `acquire` waits and says
-// `granted`; `extend` and `release` say `extended` and `released`, or the error; `count DIRECTORY ROUNDS` says
-// `counted`. Ends when stdin does.
+// `granted`; `try` does not wait and may say `refused`; `extend` and `release` say `extended` and
+// `released`, or the error; `count DIRECTORY` counts there until there is a file `enough`, and says how often
+// it did. Ends when stdin does.
 
 "use strict";
 
@@ -11,17 +12,22 @@ const fs = require("fs");
 const readline = require("readline");
 const redis = require("redis");
 const Redlock = require("redlock");
+const sleep = require("util").promisify(setTimeout);
 
 const [ports, name, ttl] = process.argv.slice(2);
 const clients = ports.split(",").map((port) => redis.createClient({ port: Number(port) }));
-const limit = { retryCount: 6000, retryDelay: 5, retryJitter: 3 };
-const redlock = new Redlock(clients, limit);
+const patient = new Redlock(clients, { retryCount: 6000, retryDelay: 5, retryJitter: 3 });
+const hasty = new Redlock(clients, { retryCount: 0 });
 let lock;
 
 const verbs = {
   async acquire() {
-    lock = await redlock.acquire(name, Number(ttl));
+    lock = await patient.acquire(name, Number(ttl));
     return "granted";
+  },
+  async try() {
+    lock = await hasty.acquire(name, Number(ttl)).catch(() => null);
+    return lock ? "granted" : "refused";
   },
   async extend() {
     lock = await lock.extend(Number(ttl));
@@ -31,17 +37,19 @@ const verbs = {
     await lock.unlock();
     return "released";
   },
-  // Reads the counter, dawdles, writes it back; then says who did.
-  async count(directory, rounds) {
-    for (let round = 0; round < Number(rounds); round++) {
+  // Reads the counter, dawdles, writes it back; then says who did, and rests.
+  async count(directory) {
+    let rounds = 0;
+    for (; !fs.existsSync(`${directory}/enough`); rounds++) {
       await verbs.acquire();
       const value = Number(fs.readFileSync(`${directory}/counter`, "utf8"));
-      await new Promise((done) => setTimeout(done, 2));
+      await sleep(2);
       fs.writeFileSync(`${directory}/counter`, `${value + 1}\n`);
       fs.appendFileSync(`${directory}/grants`, "npm redlock\n");
       await verbs.release();
+      await sleep(20);
     }
-    return "counted";
+    return rounds;
   },
 };
 

@@ -2,10 +2,12 @@
 
 usage: redis_py.py PORT NAME TTL_MS
 Says `ready`, then does what each line on stdin asks and answers with one line: `acquire` waits and says
-`granted`; `extend` and `release` say `extended` and `released`, or the error; `count DIRECTORY ROUNDS` says
-`counted`. Ends when stdin does.
+`granted`; `try` does not wait and may say `refused`; `extend` and `release` say `extended` and
+`released`, or the error; `count DIRECTORY` counts there until there is a file `enough`, and says how often
+it did. Ends when stdin does.
 """
 
+import os
 import sys
 import time
 
@@ -18,8 +20,12 @@ ttl = ttl_ms / 1000
 lock = Lock(Redis(port=port), name, timeout=ttl, sleep=0.005, blocking_timeout=30)
 
 
-def acquire():
-    return "granted" if lock.acquire() else "refused"
+def acquire(blocking=True):
+    return "granted" if lock.acquire(blocking=blocking) else "refused"
+
+
+def try_once():
+    return acquire(blocking=False)
 
 
 def extend():
@@ -32,9 +38,10 @@ def release():
     return "released"
 
 
-def count(directory, rounds):
-    """Reads the counter, dawdles, writes it back; then says who did."""
-    for _ in range(int(rounds)):
+def count(directory):
+    """Reads the counter, dawdles, writes it back; then says who did, and rests."""
+    rounds = 0
+    while not os.path.exists(f"{directory}/enough"):
         with lock:
             with open(f"{directory}/counter") as file:
                 value = int(file.read() or 0)
@@ -43,10 +50,12 @@ def count(directory, rounds):
                 file.write(f"{value + 1}\n")
             with open(f"{directory}/grants", "a") as file:
                 file.write("redis-py\n")
-    return "counted"
+        rounds += 1
+        time.sleep(0.02)
+    return rounds
 
 
-verbs = {"acquire": acquire, "extend": extend, "release": release, "count": count}
+verbs = {"acquire": acquire, "try": try_once, "extend": extend, "release": release, "count": count}
 print("ready", flush=True)
 for line in sys.stdin:
     verb, *arguments = line.split()

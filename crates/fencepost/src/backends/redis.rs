@@ -32,8 +32,9 @@ mod keys;
 mod link;
 mod scripts;
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Ttl};
@@ -53,12 +54,14 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::race::race;
 
 /// How long a waiter or an observer trusts what it saw.
 pub(in crate::backends) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long the first in line waits for another make of client, which tells nobody when it lets go.
+pub(in crate::backends) const LOOK_AT_STRANGERS: Duration = Duration::from_millis(50);
 /// How long a waiter puts up with a server that can not be reached.
 pub(in crate::backends) const OUTAGE: Duration = Duration::from_secs(5);
 /// How long it leaves a server alone that just failed it.
@@ -76,6 +79,8 @@ pub struct Redis {
     /// Under which the server's word reaches us.
     client: String,
     ears: Arc<Ears>,
+    /// Owners of whom an acquire was sent on a connection that broke. It may arrive late.
+    sent_twice: Mutex<HashSet<OwnerId>>,
 }
 
 impl Redis {
@@ -85,11 +90,17 @@ impl Redis {
         let link = Link::open(url.address, around, client.clone(), Arc::clone(&ears));
         link.live().await.map_err(Fault::into_error)?;
         let (prefix, retention) = (url.options.prefix, url.options.retention.as_millis() as u64);
-        Ok(Arc::new(Self { link, around: around.clone(), prefix, retention, client, ears }))
+        let around = around.clone();
+        let sent_twice = Mutex::default();
+        Ok(Arc::new(Self { link, around, prefix, retention, client, ears, sent_twice }))
     }
 
     fn now(&self) -> Moment {
         self.around.clock.now()
+    }
+
+    fn sent_twice(&self) -> MutexGuard<'_, HashSet<OwnerId>> {
+        self.sent_twice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn run(&self, call: Call) -> Result<Answer, Fault> {
@@ -110,7 +121,13 @@ impl Redis {
         if u64::from(ttl_ms) > self.retention {
             call = call.arg("long");
         }
-        let answer = self.run(call).await?;
+        let answer = self.run(call).await;
+        // What was sent before may still be under way, and come after the release.
+        if answer.as_ref().map_or_else(|fault| fault.kind == FaultKind::Cut, |answer| answer.again)
+        {
+            self.sent_twice().insert(request.owner);
+        }
+        let answer = answer?;
         Ok(match answer.status {
             1 => {
                 let (token, ttl) = answer.granted(*ttl)?;
@@ -118,8 +135,12 @@ impl Redis {
                 Asked::Ended(Acquired::Granted(Grant { token, ttl, sent, queued, presence }))
             }
             2 => {
-                let (left, ahead) = answer.in_line()?;
-                Asked::InLine { left, first: ahead == 0 }
+                let (left, ahead, foreign) = answer.in_line()?;
+                // Only the first in line counts on the lease's end: one is enough to see it. Nobody tells
+                // it when another make of client lets go.
+                let look = if foreign { LOOK_AT_STRANGERS } else { LOOK_AGAIN };
+                let nap = left.unwrap_or(look).min(look);
+                Asked::InLine { nap: if ahead == 0 { nap } else { LOOK_AGAIN } }
             }
             0 => Asked::Ended(Acquired::Held(answer.holder()?)),
             3 => return Err(Fault::cut("this acquire was withdrawn before it arrived")),
@@ -134,16 +155,16 @@ impl Redis {
 
     async fn wait_in_line(&self, request: &Request, until: Moment) -> Result<Acquired> {
         let keys = self.prefix.keys(&request.name)?;
-        let mut ear = None;
+        // Open before the server knows of us, so that its word is not missed.
+        let ear = self.ears.open(request.owner);
         let mut out_since: Option<Moment> = None;
         loop {
             let in_time = self.now() < until;
             let nap = match self.ask(request, keys, in_time).await {
                 Ok(Asked::Ended(acquired)) => return Ok(acquired),
-                Ok(Asked::InLine { left, first }) => {
+                Ok(Asked::InLine { nap }) => {
                     out_since = None;
-                    // Only the first in line counts on the lease's end: one is enough to see it.
-                    left.filter(|_| first).unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)
+                    nap
                 }
                 Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
                 Err(fault) => {
@@ -155,7 +176,6 @@ impl Redis {
                 }
             };
             let alarm = self.around.clock.alarm((self.now() + nap).min(until));
-            let ear = ear.get_or_insert_with(|| self.ears.open(request.owner));
             race(ear.called(), alarm).await;
         }
     }
@@ -175,15 +195,23 @@ impl Redis {
 
     async fn look(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
         let keys = self.prefix.keys(name)?;
-        let heard = self.link.run(&STEPS.inspect.on(keys).arg(shown)).await;
-        let seen = heard.and_then(Seen::read);
+        let answer = self.run(STEPS.inspect.on(keys).arg(shown)).await;
+        let seen = answer.and_then(|answer| Seen::read(&answer));
         Ok(seen.map_err(Fault::into_error)?.into_info(name.clone()))
     }
 }
 
 enum Asked {
     Ended(Acquired),
-    InLine { left: Option<Duration>, first: bool },
+    /// With how long to wait before it looks again.
+    InLine {
+        nap: Duration,
+    },
+}
+
+/// Whether an error is about one lock, and not about the server.
+pub(in crate::backends) fn refuses(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid)
 }
 
 /// How long an owner is remembered that was released before it came, in milliseconds.
@@ -204,16 +232,22 @@ impl Backend for Redis {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&request.name)?;
-            match wait {
+            let acquired = match wait {
                 Wait::No => {
                     match self.ask(&request, keys, false).await.map_err(Fault::into_error)? {
-                        Asked::Ended(acquired) => Ok(acquired),
-                        Asked::InLine { .. } => Ok(Acquired::Held(None)),
+                        Asked::Ended(acquired) => acquired,
+                        Asked::InLine { .. } => Acquired::Held(None),
                     }
                 }
-                Wait::Until(until) => self.wait_in_line(&request, until).await,
-                Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await,
+                Wait::Until(until) => self.wait_in_line(&request, until).await?,
+                Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
+            };
+            let late = self.sent_twice().contains(&request.owner);
+            if late && matches!(acquired, Acquired::Held(_)) {
+                // Nobody will release it: an acquire that is still under way must find that it is over.
+                let _ = self.release(request.name, request.owner).await;
             }
+            Ok(acquired)
         })
     }
 
@@ -229,12 +263,16 @@ impl Backend for Redis {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
             let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
-            let answer = self.run(call.arg(remember(self.retention))).await;
-            let answer = answer.map_err(Fault::into_error)?;
+            let mut call = call.arg(remember(self.retention));
+            if self.sent_twice().contains(&owner) {
+                call = call.arg("twice");
+            }
+            let answer = self.run(call).await.map_err(Fault::into_error)?;
+            self.sent_twice().remove(&owner);
             match (answer.status, answer.why_not()) {
                 (1, _) => Ok(()),
-                // The connection broke after the server had done it.
-                (_, None | Some(LossCause::Expired)) if answer.again => Ok(()),
+                // The connection broke after the server had done it; somebody may have the lock by now.
+                (_, why) if answer.again && why != Some(LossCause::Broken) => Ok(()),
                 (_, why) => Err(Error::not_held(&name, why)),
             }
         })
@@ -243,11 +281,19 @@ impl Backend for Redis {
     fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
-            let answer = self.run(STEPS.break_lock.on(keys).arg(self.retention)).await;
-            let answer = answer.map_err(Fault::into_error)?;
+            // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
+            let seen = self.run(STEPS.inspect.on(keys).arg(0)).await;
+            let seen = seen.and_then(|answer| Seen::read(&answer)).map_err(Fault::into_error)?;
+            let Some(value) = seen.value.clone() else { return Ok(None) };
+            let Some(holder) = seen.into_info(name.clone()).holder else { return Ok(None) };
+            let call = STEPS.break_lock.on(keys).arg(self.retention).arg(value);
+            let answer = self.run(call).await.map_err(Fault::into_error)?;
             match answer.status {
                 0 => Ok(None),
-                1 => answer.broken().map(Some).map_err(Fault::into_error),
+                1 => {
+                    let floor = answer.floor().map_err(Fault::into_error)?;
+                    Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
+                }
                 _ => Err(Error::refused(format!("\"{name}\" has no tokens left"))),
             }
         })
@@ -265,9 +311,12 @@ impl Backend for Redis {
             for bunch in names.into_iter().collect::<Vec<_>>().chunks(64) {
                 let asked = bunch.iter().map(|name| self.look(name, 0));
                 for info in futures_util::future::join_all(asked).await {
-                    let info = info?;
-                    if info.holder.is_some() || info.waiting > 0 {
-                        locks.push(info);
+                    match info {
+                        Ok(info) if info.holder.is_some() || info.waiting > 0 => locks.push(info),
+                        // A name that holds something else by now is no lock.
+                        Ok(_) => {}
+                        Err(error) if refuses(&error) => {}
+                        Err(error) => return Err(error),
                     }
                 }
             }

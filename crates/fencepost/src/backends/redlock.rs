@@ -24,11 +24,15 @@ mod model;
 mod nodes;
 mod views;
 
+use std::collections::HashMap;
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 
 use self::attempt::{Attempt, Failure, Next, Vote};
 use self::nodes::{Nodes, Way, Words};
@@ -37,16 +41,18 @@ use crate::backend::{
     Renewal, Renewed, Request, Surroundings, Wait, short,
 };
 use crate::backends::redis::{
-    Answer, BREATH, Call, Ears, Fault, Keys, LOOK_AGAIN, OUTAGE, Prefix, RedlockUrl, STEPS,
-    client_id, remember,
+    Answer, BREATH, Call, Ears, Fault, FaultKind, Keys, LOOK_AGAIN, LOOK_AT_STRANGERS, Link,
+    OUTAGE, Prefix, RedlockUrl, STEPS, client_id, refuses, remember,
 };
 use crate::clock::wall;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
-use crate::race::race;
+use crate::race::{First, race};
 
 /// How long a question may take that does not decide about a lease.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long slow nodes are waited for once a majority has answered.
+const GRACE: Duration = Duration::from_millis(100);
 /// Two who met at the nodes try again after a random part of this, doubled each time they meet again.
 const JITTER: Duration = Duration::from_millis(8);
 
@@ -70,8 +76,18 @@ enum Outcome {
     /// Others have it, or were at it at the same time; with what is left of the holder's lease.
     Held(Option<HolderInfo>),
     /// The attempt was overtaken, or took too long.
-    Again,
+    Outrun,
     Failed(Error),
+}
+
+/// One of an acquire's attempts.
+#[derive(Clone, Copy)]
+struct Try {
+    number: u64,
+    /// Whether to stand on the nodes' lists if it is held.
+    waits: bool,
+    /// The one before was refused by too many.
+    anew: bool,
 }
 
 impl Redlock {
@@ -112,19 +128,60 @@ impl Redlock {
 
     /// Waits until a majority is connected, or it is clear that none will be.
     async fn gather(&self) -> Result<()> {
-        let mut words = self.nodes.words();
-        let mut up = 0;
-        let lives = self.nodes.links().iter().map(|link| link.live());
-        for (node, live) in futures_util::future::join_all(lives).await.into_iter().enumerate() {
-            match live {
-                Ok(_) => {
-                    words.answered(node, "connected");
-                    up += 1;
+        let lives = self.nodes.links().map(Link::live);
+        let (up, words) = self.most(lives, "connected").await;
+        if up.len() < self.nodes.quorum() {
+            return Err(words.error("can not connect"));
+        }
+        self.check_that_they_differ()
+    }
+
+    /// What the nodes answer: all of them, or a majority and those who are not much slower.
+    async fn most<T, F>(
+        &self,
+        calls: impl Iterator<Item = F>,
+        said: &'static str,
+    ) -> (Vec<T>, Words)
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let calls = calls.enumerate().map(|(node, call)| async move { (node, call.await) });
+        let mut calls: FuturesUnordered<_> = calls.collect();
+        let (mut answers, mut words) = (Vec::new(), self.nodes.words());
+        let mut until = self.now() + LOOK;
+        while let First::Left(Some((node, answer))) =
+            race(calls.next(), self.around.clock.alarm(until)).await
+        {
+            match answer {
+                Ok(answer) => {
+                    words.answered(node, said);
+                    answers.push(answer);
                 }
                 Err(fault) => words.failed(node, fault),
             }
+            if answers.len() == self.nodes.quorum() {
+                until = until.min(self.now() + GRACE);
+            }
         }
-        if up >= self.nodes.quorum() { Ok(()) } else { Err(words.error("can not connect")) }
+        (answers, words)
+    }
+
+    /// One server under two names would have two votes.
+    fn check_that_they_differ(&self) -> Result<()> {
+        let mut known = HashMap::new();
+        for link in self.nodes.links() {
+            let Some(run) = link.found().and_then(|found| found.run_id().map(str::to_owned)) else {
+                continue;
+            };
+            if let Some(other) = known.insert(run, link.shown()) {
+                return Err(Error::invalid(format!(
+                    "{other} and {} in the redlock: URL are the same server: its vote would count \
+                     twice",
+                    link.shown()
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn now(&self) -> Moment {
@@ -132,27 +189,20 @@ impl Redlock {
     }
 
     /// One attempt, both phases.
-    async fn attempt(
-        &self,
-        request: &Request,
-        keys: Keys<'_>,
-        number: u64,
-        waits: bool,
-    ) -> Result<Outcome> {
+    async fn attempt(&self, request: &Request, keys: Keys<'_>, try_: Try) -> Outcome {
         let start = self.now();
         let Request { owner, ttl, label, .. } = request;
         let patience = Nodes::patience(*ttl);
         let way = Way::Vote(self.up_for);
-        let mut attempt = Attempt::new(self.nodes.count());
+        let count = self.nodes.count();
+        let mut attempt = if try_.anew { Attempt::anew(count) } else { Attempt::new(count) };
         let mut words = self.nodes.words();
         let mut holders = Vec::new();
-        let undo = || {
-            let call = STEPS.undo.on(keys).arg(owner.reveal()).arg(number);
-            self.nodes.tell_all(call.arg(remember(self.retention)), *ttl);
-        };
+        // Whether a node may have something of this attempt.
+        let mut touched = vec![true; count];
 
-        let client = if waits { &*self.client } else { "" };
-        let call = STEPS.vote.on(keys).arg(owner.reveal()).arg(number).arg(ttl.as_millis());
+        let client = if try_.waits { &*self.client } else { "" };
+        let call = STEPS.vote.on(keys).arg(owner.reveal()).arg(try_.number).arg(ttl.as_millis());
         let call = call.arg(label.as_str()).arg(client);
         let mut answers = self.nodes.ask(call, way, patience);
         let token = loop {
@@ -162,10 +212,12 @@ impl Redlock {
             let next = match answer.and_then(|answer| read_vote(&answer)) {
                 Ok((vote, holder)) => {
                     words.answered(node, if holder.is_some() { "held by another" } else { "free" });
+                    touched[node] = holder.is_none();
                     holders.extend(holder);
                     attempt.voted(node, vote)
                 }
                 Err(fault) => {
+                    touched[node] = matches!(fault.kind, FaultKind::Cut | FaultKind::NotNow);
                     words.failed(node, fault);
                     attempt.silent(node)
                 }
@@ -176,59 +228,60 @@ impl Redlock {
                 Next::Wait | Next::Granted(_) => {}
             }
         };
-        let token = match token {
-            Ok(token) => token,
-            Err(failure) => {
-                undo();
-                return Ok(self.failed(failure, &words, holders, &request.name));
+        let failure = match token {
+            Ok(token) => {
+                let call = STEPS.accept.on(keys).arg(owner.reveal()).arg(try_.number);
+                let call = call.arg(token.get()).arg(ttl.as_millis());
+                let call = call.arg(label.as_str()).arg(self.retention);
+                let mut answers = self.nodes.ask(call, way, patience);
+                loop {
+                    let next = match answers.next().await {
+                        Some((node, Ok(answer))) => attempt.answered(node, answer.status == 1),
+                        Some((node, Err(fault))) => {
+                            words.failed(node, fault);
+                            attempt.silent(node)
+                        }
+                        None => Next::Failed(Failure::Unreachable),
+                    };
+                    match next {
+                        // The margin of the guard covers clocks that run at different rates.
+                        Next::Granted(token) if self.now() < start + ttl.as_duration() => {
+                            return Outcome::Granted(token, start);
+                        }
+                        Next::Granted(_) => break Failure::Outrun,
+                        Next::Failed(failure) => break failure,
+                        Next::Wait | Next::Propose(_) => {}
+                    }
+                }
             }
+            Err(failure) => failure,
         };
-
-        let call = STEPS.accept.on(keys).arg(owner.reveal()).arg(number).arg(token.get());
-        let call = call.arg(ttl.as_millis()).arg(label.as_str()).arg(self.retention);
-        let mut answers = self.nodes.ask(call, way, patience);
-        loop {
-            let next = match answers.next().await {
-                Some((node, Ok(answer))) => attempt.answered(node, answer.status == 1),
-                Some((node, Err(fault))) => {
-                    words.failed(node, fault);
-                    attempt.silent(node)
-                }
-                None => Next::Failed(Failure::Unreachable),
-            };
-            match next {
-                // The margin of the guard covers clocks that run at different rates.
-                Next::Granted(token) if self.now() < start + ttl.as_duration() => {
-                    return Ok(Outcome::Granted(token, start));
-                }
-                Next::Granted(_) => {
-                    undo();
-                    return Ok(Outcome::Again);
-                }
-                Next::Failed(failure) => {
-                    undo();
-                    return Ok(self.failed(failure, &words, holders, &request.name));
-                }
-                Next::Wait | Next::Propose(_) => {}
-            }
+        let undo = STEPS.undo.on(keys).arg(owner.reveal()).arg(try_.number);
+        let undo = Arc::new(undo.arg(remember(self.retention)));
+        for node in (0..count).filter(|node| touched[*node]) {
+            self.nodes.tell(node, &undo, start + ttl.as_duration());
         }
+        self.failed(failure, &words, &holders, &request.name)
     }
 
     fn failed(
         &self,
         failure: Failure,
         words: &Words,
-        mut holders: Vec<HolderInfo>,
+        holders: &[KeyHolder],
         name: &LockName,
     ) -> Outcome {
         match failure {
-            // One that a majority knows is the holder; else several met.
-            Failure::Held if holders.len() >= self.nodes.quorum() => {
-                holders.sort_by_key(|holder| holder.token);
-                Outcome::Held(holders.pop())
+            Failure::Held => {
+                // One who keeps enough of them from us is the holder; else several met.
+                let enough = self.nodes.count() - self.nodes.quorum() + 1;
+                let same =
+                    |value: &[u8]| holders.iter().filter(|(other, _)| other == value).count();
+                let holder = holders.iter().filter(|(value, _)| same(value) >= enough);
+                let holder = holder.max_by_key(|(_, holder)| holder.token);
+                Outcome::Held(holder.map(|(_, holder)| holder.clone()))
             }
-            Failure::Held => Outcome::Held(None),
-            Failure::Outrun => Outcome::Again,
+            Failure::Outrun => Outcome::Outrun,
             Failure::Unreachable => {
                 Outcome::Failed(words.error(&format!("\"{name}\" can not be locked")))
             }
@@ -246,40 +299,47 @@ impl Redlock {
         // It tells one attempt of an owner from the next, and rises. From the wall clock, so that it does
         // so for an owner that tries again from another process; if that clock is wrong, the attempt fails.
         let mut number = wall().as_micros() as u64;
+        let mut anew = false;
         loop {
             number += 1;
-            let in_time = until.is_some_and(|until| self.now() < until);
-            let nap = match self.attempt(request, keys, number, in_time).await? {
+            let waits = until.is_some_and(|until| self.now() < until);
+            let outcome = self.attempt(request, keys, Try { number, waits, anew }).await;
+            anew = matches!(outcome, Outcome::Outrun);
+            let nap = match outcome {
                 Outcome::Granted(token, sent) => {
                     let (ttl, queued, presence) = (request.ttl, false, None);
                     return Ok(Acquired::Granted(Grant { token, ttl, sent, queued, presence }));
                 }
-                Outcome::Held(holder) if !in_time => {
-                    if until.is_some() {
-                        self.nodes.tell_all(self.farewell(keys, request.owner), request.ttl);
-                    }
-                    return Ok(Acquired::Held(holder));
+                Outcome::Held(Some(holder)) if !waits => {
+                    return Ok(self.leave(request, keys, until, Some(holder)));
                 }
                 Outcome::Held(Some(holder)) => {
                     (out_since, met) = (None, 0);
-                    let left = holder.remaining.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+                    // Nobody tells us when another make of client lets go.
+                    let stranger = holder.token.is_none();
+                    let look = if stranger { LOOK_AT_STRANGERS } else { LOOK_AGAIN };
                     // Not all at once, and not much later than the lease ends.
-                    left + random(JITTER)
+                    holder.remaining.unwrap_or(look).min(look) + random(JITTER)
                 }
-                Outcome::Held(None) | Outcome::Again => {
-                    if until.is_none() && met >= 3 {
-                        return Ok(Acquired::Held(None));
-                    }
+                // Who does not wait is given a few tries against others who are at it.
+                Outcome::Held(None) | Outcome::Outrun if !waits && met >= 3 => {
+                    return Ok(self.leave(request, keys, until, None));
+                }
+                Outcome::Held(None) | Outcome::Outrun => {
                     (out_since, met) = (None, met + 1);
                     random(JITTER * (1 << met.min(5)))
                 }
                 Outcome::Failed(error) => {
                     let since = *out_since.get_or_insert(self.now());
-                    let refused = *error.kind() == ErrorKind::Refused;
-                    if refused || !in_time || self.now().since(since) >= OUTAGE {
+                    let nap = BREATH + random(BREATH);
+                    // The next attempt would end after the caller's time: this is the answer.
+                    let too_late = until.is_none_or(|until| {
+                        self.now() + nap + Nodes::patience(request.ttl) >= until
+                    });
+                    if refuses(&error) || too_late || self.now().since(since) >= OUTAGE {
                         return Err(error);
                     }
-                    BREATH + random(BREATH)
+                    nap
                 }
             };
             let alarm = self.now() + nap;
@@ -288,6 +348,23 @@ impl Redlock {
             // The first node's word comes before the others have heard of the release.
             self.around.clock.alarm(self.now() + random(JITTER / 4)).await;
         }
+    }
+
+    /// Takes one who has waited in vain off the nodes' lists.
+    fn leave(
+        &self,
+        request: &Request,
+        keys: Keys<'_>,
+        until: Option<Moment>,
+        holder: Option<HolderInfo>,
+    ) -> Acquired {
+        if until.is_some() {
+            let call = Arc::new(self.farewell(keys, request.owner));
+            for node in 0..self.nodes.count() {
+                self.nodes.tell(node, &call, self.now() + LOOK);
+            }
+        }
+        Acquired::Held(holder)
     }
 
     /// What takes everything of an owner off the nodes.
@@ -309,8 +386,8 @@ impl Redlock {
         let asked = ttl.map_or(0, Ttl::as_millis);
         let call = STEPS.extend.on(keys).arg(owner.reveal()).arg(asked).arg(self.retention);
         let sent = self.now();
-        let way = Way::Vote(Duration::ZERO);
-        let mut answers = self.nodes.ask(call, way, LOOK);
+        let limit = (ttl.unwrap_or(self.max_ttl).as_duration() / 6).min(LOOK);
+        let mut answers = self.nodes.ask(call, Way::Vote(Duration::ZERO), limit);
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
         let (count, quorum) = (self.nodes.count(), self.nodes.quorum());
         let mut words = self.nodes.words();
@@ -340,6 +417,11 @@ impl Redlock {
                 let cause = cause.into_iter().find(|cause| gone.contains(&Some(*cause)));
                 return Err(Error::not_held(name, cause));
             }
+            // Neither can be had any more.
+            let open = words.open();
+            if kept.len() + open < quorum && gone.len() + open <= count - quorum {
+                break;
+            }
         }
         Err(words.error(&format!("\"{name}\" can not be renewed")))
     }
@@ -347,38 +429,41 @@ impl Redlock {
     async fn release_all(&self, name: &LockName, owner: OwnerId) -> Result<()> {
         let keys = self.prefix.keys(name)?;
         let call = self.farewell(keys, owner);
-        let mut answers = self.nodes.ask(call.clone(), Way::Patiently, LOOK);
+        // Whoever can not hear it now is told until its lease must be over.
+        let way = Way::Surely(self.now() + self.max_ttl.as_duration());
+        let mut answers = self.nodes.ask(call, way, LOOK);
         let mut words = self.nodes.words();
-        let (mut ended, mut nothing, mut why) = (0, 0, None);
+        let (mut ended, mut gone, mut why) = (0, 0, None);
         let (count, quorum) = (self.nodes.count(), self.nodes.quorum());
         while let Some((node, answer)) = answers.next().await {
-            match answer {
-                Ok(answer)
-                    if answer.status == 1 || (answer.again && answer.why_not().is_none()) =>
-                {
+            match answer.map(|answer| (answer.status, answer.again, answer.why_not())) {
+                Ok((1, _, _)) => {
                     words.answered(node, "released");
                     ended += 1;
                 }
-                Ok(answer) => {
+                // The connection broke after the node had done it; somebody may have the key by now.
+                Ok((_, true, cause)) if cause != Some(LossCause::Broken) => {
+                    words.answered(node, "released");
+                    ended += 1;
+                }
+                Ok((_, _, cause)) => {
                     words.answered(node, "not held");
-                    why = why.or(answer.why_not());
-                    nothing += 1;
+                    why = why.or(cause);
+                    gone += 1;
                 }
                 Err(fault) => words.failed(node, fault),
             }
-            if ended >= quorum || ended + nothing == count {
+            if ended >= quorum || gone > count - quorum || words.open() == 0 {
                 break;
             }
         }
-        if ended + nothing < count {
-            // Whoever has not heard it is told until it has.
-            self.nodes.tell_all(call, self.max_ttl);
-        }
-        match (ended, nothing) {
+        match (ended, gone) {
             (ended, _) if ended >= quorum => Ok(()),
+            // A majority has given it to somebody else, or an operator broke it there.
+            (_, gone) if gone > count - quorum && why.is_some() => Err(Error::not_held(name, why)),
             // Less than a majority is no grant; but a place in line, or a vote, is something to give up.
-            (ended, nothing) if ended > 0 && ended + nothing >= quorum => Ok(()),
-            (_, nothing) if nothing > count - quorum => Err(Error::not_held(name, why)),
+            (ended, gone) if ended > 0 && ended + gone >= quorum => Ok(()),
+            (_, gone) if gone > count - quorum => Err(Error::not_held(name, why)),
             _ => Err(words.error(&format!("\"{name}\" can not be released on a majority"))),
         }
     }
@@ -392,13 +477,20 @@ fn random(span: Duration) -> Duration {
     span.mul_f64(f64::from(u32::from_ne_bytes(bits)) / f64::from(u32::MAX))
 }
 
-fn read_vote(answer: &Answer) -> Result<(Vote, Option<HolderInfo>), Fault> {
+/// A key's value, and who that is.
+type KeyHolder = (Vec<u8>, HolderInfo);
+
+/// A vote, and whoever has the key if it is not ours.
+fn read_vote(answer: &Answer) -> Result<(Vote, Option<KeyHolder>), Fault> {
     match answer.status {
         1 => {
             let (mark, mine): (u64, u8) = (answer.get(0)?, answer.get(1)?);
             Ok((Vote::Ours { mark, time: answer.time, mine: mine == 1 }, None))
         }
-        0 => Ok((Vote::Theirs, answer.holder()?)),
+        0 => {
+            let value = answer.value()?.unwrap_or_default();
+            Ok((Vote::Theirs, answer.holder()?.map(|holder| (value, holder))))
+        }
         _ => Err(Fault::cut("the acquire was withdrawn before it arrived")),
     }
 }
@@ -438,8 +530,12 @@ impl Backend for Redlock {
         Box::pin(async move { self.look_at_all().await })
     }
 
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.nodes.told())
+    }
+
     fn guarantees(&self) -> Guarantees {
-        let found = self.nodes.links().iter().map(|link| {
+        let found = self.nodes.links().map(|link| {
             let state = link.down().map_or_else(|| "connected".to_owned(), |fault| fault.message);
             ("node", format!("{}: {state}", link.shown()))
         });

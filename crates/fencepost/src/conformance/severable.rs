@@ -112,6 +112,10 @@ impl Backend for Severable {
     fn guarantees(&self) -> Guarantees {
         self.inner.backend.guarantees()
     }
+
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        self.inner.backend.drained()
+    }
 }
 
 impl Observe for Severable {

@@ -6,7 +6,7 @@ use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, LossCause};
 use fencepost_testbed::{Persistence, Redis};
 
-use crate::common::{LONG, SOON, connect, ms, two, until, within};
+use crate::common::{LONG, SOON, connect, ms, two, until, until_waiting, within};
 
 /// Room for a restart in the middle of it, and short enough to see a renewal.
 const ROOMY: Duration = ms(3000);
@@ -27,6 +27,7 @@ async fn a_lock_outlives_a_crash_of_a_server_that_syncs_every_write() {
 
     server.restart().unwrap();
     let before = guard.deadline();
+    until("they are connected again", async || theirs.inspect("x").await.is_ok()).await;
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none(), "it is still held");
     until("the guard is renewed after the crash", async || guard.deadline() > before).await;
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none(), "and stays so");
@@ -47,9 +48,9 @@ async fn a_waiter_outlives_a_crash_too() {
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("x").ttl(LONG).acquire().await.unwrap();
     let waiting = tokio::spawn(async move { theirs.lock("x").acquire().await });
-    crate::common::until_waiting(&ours, "x", 1).await;
+    until_waiting(&ours, "x", 1).await;
     server.restart().unwrap();
-    crate::common::until_waiting(&ours, "x", 1).await;
+    until_waiting(&ours, "x", 1).await;
     assert!(!waiting.is_finished());
     let token = guard.token();
     guard.release().await.unwrap();
@@ -57,8 +58,8 @@ async fn a_waiter_outlives_a_crash_too() {
     assert!(next.token() > token);
 }
 
-/// redsync#149, redis-py's documentation: a server without persistence forgets who holds what. That is
-/// declared; what must not happen is that a token comes again.
+/// redsync#149 for one server: without persistence a restart forgets who holds what. That is declared; what
+/// must not happen is that a token comes again (etcd#16028).
 #[tokio::test]
 async fn a_server_that_forgets_its_locks_still_hands_out_higher_tokens() {
     let server = Redis::builder().persist(Persistence::None).start().unwrap();
@@ -67,13 +68,14 @@ async fn a_server_that_forgets_its_locks_still_hands_out_higher_tokens() {
     assert_eq!(declared(&ours, Fault::DataLoss), (Holds::No, Holds::Yes));
     let mut highest = ours.lock("x").acquire().await.unwrap().token();
     for _ in 0..3 {
-        let guard = ours.lock("x").ttl(ROOMY).acquire_within(SOON).await.unwrap();
+        let guard = ours.lock("x").ttl(ROOMY / 2).acquire_within(SOON).await.unwrap();
         assert!(guard.token() > highest);
         server.restart().unwrap();
         let second = theirs.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
         assert!(second.token() > guard.token(), "{} after {}", second.token(), guard.token());
         let cause = within(ROOMY, "the first holder is told", guard.lost()).await;
-        assert_eq!(cause, LossCause::TakenOver);
+        // Whichever came first after the crash: its renewal, or the second holder.
+        assert!(matches!(cause, LossCause::Expired | LossCause::TakenOver), "{cause}");
         assert!(second.check().is_ok(), "the first holder's end is not the second's");
         highest = second.token();
         second.release().await.unwrap();

@@ -27,7 +27,7 @@ pub(crate) struct Address {
 }
 
 /// What a URL asks for behind its `?`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Options {
     pub(in crate::backends) prefix: Prefix,
     /// How long a token is remembered beyond its time.
@@ -45,14 +45,14 @@ pub(crate) struct Options {
 }
 
 /// A `redis:` URL, parsed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct RedisUrl {
     pub(in crate::backends) address: Address,
     pub(in crate::backends) options: Options,
 }
 
 /// A `redlock:` URL, parsed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct RedlockUrl {
     pub(in crate::backends) addresses: Vec<Address>,
     pub(in crate::backends) options: Options,
@@ -144,9 +144,11 @@ impl Options {
             };
             match name.as_str() {
                 _ if !known.contains(&name.as_str()) => {
+                    // A `?` in a password makes its rest look like an option: that is not repeated.
+                    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+                    let name = if plain { &*name } else { "what follows the ?" };
                     return Err(Error::invalid(format!(
-                        "\"{}\" is no option of a {scheme}: URL: there are {}",
-                        name.escape_debug(),
+                        "\"{name}\" is no option of a {scheme}: URL: there are {}",
                         known.join(", ")
                     )));
                 }
@@ -265,9 +267,22 @@ fn encoded(value: &str) -> String {
     value.bytes().map(encode).collect()
 }
 
+// None of these show options: a socket's has its password among them.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "redis:{:?}", self.address)
+    }
+}
+
+impl fmt::Debug for RedlockUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "redlock:{:?}", self.addresses)
     }
 }
 
@@ -319,6 +334,7 @@ mod tests {
             "redis://:hunter2@h:99999",
             "redis://:hunter2@h,i",
             "redis://:hunter2@h?frob=1",
+            "redis://:a?hunter2@h",
             "redis://:hunter2@h?retention=5",
             "redis://:hunter2@h?prefix=fencepost:",
             "redis://:hunter2@h#insecure",

@@ -9,7 +9,7 @@ use redis::{FromRedisValue, Value, from_redis_value, from_redis_value_ref};
 use super::faults::{Fault, FaultKind};
 use super::keys::Prefix;
 use super::link::{Heard, Link};
-use crate::backend::{Broken, HolderInfo, LockInfo, LossCause, WaiterInfo};
+use crate::backend::{HolderInfo, LockInfo, LossCause, WaiterInfo};
 
 /// The answer of a step: a status, the server's time, and what the status brings with it. On its short way
 /// a step says 1 alone when it is done, and `acquire` its token alone, which is the time.
@@ -67,9 +67,20 @@ impl Answer {
         Ok((token, ttl))
     }
 
-    /// What is left of the holder's lease, and how many are in line before us.
-    pub(in crate::backends) fn in_line(&self) -> Result<(Option<Duration>, u64), Fault> {
-        Ok((left(self.get(0)?), self.get(1)?))
+    /// What is left of the holder's lease, how many are in line before us, and whether the holder is
+    /// another make of client.
+    pub(in crate::backends) fn in_line(&self) -> Result<(Option<Duration>, u64, bool), Fault> {
+        Ok((left(self.get(0)?), self.get(1)?, self.get::<u8>(2)? == 1))
+    }
+
+    /// The token that a break drew.
+    pub(in crate::backends) fn floor(&self) -> Result<Token, Fault> {
+        Token::new(self.get(0)?).map_err(|_| odd(self.from))
+    }
+
+    /// The value of the key, where a holder comes with it.
+    pub(in crate::backends) fn value(&self) -> Result<Option<Vec<u8>>, Fault> {
+        self.get(1)
     }
 
     /// Who holds, from a lease, a value and a record.
@@ -84,14 +95,6 @@ impl Answer {
             Ok("taken") => Some(LossCause::TakenOver),
             _ => None,
         }
-    }
-
-    pub(in crate::backends) fn broken(&self) -> Result<Broken, Fault> {
-        let floor = Token::new(self.get(0)?).map_err(|_| odd(self.from))?;
-        let token = Token::new(self.get(1)?).ok();
-        let label = Label::new(&self.get::<String>(2)?).ok();
-        let label = label.unwrap_or_else(|| HolderInfo::stranger(None).label);
-        Ok(Broken { label, token, floor })
     }
 }
 
@@ -165,11 +168,15 @@ pub(in crate::backends) struct Seen {
 }
 
 impl Seen {
-    pub(in crate::backends) fn read(heard: Heard) -> Result<Self, Fault> {
-        type Reply = (u64, Option<Vec<u8>>, i64, Option<String>, usize, Vec<String>);
-        let reply: Reply = from_redis_value(heard.value).map_err(|_| odd("inspect"))?;
-        let (time, value, left_ms, record, waiting, waiters) = reply;
-        Ok(Self { time, value, left_ms, record, waiting, waiters })
+    pub(in crate::backends) fn read(answer: &Answer) -> Result<Self, Fault> {
+        Ok(Self {
+            time: answer.time,
+            value: answer.get(0)?,
+            left_ms: answer.get(1)?,
+            record: answer.get(2)?,
+            waiting: answer.get(3)?,
+            waiters: answer.get(4)?,
+        })
     }
 
     pub(in crate::backends) fn into_info(self, name: LockName) -> LockInfo {

@@ -83,11 +83,11 @@ mod tests {
         assert_eq!(drift.saw(wall + 9 * SECOND, at(100), at(10 * SECOND)), None);
         assert_eq!(drift.saw(wall + 11 * SECOND, at(11 * SECOND), at(11 * SECOND + 50)), None);
         let jump = drift.saw(wall + 72 * SECOND, at(12 * SECOND), at(12 * SECOND + 50));
-        assert!(jump.is_some_and(|by| by > 59 * SECOND as i64), "{jump:?}");
+        assert!(jump.is_some_and(|by| by > 59 * SECOND.cast_signed()), "{jump:?}");
         // From there on it is the new time.
         assert_eq!(drift.saw(wall + 73 * SECOND, at(13 * SECOND), at(13 * SECOND + 50)), None);
         let back = drift.saw(wall + 64 * SECOND, at(14 * SECOND), at(14 * SECOND + 50));
-        assert!(back.is_some_and(|by| by < -9 * SECOND as i64), "{back:?}");
+        assert!(back.is_some_and(|by| by < -9 * SECOND.cast_signed()), "{back:?}");
         assert_eq!(drift.jumps(), 2);
     }
 }

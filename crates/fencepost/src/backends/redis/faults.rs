@@ -13,6 +13,8 @@ pub(in crate::backends) struct Fault {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) enum FaultKind {
+    /// There is no connection: nothing was asked.
+    Away,
     /// The connection is gone, or stands still: what was asked may or may not have been done.
     Cut,
     /// The server can not do it now.
@@ -56,7 +58,7 @@ impl Fault {
 
     pub(in crate::backends) fn into_error(self) -> Error {
         let kind = match self.kind {
-            FaultKind::Cut | FaultKind::NotNow => ErrorKind::Unreachable,
+            FaultKind::Away | FaultKind::Cut | FaultKind::NotNow => ErrorKind::Unreachable,
             FaultKind::Refused => ErrorKind::Refused,
         };
         Error::new(kind, self.message)
@@ -71,6 +73,13 @@ fn by_code(code: &str, shown: &str, said: &str) -> (FaultKind, String) {
             format!("{shown} wants a password: write it in the URL, redis://:PASSWORD@HOST"),
         ),
         "WRONGPASS" => (FaultKind::Refused, wrong_password(shown, said)),
+        _ if said.contains("unknown command") && said.to_uppercase().contains("HELLO") => (
+            FaultKind::Refused,
+            format!("{shown} does not speak RESP3: Redis 6 or later is needed"),
+        ),
+        _ if said.contains("max number of clients") => {
+            (FaultKind::NotNow, format!("{shown} takes no more connections: raise its maxclients"))
+        }
         _ if said.contains("WRONGTYPE") => (
             FaultKind::Refused,
             format!(
@@ -109,6 +118,8 @@ fn said(error: &RedisError) -> String {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
     };
+    // An unknown command is quoted with its arguments, a password among them.
+    let words = words.split("with args beginning with").next().unwrap_or_default();
     let words: String = words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     words.trim().trim_end_matches('.').to_owned()
 }

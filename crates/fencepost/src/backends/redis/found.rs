@@ -80,6 +80,11 @@ impl Found {
         Some(Duration::from_secs(seconds.saturating_sub(1)))
     }
 
+    /// What tells one run of a server from every other.
+    pub(in crate::backends) fn run_id(&self) -> Option<&str> {
+        self.info("run_id")
+    }
+
     /// Refuses servers that can not arbitrate alone.
     pub(in crate::backends) fn check(&self, shown: &str) -> Result<()> {
         let refused = |why: String| Err(Error::refused(why));
@@ -98,7 +103,10 @@ impl Found {
             _ => {}
         }
         if self.info("role") == Some("slave") {
-            let primary = self.info("master_host").unwrap_or("its primary");
+            let primary = match (self.info("master_host"), self.info("master_port")) {
+                (Some(host), Some(port)) => format!("its primary, {host}:{port}"),
+                _ => "its primary".into(),
+            };
             return refused(format!("{shown} is a replica and takes no locks: name {primary}"));
         }
         Ok(())
@@ -131,7 +139,7 @@ impl Found {
                 None => unread = true,
             }
         }
-        if unread || self.info.is_empty() {
+        if unread || self.replicas().is_none() {
             why.push(
                 "this user may not read its configuration, so nobody knows what it keeps".into(),
             );

@@ -3,8 +3,8 @@
 //!
 //! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A call
 //! that finds the connection cut is made again on the next one, since every step is idempotent by owner;
-//! one that the server has not answered for [`HANG`] takes the connection down with it. What was sent on
-//! the old connection may still arrive there, late: the scripts are made for that (release.lua).
+//! one that has no answer for [`HANG`] takes the connection down, if a question of our own has none either.
+//! What was sent on the old connection may still arrive there, late: the scripts are made for that (release.lua).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,11 @@ use crate::clock::{Clock, wall};
 use crate::race::{First, race};
 
 /// A connection that gives no answer for this long is given up.
-const HANG: Duration = Duration::from_secs(2);
+const HANG: Duration = Duration::from_millis(1500);
+/// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
+const ANSWER: Duration = Duration::from_secs(2);
+/// A connection that has lived for this long was a good one.
+const SETTLED: Duration = Duration::from_secs(1);
 /// How often the connection is looked at while somebody waits for an answer.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a call goes on trying, over connections that break.
@@ -36,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to wait between attempts to connect, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 /// How often the server's settings are read again.
-const REFRESH: Duration = Duration::from_secs(30);
+const REFRESH: Duration = Duration::from_secs(5);
 
 /// The scripts, prepared once.
 pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);
@@ -54,6 +58,8 @@ struct Shared {
     client: String,
     ears: Arc<Ears>,
     state: watch::Sender<State>,
+    /// What was last read of the server, and when: also while it is away.
+    found: Mutex<Option<(Found, Moment)>>,
     drift: Drift,
     /// The upkeep has something to do.
     nudge: Notify,
@@ -71,8 +77,6 @@ enum State {
 /// One connection.
 pub(in crate::backends) struct Live {
     connection: MultiplexedConnection,
-    /// What was last read of the server, and when.
-    found: Mutex<(Found, Moment)>,
     end: Arc<End>,
     pulse: Pulse,
 }
@@ -117,6 +121,7 @@ impl Link {
             client,
             ears,
             state: watch::Sender::new(State::Opening),
+            found: Mutex::default(),
             drift: Drift::default(),
             nudge: Notify::new(),
         });
@@ -133,12 +138,9 @@ impl Link {
         self.shared.drift.jumps()
     }
 
-    /// What was last read of the server, if we are connected.
+    /// What was last read of the server.
     pub(in crate::backends) fn found(&self) -> Option<Found> {
-        match &*self.shared.state.borrow() {
-            State::Up(live) => Some(live.found().0.clone()),
-            _ => None,
-        }
+        self.shared.found().as_ref().map(|(found, _)| found.clone())
     }
 
     /// Why there is no connection, if there is none.
@@ -155,9 +157,13 @@ impl Link {
     /// The connection, once there is one; or why there is none.
     pub(in crate::backends) async fn live(&self) -> Result<Arc<Live>, Fault> {
         let shared = &self.shared;
+        let not_asked = |fault: &Fault| match fault.kind {
+            FaultKind::Refused => fault.clone(),
+            _ => away(fault.message.clone()),
+        };
         match &*shared.state.borrow() {
             State::Up(live) => return Ok(Arc::clone(live)),
-            State::Down(fault) => return Err(fault.clone()),
+            State::Down(fault) => return Err(not_asked(fault)),
             State::Opening => {}
         }
         let mut state = shared.state.subscribe();
@@ -166,10 +172,10 @@ impl Link {
         match race(settled, limit).await {
             First::Left(Ok(state)) => match &*state {
                 State::Up(live) => Ok(Arc::clone(live)),
-                State::Down(fault) => Err(fault.clone()),
-                State::Opening => Err(Fault::cut("still connecting")),
+                State::Down(fault) => Err(not_asked(fault)),
+                State::Opening => Err(away("still connecting".into())),
             },
-            _ => Err(Fault::cut(format!(
+            _ => Err(away(format!(
                 "no connection to {} within {}",
                 shared.address.shown,
                 short(PATIENCE)
@@ -191,10 +197,10 @@ impl Link {
     ) -> Result<Heard, Fault> {
         let shared = &*self.shared;
         let live = self.live().await?;
-        let up = live.uptime(shared.clock.now());
+        let up = shared.uptime();
         if up < up_for {
             return Err(Fault {
-                kind: FaultKind::NotNow,
+                kind: FaultKind::Away,
                 message: format!("up for {} only, and votes after {}", short(up), short(up_for)),
             });
         }
@@ -203,9 +209,7 @@ impl Link {
             Ok(value) => Ok(Heard { value, sent, again: false }),
             Err(error) => {
                 let fault = Fault::of(&error, &shared.address.shown);
-                if fault.kind == FaultKind::Cut {
-                    shared.lose(&live, &fault);
-                }
+                shared.judge(&live, &error, &fault);
                 Err(fault)
             }
         }
@@ -227,10 +231,10 @@ impl Link {
                 Ok(value) => return Ok(Heard { value, sent, again: give_up.is_some() }),
                 Err(error) => {
                     let fault = Fault::of(&error, &shared.address.shown);
+                    shared.judge(&live, &error, &fault);
                     if fault.kind != FaultKind::Cut {
                         return Err(fault);
                     }
-                    shared.lose(&live, &fault);
                     if shared.clock.now() >= *give_up.get_or_insert(sent + PATIENCE) {
                         return Err(fault);
                     }
@@ -293,17 +297,6 @@ impl Live {
         }
     }
 
-    /// How long the server has been up, at least.
-    fn uptime(&self, now: Moment) -> Duration {
-        let (found, read) = &*self.found();
-        // A server that does not say counts as just started.
-        found.uptime().unwrap_or_default() + now.since(*read)
-    }
-
-    fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self) {
         self.end.ended.send_replace(true);
     }
@@ -313,6 +306,10 @@ impl Live {
     }
 }
 
+fn away(message: String) -> Fault {
+    Fault { kind: FaultKind::Away, message }
+}
+
 fn cut() -> redis::RedisError {
     let kind = std::io::ErrorKind::ConnectionAborted;
     std::io::Error::new(kind, "the server did not answer in time, or the connection was cut").into()
@@ -320,10 +317,11 @@ fn cut() -> redis::RedisError {
 
 impl Pulse {
     fn count(&self, shared: &Shared) -> Counted<'_> {
-        if self.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.last.store(shared.clock.now().as_nanos(), Ordering::Relaxed);
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            self.last.store(shared.clock.now().as_nanos(), Ordering::SeqCst);
         }
-        if !self.watched.swap(true, Ordering::AcqRel) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        if !self.watched.swap(true, Ordering::SeqCst) {
             shared.nudge.notify_one();
         }
         Counted(self)
@@ -331,18 +329,18 @@ impl Pulse {
 
     /// Whether answers have not come for too long.
     fn hangs(&self, now: Moment) -> bool {
-        let last = Moment::from_nanos(self.last.load(Ordering::Relaxed));
-        self.waiting.load(Ordering::Acquire) > 0 && now.since(last) >= HANG
+        self.waiting.load(Ordering::SeqCst) > 0
+            && now.since(Moment::from_nanos(self.last.load(Ordering::SeqCst))) >= HANG
     }
 
     /// Whether somebody waits. If not, the next one who does will nudge.
     fn beats(&self) -> bool {
-        if self.waiting.load(Ordering::Acquire) > 0 {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
             return true;
         }
-        self.watched.store(false, Ordering::Release);
+        self.watched.store(false, Ordering::SeqCst);
         // Somebody may have come between the look and the note.
-        self.waiting.load(Ordering::Acquire) > 0 && !self.watched.swap(true, Ordering::AcqRel)
+        self.waiting.load(Ordering::SeqCst) > 0 && !self.watched.swap(true, Ordering::SeqCst)
     }
 }
 
@@ -355,6 +353,29 @@ impl Drop for Counted<'_> {
 }
 
 impl Shared {
+    fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long the server has been up, at least. One that does not say counts as just started.
+    fn uptime(&self) -> Duration {
+        match &*self.found() {
+            Some((found, read)) => {
+                found.uptime().unwrap_or_default() + self.clock.now().since(*read)
+            }
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Whether a connection on which a call failed is of any more use.
+    fn judge(&self, live: &Arc<Live>, error: &redis::RedisError, fault: &Fault) {
+        // A primary that was demoted stays one: the name may lead to the new one by now.
+        let demoted = error.code() == Some("READONLY");
+        if fault.kind == FaultKind::Cut || demoted {
+            self.lose(live, fault);
+        }
+    }
+
     /// This connection is of no use any more. Others may have said so already.
     fn lose(&self, live: &Arc<Live>, fault: &Fault) {
         live.end();
@@ -377,12 +398,17 @@ impl Shared {
         loop {
             match self.connect().await {
                 Ok(live) => {
-                    wait = BACKOFF.0;
-                    let live = Arc::new(live);
+                    let (live, made) = (Arc::new(live), self.clock.now());
                     self.state.send_replace(State::Up(Arc::clone(&live)));
                     // What was said meanwhile was not heard.
                     self.ears.tell_all();
                     self.attend(live).await;
+                    if self.clock.now().since(made) >= SETTLED {
+                        wait = BACKOFF.0;
+                    } else {
+                        self.clock.alarm(self.clock.now() + wait).await;
+                        wait = (wait * 2).min(BACKOFF.1);
+                    }
                 }
                 Err(fault) => {
                     tracing::debug!(server = %self.address.shown, why = %fault.message, "no connection");
@@ -405,33 +431,46 @@ impl Shared {
                 self.lose(&live, &Fault::cut("the connection was cut"));
                 return;
             }
-            if live.pulse.hangs(now) {
-                let why = format!("{} did not answer for {}", self.address.shown, short(HANG));
-                self.lose(&live, &Fault::cut(why));
-                return;
+            let hangs = live.pulse.hangs(now);
+            if !hangs && now < refresh {
+                continue;
             }
-            if now >= refresh {
-                refresh = now + REFRESH;
-                match race(look_around(&live.connection), self.clock.alarm(now + HANG)).await {
-                    First::Left(Ok(found)) => *live.found() = (found, now),
-                    First::Left(Err(_)) => {}
-                    First::Right(()) => {
-                        self.lose(&live, &Fault::cut("the server did not answer"));
-                        return;
-                    }
+            // Calls seem to hang when those who made them are not polled, too: only the answer to a
+            // question of our own tells.
+            refresh = now + REFRESH;
+            let asked = look_around(&live.connection);
+            let fault = match race(asked, self.clock.alarm(now + ANSWER)).await {
+                First::Left(Ok(found)) => {
+                    live.pulse.last.store(self.clock.now().as_nanos(), Ordering::SeqCst);
+                    self.learn(found).err()
                 }
+                // It says no, so it is there: busy, or loading.
+                First::Left(Err(error)) => {
+                    let fault = Fault::of(&error, &self.address.shown);
+                    live.pulse.last.store(self.clock.now().as_nanos(), Ordering::SeqCst);
+                    Some(fault).filter(|fault| fault.kind == FaultKind::Cut)
+                }
+                First::Right(()) => Some(Fault::cut(format!(
+                    "{} did not answer for {}",
+                    self.address.shown,
+                    short(ANSWER)
+                ))),
+            };
+            if let Some(fault) = fault {
+                self.lose(&live, &fault);
+                return;
             }
         }
     }
 
     async fn connect(self: &Arc<Self>) -> Result<Live, Fault> {
-        let limit = self.clock.alarm(self.clock.now() + HANG);
+        let limit = self.clock.alarm(self.clock.now() + ANSWER);
         match race(self.establish(), limit).await {
             First::Left(live) => live,
             First::Right(()) => Err(Fault::cut(format!(
                 "{} did not answer within {} when we connected",
                 self.address.shown,
-                short(HANG)
+                short(ANSWER)
             ))),
         }
     }
@@ -469,16 +508,23 @@ impl Shared {
         let mut connection = opened.await.map_err(|error| fault(&error))?;
         if let Err(error) = connection.subscribe(channel(&self.client)).await {
             let error = fault(&error);
-            if error.kind == FaultKind::Cut {
+            // One who may not listen can still wait; a server that is busy may be heard in a moment.
+            if error.kind != FaultKind::Refused {
                 return Err(error);
             }
             tracing::warn!(why = %error.message, "waiters are not woken at once: they look every 250 ms");
         }
         let found = look_around(&connection).await.map_err(|error| fault(&error))?;
+        self.learn(found)?;
+        Ok(Live { connection, end, pulse: Pulse::default() })
+    }
+
+    /// Takes note of what the server is, and refuses one that can not be used.
+    fn learn(&self, found: Found) -> Result<(), Fault> {
         let checked = found.check(&self.address.shown);
-        checked.map_err(|error| Fault { kind: FaultKind::Refused, message: error.to_string() })?;
-        let found = Mutex::new((found, self.clock.now()));
-        Ok(Live { connection, found, end, pulse: Pulse::default() })
+        // Read after the answer: a server's age is not to be counted twice.
+        *self.found() = Some((found, self.clock.now()));
+        checked.map_err(|error| Fault { kind: FaultKind::Refused, message: error.to_string() })
     }
 }
 
@@ -490,5 +536,13 @@ async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<F
         pipeline.add_command(question);
     }
     let answers = connection.clone().send_packed_commands(&pipeline, 0, count).await?;
+    for answer in &answers {
+        // What this user may not read is left open; a server that can not answer now is asked again.
+        if let Value::ServerError(error) = answer
+            && ["BUSY", "LOADING", "MASTERDOWN"].contains(&error.code())
+        {
+            return Err(error.clone().into());
+        }
+    }
     Ok(Found::read(answers, wall()))
 }

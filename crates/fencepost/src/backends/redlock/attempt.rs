@@ -98,6 +98,7 @@ pub(super) struct Attempt {
     time: u64,
     mark: u64,
     own: u64,
+    anew: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +119,19 @@ enum Heard {
 impl Attempt {
     /// An attempt at `nodes` nodes, of which nothing has been heard yet.
     pub(super) fn new(nodes: usize) -> Self {
-        Self { phase: Phase::Voting, heard: vec![Heard::Nothing; nodes], time: 0, mark: 0, own: 0 }
+        Self {
+            phase: Phase::Voting,
+            heard: vec![Heard::Nothing; nodes],
+            time: 0,
+            mark: 0,
+            own: 0,
+            anew: false,
+        }
+    }
+
+    /// The same, by one who was refused the token that it had proposed again: it proposes a new one.
+    pub(super) fn anew(nodes: usize) -> Self {
+        Self { anew: true, ..Self::new(nodes) }
     }
 
     /// How many votes, and how many acceptances, it takes.
@@ -199,7 +212,7 @@ impl Attempt {
     fn propose(&mut self) -> Next {
         // A retry proposes what it had proposed before, so that it gets the same token again. Nodes that
         // have seen a higher one since will not take it, nor will any whose mark it is not.
-        let again = self.own > 0 && self.own == self.mark;
+        let again = !self.anew && self.own > 0 && self.own == self.mark;
         let next = if again { Some(self.own) } else { self.mark.max(self.time).checked_add(1) };
         let Some(token) = next.and_then(|next| Token::new(next).ok()) else {
             return Next::Failed(Failure::Exhausted);
@@ -341,6 +354,9 @@ mod tests {
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, ours(7, 80)), Next::Wait);
         assert_eq!(attempt.voted(1, mine), Next::Propose(token(41)));
+        let mut attempt = Attempt::anew(3);
+        assert_eq!(attempt.voted(0, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.voted(1, mine), Next::Propose(token(91)), "it was refused once");
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, ours(42, 80)), Next::Wait);
         assert_eq!(attempt.voted(1, mine), Next::Propose(token(91)));

@@ -7,7 +7,7 @@ use fencepost_core::{LockName, Token};
 use super::nodes::Way;
 use super::{LOOK, Redlock};
 use crate::backend::{Broken, HolderInfo, LockInfo};
-use crate::backends::redis::{Fault, Listed, STEPS, Seen, locks_from};
+use crate::backends::redis::{Answer, Fault, Listed, STEPS, Seen, locks_from, refuses};
 use crate::error::{Error, Result};
 
 /// How often a break that was overtaken by a grant is tried again.
@@ -27,19 +27,10 @@ impl Redlock {
     pub(super) async fn look(&self, name: &LockName, shown: usize) -> Result<Look> {
         let keys = self.prefix.keys(name)?;
         let call = STEPS.inspect.on(keys).arg(shown);
-        let links = self.nodes.links().iter();
-        let looks = links.map(|link| async { Seen::read(link.run(&call).await?) });
-        let mut words = self.nodes.words();
-        let mut seen = Vec::new();
-        for (node, look) in futures_util::future::join_all(looks).await.into_iter().enumerate() {
-            match look {
-                Ok(look) => {
-                    words.answered(node, "answered");
-                    seen.push(look);
-                }
-                Err(fault) => words.failed(node, fault),
-            }
-        }
+        let looks = self.nodes.links().map(|link| async {
+            Seen::read(&Answer::read(link.run(&call).await?, call.step.verb)?)
+        });
+        let (seen, words) = self.most(looks, "answered").await;
         if seen.len() < self.nodes.quorum() {
             return Err(words.error(&format!("\"{name}\" can not be looked at")));
         }
@@ -75,27 +66,20 @@ impl Redlock {
 
     /// Every lock that a majority has, or that is waited for.
     pub(super) async fn look_at_all(&self) -> Result<Vec<LockInfo>> {
-        let mut words = self.nodes.words();
-        let (mut names, mut heard) = (BTreeSet::new(), 0);
-        let lists = self.nodes.links().iter().map(|link| locks_from(link, &self.prefix));
-        for (node, list) in futures_util::future::join_all(lists).await.into_iter().enumerate() {
-            match list {
-                Ok(list) => {
-                    words.answered(node, "answered");
-                    heard += 1;
-                    names.extend(list);
-                }
-                Err(fault) => words.failed(node, fault),
-            }
-        }
-        if heard < self.nodes.quorum() {
+        let lists = self.nodes.links().map(|link| locks_from(link, &self.prefix));
+        let (lists, words) = self.most(lists, "answered").await;
+        if lists.len() < self.nodes.quorum() {
             return Err(words.error("the locks can not be listed"));
         }
+        let names: BTreeSet<LockName> = lists.into_iter().flatten().collect();
         let mut locks = Vec::new();
         for name in names {
-            let info = self.look(&name, 0).await?.info;
-            if info.holder.is_some() || info.waiting > 0 {
-                locks.push(info);
+            match self.look(&name, 0).await.map(|look| look.info) {
+                Ok(info) if info.holder.is_some() || info.waiting > 0 => locks.push(info),
+                // A name that holds something else by now is no lock.
+                Ok(_) => {}
+                Err(error) if refuses(&error) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(locks)
@@ -111,12 +95,15 @@ impl Redlock {
             };
             let floor = Token::new(look.floor)
                 .map_err(|_| Error::refused(format!("\"{name}\" has no tokens left")))?;
-            let value = String::from_utf8_lossy(&value);
-            let call = STEPS.floor.on(keys).arg(&*value).arg(floor.get()).arg(self.retention);
-            let mut answers = self.nodes.ask(call, Way::Patiently, LOOK);
+            let call = STEPS.floor.on(keys).arg(value).arg(floor.get()).arg(self.retention);
+            // A node that is away is told when it is back, as long as the lease may last there.
+            let way = Way::Surely(self.now() + self.max_ttl.as_duration());
+            let mut answers = self.nodes.ask(call, way, LOOK);
             let (mut raised, mut words) = (0, self.nodes.words());
             let mut heard = 0;
-            while let Some((node, answer)) = answers.next().await {
+            while words.open() > 0
+                && let Some((node, answer)) = answers.next().await
+            {
                 match answer {
                     Ok(answer) => {
                         words.answered(node, "answered");

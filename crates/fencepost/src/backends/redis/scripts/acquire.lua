@@ -1,6 +1,6 @@
 -- Takes the lock if it is free and nobody was first; else stands in line, or leaves it.
 -- "token": granted as asked and at that time, on the short way
--- {1, now, token, ttl} granted   {2, now, pttl, ahead} in line   {0, now, pttl, value, record} held
+-- {1, now, token, ttl} granted   {2, now, pttl, ahead, foreign} in line   {0, now, pttl, value, record} held
 -- {3, now} withdrawn before it came   {4, now} no tokens left
 -- ARGV: owner, ttl, " 0 - OWNER TTL 0 LABEL" (what follows the token in the record), client (to wake; empty
 -- not to wait), retention; and one more if the TTL is longer than the retention
@@ -27,15 +27,15 @@ local r = read_record()
 
 if holder_of(value) == owner then
   -- A retry: the same token, and a lease that does not get shorter.
-  if r.holder ~= owner then r.last = math.max(r.last + 1, now); r.granted = now; r.ttl = 0 end
+  if r.holder ~= owner then r.last = math.max(r.last + 1, now); r.granted = now; r.ttl = lease_left() end
   r.holder, r.label, r.ttl = owner, label, math.max(ttl, r.ttl)
   redis.call('PEXPIRE', lock, r.ttl)
-  if long then mark_lock() end
+  if long then mark_lock(r) end
   write_record(r, retention)
   return {1, now, r.last, r.ttl}
 end
 
-if redis.call('EXISTS', 'fencepost:gone:' .. owner) == 1 then return {3, now} end
+if r.broken == owner or redis.call('EXISTS', 'fencepost:gone:' .. owner) == 1 then return {3, now} end
 local head = first()
 if not value and (not head or head == owner) then
   r.last = math.max(r.last + 1, now)
@@ -44,17 +44,17 @@ if not value and (not head or head == owner) then
   r.holder, r.ttl, r.granted, r.label = owner, ttl, now, label
   write_record(r, retention)
   leave(owner)
-  if long or first() then mark_lock() end
+  if long or first() then mark_lock(r) end
   return {1, now, r.last, ttl}
 end
 
 local left = value and redis.call('PTTL', lock) or -2
 if client ~= '' then
   local ahead = stand_in_line(owner, client, label)
-  if value then mark_lock() end
+  if value then mark_lock(r) end
   r.more = math.max(r.more, now + PLACE)
   write_record(r, retention)
-  return {2, now, left, ahead}
+  return {2, now, left, ahead, value and holder_of(value) ~= r.holder and 1 or 0}
 end
 leave(owner)
 return {0, now, left, holder_of(value), redis.call('GET', record)}

@@ -1,9 +1,10 @@
 -- Ends what the owner has: the lock, or its place in line. One who has nothing may yet come, if its
 -- acquire was overtaken on the way: it is remembered, and refused then.
 -- 1 released, on the short way   {1, now} released   {0, now, why} not held
--- ARGV: owner, retention, remember (for how long one who had nothing is remembered)
+-- ARGV: owner, retention, remember (for how long, in ms); and one more if an acquire of this owner was sent
+-- twice, so that one of them may still be under way whatever is found
 local value = redis.call('GET', KEYS[1])
-if value == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+if value == ARGV[1] and not ARGV[4] then return redis.call('DEL', KEYS[1]) end
 --SLOW--
 local owner, retention, remember = unpack(ARGV)
 local held = holder_of(value) == owner
@@ -13,11 +14,6 @@ if held then
 end
 local waited = leave(owner)
 if held or not value then wake() end
+if ARGV[4] or not (held or waited) then bury(owner, remember, retention) end
 if held or waited then return {1, now} end
--- Without memory for it, it is not remembered: then its lease is what ends a late acquire.
-if not redis.pcall('SET', 'fencepost:gone:' .. owner, '', 'PX', remember).err then
-  local r = read_record()
-  r.more = math.max(r.more, now + remember * 1000)
-  write_record(r, retention)
-end
 return {0, now, why_not(owner, value)}

@@ -7,14 +7,16 @@ local value = redis.call('GET', lock)
 if holder_of(value) ~= owner then return {0, now, why_not(owner, value)} end
 local r = read_record()
 -- A record that is gone (evicted, deleted by hand) is made anew, above all that was.
-if r.holder ~= owner then r.last = math.max(r.last + 1, now); r.granted = now; r.ttl = 0; r.label = '-' end
+if r.holder ~= owner then
+  r.last, r.granted, r.ttl, r.label = math.max(r.last + 1, now), now, lease_left(), '-'
+end
 ttl = math.max(tonumber(ttl), r.ttl)
 redis.call('PEXPIRE', lock, ttl)
-if ttl > tonumber(retention) then mark_lock() end
 if r.holder == owner and ttl == r.ttl then
   redis.call('PEXPIRE', record, keep_record(r, ttl, retention))
 else
   r.holder, r.ttl = owner, ttl
   write_record(r, retention)
 end
+if ttl > tonumber(retention) then mark_lock(r) end
 return {1, now, r.last, ttl}

@@ -46,10 +46,10 @@ local function holder_of(value)
   return value and string.match(value, '^(%x+)[+:]') or value
 end
 
--- Its release shall look at the queue, or cut short a record that was kept for a long lease.
-local function mark_lock()
-  local value = redis.call('GET', lock)
-  if string.find(value, '^%x+$') then redis.call('APPEND', lock, '+') end
+-- Its release shall look at the queue, or cut short a record that was kept for a long lease. Only what the
+-- record says is ours is marked: the value of another make of client is its own, however alike it looks.
+local function mark_lock(r)
+  if redis.call('GET', lock) == r.holder then redis.call('APPEND', lock, '+') end
 end
 
 local function leave(owner)
@@ -81,6 +81,22 @@ local function wake(except)
   if owner and owner ~= except then
     redis.pcall('PUBLISH', 'fencepost:wake:' .. string.match(place, '^%d+ (%S+)'), owner)
   end
+end
+
+-- What is left of the lease, in ms.
+local function lease_left()
+  return math.max(redis.call('PTTL', lock), 0)
+end
+
+-- Remembers that an owner was released, for as long as a message of it may be under way. Without memory for
+-- it, it is not remembered: then its lease is what ends a late acquire.
+local function bury(owner, remember, retention)
+  if redis.pcall('SET', 'fencepost:gone:' .. owner, '', 'PX', remember).err then return end
+  local r = read_record()
+  r.more = math.max(r.more, now + remember * 1000)
+  -- It was kept for a lease that is over.
+  if redis.call('EXISTS', lock) == 0 then r.ttl = 0 end
+  write_record(r, retention)
 end
 
 local function stand_in_line(owner, client, label)

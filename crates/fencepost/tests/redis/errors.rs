@@ -1,0 +1,188 @@
+//! A server that will not, a key that is something else, a port where no Redis is: each is told apart, on one
+//! line, with the remedy, and without the password.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use fencepost::ErrorKind;
+use fencepost_testbed::{Redis, ports};
+
+use crate::common::{
+    LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until,
+    within,
+};
+
+#[tokio::test]
+async fn a_password_that_is_missing_or_wrong_is_told_apart() {
+    let server = Redis::builder().password(SECRET).start().unwrap();
+    let address = server.address().to_string();
+    let missing = try_connect(&format!("redis://{address}")).await;
+    fails(missing, &ErrorKind::Refused, &[&address, "password", "redis://:PASSWORD@HOST"]);
+    let wrong = try_connect(&format!("redis://:hunter2-not@{address}")).await;
+    fails(wrong, &ErrorKind::Refused, &[&address, "password", "URL"]);
+    let stranger = try_connect(&format!("redis://nobody:hunter2@{address}")).await;
+    fails(stranger, &ErrorKind::Refused, &[&address, "user and password"]);
+    // And the right one works.
+    let client = connect(&server.url()).await;
+    nothing_is_left(&client, "x").await;
+}
+
+/// The password is changed under a client that is connected, and its connection breaks.
+#[tokio::test]
+async fn a_password_that_was_changed_is_told_at_the_next_connection() {
+    let server = Redis::builder().password(SECRET).start().unwrap();
+    let client = connect(&server.url()).await;
+    let mut admin = server.client().unwrap();
+    admin.command(&["CONFIG", "SET", "requirepass", "hunter2-new"]).unwrap().text().unwrap();
+    admin.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap().int().unwrap();
+    admin.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap().int().unwrap();
+    let mut outcome = client.lock("x").try_acquire().await;
+    // It may come before the kill is noticed.
+    until("it is refused", async || {
+        outcome = client.lock("x").try_acquire().await;
+        outcome.is_err()
+    })
+    .await;
+    fails(outcome, &ErrorKind::Refused, &[&server.address().to_string(), "password"]);
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_is_told_which_permission_is_missing() {
+    let server = Redis::builder().start().unwrap();
+    let password = ">hunter2";
+    let rules = ["on", password, "~*", "&*", "+@all", "-evalsha", "-eval"];
+    server.command(&[&["ACL", "SETUSER", "reader"], &rules[..]].concat()).unwrap().text().unwrap();
+    let client = connect(&format!("redis://reader:hunter2@{}", server.address())).await;
+    let refused = client.lock("x").acquire_within(SOON).await;
+    fails(refused, &ErrorKind::Refused, &[&server.address().to_string(), "ACL", "evalsha"]);
+}
+
+#[tokio::test]
+async fn a_key_that_is_no_lock_is_refused_and_left_alone() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    server.command(&["LPUSH", "list", "theirs"]).unwrap();
+    let words = [&server.address().to_string(), "something else than a lock", "?prefix="];
+    fails(client.lock("list").try_acquire().await, &ErrorKind::Refused, &words);
+    fails(client.lock("list").acquire_within(SOON).await, &ErrorKind::Refused, &words);
+    fails(client.inspect("list").await, &ErrorKind::Refused, &words);
+    fails(client.break_lock("list").await, &ErrorKind::Refused, &words);
+    assert_eq!(server.command(&["LRANGE", "list", "0", "-1"]).unwrap().items().unwrap().len(), 1);
+}
+
+/// A store that refused an acquire refuses its release as well: that is not worth waiting for.
+#[tokio::test]
+async fn a_client_that_was_refused_is_closed_at_once() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    server.command(&["LPUSH", "list", "theirs"]).unwrap();
+    fails(client.lock("list").ttl(LONG).try_acquire().await, &ErrorKind::Refused, &[]);
+    within(SOON, "it is closed", client.close()).await;
+}
+
+/// The record is written after the lock: a record that can not be used must not leave the lock behind.
+#[tokio::test]
+async fn a_record_that_was_damaged_is_named_and_the_lock_not_left_behind() {
+    let server = Redis::builder().start().unwrap();
+    let (ours, theirs) = two(&server.url()).await;
+    let record = "fencepost:record:x";
+    for damage in [["SET", record, "scribbled over"], ["LPUSH", record, "no string"]] {
+        ours.lock("x").acquire().await.unwrap().release().await.unwrap();
+        server.command(&["DEL", record]).unwrap();
+        server.command(&damage).unwrap();
+        let outcome = ours.lock("x").ttl(LONG).acquire_within(SOON).await;
+        fails(outcome, &ErrorKind::Refused, &[&server.address().to_string()]);
+        let outcome = theirs.lock("x").ttl(LONG).try_acquire().await;
+        fails(outcome, &ErrorKind::Refused, &[]);
+        until("the lock is not left behind", async || !has(&server, "x")).await;
+        server.command(&["DEL", record]).unwrap();
+        nothing_is_left(&theirs, "x").await;
+    }
+    server.command(&["SET", record, "scribbled over"]).unwrap();
+    let outcome = ours.lock("x").try_acquire().await;
+    fails(outcome, &ErrorKind::Refused, &["damaged", "delete fencepost:record:x"]);
+}
+
+/// Listens, and does this with everybody who comes.
+fn stranger(greet: impl Fn(&mut std::net::TcpStream) -> bool + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for mut client in listener.incoming().flatten() {
+            if greet(&mut client) {
+                kept.push(client);
+            }
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_port_where_no_redis_is_is_told_in_time() {
+    let web = stranger(|client| {
+        client.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").unwrap();
+        false
+    });
+    let mail = stranger(|client| client.write_all(b"220 mail ESMTP\r\n").is_ok());
+    let noise = stranger(|client| client.write_all(&[0xff; 4096]).is_ok());
+    let curt = stranger(|_| false);
+    let mute = stranger(|_| true);
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free_port().unwrap()));
+    let ask = |address: SocketAddr| async move {
+        let asked = now();
+        let outcome = try_connect(&format!("redis://:hunter2@{address}")).await;
+        let took = now().since(asked);
+        fails(outcome, &ErrorKind::Unreachable, &[&address.to_string()]);
+        assert!(took < SOON / 2, "{address}: {took:?}");
+    };
+    tokio::join!(ask(web), ask(mail), ask(noise), ask(curt), ask(mute), ask(nobody));
+}
+
+/// What was a Redis when we connected need not be one for ever.
+#[tokio::test]
+async fn a_server_that_is_gone_for_good_is_unreachable_within_the_limit() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    let guard = client.lock("held").ttl(ms(1500)).acquire().await.unwrap();
+    server.kill().unwrap();
+    let address = server.address().to_string();
+    let (asked, limit) = (now(), ms(300));
+    let outcome = client.lock("x").acquire_within(limit).await;
+    assert!(now().since(asked) < limit + SOON / 4);
+    fails(outcome, &ErrorKind::Unreachable, &[&address]);
+    // A try does not wait for it to come back, and a waiter without a limit does not wait for ever.
+    let asked = now();
+    fails(client.lock("x").try_acquire().await, &ErrorKind::Unreachable, &[&address]);
+    assert!(now().since(asked) < SOON / 2);
+    fails(client.lock("x").acquire().await, &ErrorKind::Unreachable, &[&address]);
+    fails(client.inspect("x").await, &ErrorKind::Unreachable, &[&address]);
+    fails(client.list().await, &ErrorKind::Unreachable, &[&address]);
+    assert!(guard.check().is_err(), "the guard has told itself");
+    let refused = client.lock("x").for_correctness().try_acquire().await;
+    fails(refused, &ErrorKind::Refused, &["appendonly is no"]);
+    // It is back.
+    server.start_again().unwrap();
+    nothing_is_left(&client, "x").await;
+}
+
+#[tokio::test]
+async fn a_cluster_is_refused() {
+    let server = Redis::builder().config("cluster-enabled", "yes").start().unwrap();
+    let refused = try_connect(&server.url()).await;
+    let words = [&server.address().to_string(), "Redis Cluster", "not supported", "redlock://"];
+    fails(refused, &ErrorKind::Refused, &words);
+}
+
+#[tokio::test]
+async fn urls_of_clusters_and_sentinels_are_invalid_and_say_what_to_use() {
+    for scheme in
+        ["redis-cluster", "rediss-cluster", "redis+cluster", "redis-sentinel", "redis+sentinel"]
+    {
+        let outcome = try_connect(&format!("{scheme}://:hunter2@host:26379/mymaster")).await;
+        let words = [scheme, "not supported", "redis://HOST", "redlock://HOST,HOST,HOST"];
+        fails(outcome, &ErrorKind::Invalid, &words);
+    }
+    let several = try_connect("redis://:hunter2@one,two").await;
+    fails(several, &ErrorKind::Invalid, &["one server", "redlock://"]);
+}

@@ -1,0 +1,88 @@
+//! What is left on the server of locks that nobody holds any more: nothing, after the retention.
+
+use fencepost_testbed::Redis;
+
+use crate::common::{LONG, connect, ms, now, two, until};
+
+/// How many names are locked, unless `FENCEPOST_NAMES` says another number.
+const NAMES: usize = 100_000;
+const TASKS: usize = 64;
+
+fn keys(server: &Redis) -> i64 {
+    server.command(&["DBSIZE"]).unwrap().int().unwrap()
+}
+
+/// redisson#6510: 25 of 75 million keys were fence counters, kept for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_were_locked_once_leave_no_key() {
+    let names = std::env::var("FENCEPOST_NAMES").map_or(NAMES, |count| count.parse().unwrap());
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&format!("{}?retention=2s", server.url())).await;
+    let started = now();
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for number in (task..names).step_by(TASKS) {
+                    let lock = client.lock(format!("n/{number}")).ttl(LONG);
+                    lock.acquire().await.unwrap().release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let locked = now();
+    until("no key is left", async || {
+        crate::common::pass(ms(50)).await;
+        keys(&server) == 0
+    })
+    .await;
+    let (work, rest) = (locked.since(started), now().since(locked));
+    println!("{names} names locked and released in {work:?}; no key was left {rest:?} later");
+}
+
+/// The keys of waiters, of those who gave up, and of what was broken have an end as well.
+#[tokio::test]
+async fn waiters_and_those_who_gave_up_leave_no_key() {
+    let server = Redis::builder().start().unwrap();
+    let (ours, theirs) = two(&format!("{}?retention=2s", server.url())).await;
+    let long = ours.lock("long").ttl(LONG).acquire().await.unwrap();
+    for number in 0..20 {
+        let name = format!("n/{number}");
+        let guard = ours.lock(&name).ttl(ms(2000)).acquire().await.unwrap();
+        let gave_up = theirs.lock(&name).acquire_within(ms(10)).await;
+        assert!(gave_up.is_err(), "it is held");
+        drop(theirs.lock(&name).try_acquire());
+        tokio::select! {
+            _ = theirs.lock(&name).acquire() => panic!("it is held"),
+            () = crate::common::pass(ms(3)) => {}
+        }
+        if number % 2 == 0 {
+            guard.release().await.unwrap();
+        } else {
+            ours.break_lock(&name).await.unwrap().unwrap();
+            assert!(guard.release().await.is_err());
+        }
+    }
+    // A lease longer than the retention keeps its record that long, and no longer than it is held.
+    assert_eq!(long.token(), ours.inspect("long").await.unwrap().holder.unwrap().token.unwrap());
+    long.release().await.unwrap();
+    theirs.close().await;
+    until("no key is left", async || keys(&server) == 0).await;
+}
+
+/// A lease that is longer than the retention keeps its record until it ends. Once it has ended, a word of
+/// somebody who has nothing there should not keep the record for as long again.
+#[tokio::test]
+async fn a_release_that_finds_nothing_does_not_keep_the_record() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&format!("{}?retention=1s", server.url())).await;
+    client.lock("x").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+    let kept = || server.command(&["PTTL", "fencepost:record:x"]).unwrap().int().unwrap();
+    assert!(kept() <= 1000, "{}", kept());
+    let nobody = fencepost::OwnerId::from_bits(1);
+    assert!(client.release("x", nobody).await.is_err());
+    assert!(kept() <= 1000, "{}", kept());
+}
