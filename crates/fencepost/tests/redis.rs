@@ -26,5 +26,7 @@ mod late;
 mod leftovers;
 #[path = "redis/limits.rs"]
 mod limits;
+#[path = "redis/mended.rs"]
+mod mended;
 #[path = "redis/waiting.rs"]
 mod waiting;

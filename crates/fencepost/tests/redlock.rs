@@ -10,6 +10,8 @@ mod contention;
 mod errors;
 #[path = "redis/fork.rs"]
 mod fork;
+#[path = "redlock/mended.rs"]
+mod mended;
 #[path = "redlock/outages.rs"]
 mod outages;
 #[path = "redlock/restarts.rs"]

@@ -24,20 +24,23 @@
 
 mod address;
 mod answers;
+mod bunch;
 mod drift;
 mod ears;
 mod faults;
 mod found;
 mod keys;
+mod lane;
 mod link;
 mod scripts;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 
 pub(crate) use self::address::{RedisUrl, RedlockUrl};
 pub(in crate::backends) use self::{
@@ -81,6 +84,8 @@ pub struct Redis {
     ears: Arc<Ears>,
     /// Owners of whom an acquire was sent on a connection that broke. It may arrive late.
     sent_twice: Mutex<HashSet<OwnerId>>,
+    /// Whether there ever was one.
+    any_twice: AtomicBool,
 }
 
 impl Redis {
@@ -91,8 +96,8 @@ impl Redis {
         link.live().await.map_err(Fault::into_error)?;
         let (prefix, retention) = (url.options.prefix, url.options.retention.as_millis() as u64);
         let around = around.clone();
-        let sent_twice = Mutex::default();
-        Ok(Arc::new(Self { link, around, prefix, retention, client, ears, sent_twice }))
+        let (sent_twice, any_twice) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Arc::new(Self { link, around, prefix, retention, client, ears, sent_twice, any_twice }))
     }
 
     fn now(&self) -> Moment {
@@ -103,8 +108,13 @@ impl Redis {
         self.sent_twice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether an acquire of this owner may arrive late. It is rare that there is any.
+    fn may_come_late(&self, owner: OwnerId) -> bool {
+        self.any_twice.load(Ordering::SeqCst) && self.sent_twice().contains(&owner)
+    }
+
     async fn run(&self, call: Call) -> Result<Answer, Fault> {
-        let answer = Answer::read(self.link.run(&call).await?, call.step.verb)?;
+        let answer = Answer::read(self.link.run_quick(&call).await?, call.step.verb)?;
         if answer.time > 0 {
             self.link.note_time(answer.time, answer.sent);
         }
@@ -126,6 +136,7 @@ impl Redis {
         if answer.as_ref().map_or_else(|fault| fault.kind == FaultKind::Cut, |answer| answer.again)
         {
             self.sent_twice().insert(request.owner);
+            self.any_twice.store(true, Ordering::SeqCst);
         }
         let answer = answer?;
         Ok(match answer.status {
@@ -155,12 +166,17 @@ impl Redis {
 
     async fn wait_in_line(&self, request: &Request, until: Moment) -> Result<Acquired> {
         let keys = self.prefix.keys(&request.name)?;
-        // Open before the server knows of us, so that its word is not missed.
-        let ear = self.ears.open(request.owner);
+        // First without a place in line, as it is free more often than not.
+        let mut ear = None;
         let mut out_since: Option<Moment> = None;
         loop {
-            let in_time = self.now() < until;
+            let in_time = self.now() < until && ear.is_some();
             let nap = match self.ask(request, keys, in_time).await {
+                Ok(Asked::Ended(Acquired::Held(_))) if ear.is_none() && self.now() < until => {
+                    // Open before the server knows of us, so that its word is not missed.
+                    ear = Some(self.ears.open(request.owner));
+                    continue;
+                }
                 Ok(Asked::Ended(acquired)) => return Ok(acquired),
                 Ok(Asked::InLine { nap }) => {
                     out_since = None;
@@ -169,14 +185,19 @@ impl Redis {
                 Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
                 Err(fault) => {
                     let since = *out_since.get_or_insert(self.now());
-                    if !in_time || self.now().since(since) >= OUTAGE {
+                    if self.now() >= until || self.now().since(since) >= OUTAGE {
                         return Err(fault.into_error());
                     }
                     BREATH
                 }
             };
             let alarm = self.around.clock.alarm((self.now() + nap).min(until));
-            race(ear.called(), alarm).await;
+            match &ear {
+                Some(ear) => {
+                    race(ear.called(), alarm).await;
+                }
+                None => alarm.await,
+            }
         }
     }
 
@@ -242,7 +263,7 @@ impl Backend for Redis {
                 Wait::Until(until) => self.wait_in_line(&request, until).await?,
                 Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
             };
-            let late = self.sent_twice().contains(&request.owner);
+            let late = self.may_come_late(request.owner);
             if late && matches!(acquired, Acquired::Held(_)) {
                 // Nobody will release it: an acquire that is still under way must find that it is over.
                 let _ = self.release(request.name, request.owner).await;
@@ -264,11 +285,14 @@ impl Backend for Redis {
             let keys = self.prefix.keys(&name)?;
             let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
             let mut call = call.arg(remember(self.retention));
-            if self.sent_twice().contains(&owner) {
+            let late = self.may_come_late(owner);
+            if late {
                 call = call.arg("twice");
             }
             let answer = self.run(call).await.map_err(Fault::into_error)?;
-            self.sent_twice().remove(&owner);
+            if late {
+                self.sent_twice().remove(&owner);
+            }
             match (answer.status, answer.why_not()) {
                 (1, _) => Ok(()),
                 // The connection broke after the server had done it; somebody may have the lock by now.
@@ -290,8 +314,14 @@ impl Backend for Redis {
             let answer = self.run(call).await.map_err(Fault::into_error)?;
             match answer.status {
                 0 => Ok(None),
-                1 => {
-                    let floor = answer.floor().map_err(Fault::into_error)?;
+                1 | 5 => {
+                    // What the first of two drew is not known any more. Next to the broken token nothing
+                    // was granted, so that does as well.
+                    let after = holder.token.and_then(|token| Token::new(token.get() + 1).ok());
+                    let floor = match after.filter(|_| answer.status == 5) {
+                        Some(floor) => floor,
+                        None => answer.floor().map_err(Fault::into_error)?,
+                    };
                     Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
                 }
                 _ => Err(Error::refused(format!("\"{name}\" has no tokens left"))),

@@ -108,6 +108,7 @@ async fn a_primary_that_was_demoted_under_us_grants_nothing() {
     // Its own renewals fail, which is no loss yet; back in office the server goes on where it was, unless
     // the other one's data, without our lock, came first.
     server.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+    until("its clients have noticed", async || theirs.inspect("x").await.is_ok()).await;
     theirs.lock("x").acquire_within(SOON).await.unwrap().release().await.unwrap();
     let token = guard.token();
     drop(guard);

@@ -127,6 +127,13 @@ impl Options {
             key: None,
             socket: Vec::new(),
         };
+        // A `?` in a password makes its rest look like options. Then nothing of it is repeated.
+        let secret = query.contains('@') || query.contains("pass=");
+        if query.contains('@') {
+            return Err(Error::invalid(format!(
+                "there is an @ behind the ? of the {scheme}: URL: in a password a ? is written as %3F"
+            )));
+        }
         // Any URL will do to have its query taken apart and decoded.
         let Some(url) = redis::parse_redis_url(&format!("redis://h?{query}")) else {
             return Err(Error::invalid(format!("the options of the {scheme}: URL do not parse")));
@@ -144,11 +151,10 @@ impl Options {
             };
             match name.as_str() {
                 _ if !known.contains(&name.as_str()) => {
-                    // A `?` in a password makes its rest look like an option: that is not repeated.
-                    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-                    let name = if plain { &*name } else { "what follows the ?" };
+                    let name = if secret { "one of them" } else { &*name };
                     return Err(Error::invalid(format!(
-                        "\"{name}\" is no option of a {scheme}: URL: there are {}",
+                        "\"{}\" is no option of a {scheme}: URL: there are {}",
+                        name.escape_debug(),
                         known.join(", ")
                     )));
                 }
@@ -335,6 +341,10 @@ mod tests {
             "redis://:hunter2@h,i",
             "redis://:hunter2@h?frob=1",
             "redis://:a?hunter2@h",
+            "redis://:a?hunter2=x@h",
+            "redis://:a?retention=hunter2@h",
+            "redis://:a?prefix=fencepost:hunter2@h",
+            "redis+unix:///x?pass=a&hunter2=2",
             "redis://:hunter2@h?retention=5",
             "redis://:hunter2@h?prefix=fencepost:",
             "redis://:hunter2@h#insecure",

@@ -13,15 +13,18 @@ use std::time::Duration;
 use fencepost_core::{Moment, OwnerId};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_value};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::address::Address;
+use super::bunch::Bunch;
 use super::drift::Drift;
 use super::ears::Ears;
 use super::faults::{Fault, FaultKind};
 use super::found::{self, Found};
 use super::keys::channel;
+use super::lane::Lane;
 use super::scripts::{Call, Step, Steps};
 use crate::backend::{Surroundings, short};
 use crate::clock::{Clock, wall};
@@ -30,7 +33,7 @@ use crate::race::{First, race};
 /// A connection that gives no answer for this long is given up.
 const HANG: Duration = Duration::from_millis(1500);
 /// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
-const ANSWER: Duration = Duration::from_secs(2);
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// A connection that has lived for this long was a good one.
 const SETTLED: Duration = Duration::from_secs(1);
 /// How often the connection is looked at while somebody waits for an answer.
@@ -51,9 +54,9 @@ pub(in crate::backends) struct Link {
     upkeep: AbortHandle,
 }
 
-struct Shared {
-    address: Address,
-    clock: Arc<dyn Clock>,
+pub(super) struct Shared {
+    pub(super) address: Address,
+    pub(super) clock: Arc<dyn Clock>,
     /// The client's name for itself, where the server's word reaches it.
     client: String,
     ears: Arc<Ears>,
@@ -61,6 +64,7 @@ struct Shared {
     /// What was last read of the server, and when: also while it is away.
     found: Mutex<Option<(Found, Moment)>>,
     drift: Drift,
+    pub(super) lane: Lane,
     /// The upkeep has something to do.
     nudge: Notify,
 }
@@ -77,6 +81,9 @@ enum State {
 /// One connection.
 pub(in crate::backends) struct Live {
     connection: MultiplexedConnection,
+    /// The runtime that drives it.
+    home: Handle,
+    bunch: Arc<Bunch>,
     end: Arc<End>,
     pulse: Pulse,
 }
@@ -84,7 +91,15 @@ pub(in crate::backends) struct Live {
 /// Told once, when the connection is of no use any more.
 #[derive(Default)]
 struct End {
-    ended: watch::Sender<bool>,
+    ended: AtomicBool,
+    told: Notify,
+}
+
+impl End {
+    fn tell(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.told.notify_waiters();
+    }
 }
 
 /// Whether answers come.
@@ -123,6 +138,7 @@ impl Link {
             state: watch::Sender::new(State::Opening),
             found: Mutex::default(),
             drift: Drift::default(),
+            lane: Lane::default(),
             nudge: Notify::new(),
         });
         let upkeep = around.runtime.spawn(Arc::clone(&shared).keep_up()).abort_handle();
@@ -186,6 +202,25 @@ impl Link {
     /// Runs a step at the server, by its digest.
     pub(in crate::backends) async fn run(&self, call: &Call) -> Result<Heard, Fault> {
         self.persist(&call.command, Some(call.step)).await
+    }
+
+    /// The same, on the caller's own lane if it has one.
+    pub(in crate::backends) async fn run_quick(&self, call: &Call) -> Result<Heard, Fault> {
+        let shared = &self.shared;
+        let Some(lane) = shared.lane.of_caller(shared) else { return self.run(call).await };
+        let sent = shared.clock.now();
+        match lane.put(&call.command, Some(call.step), shared).await {
+            Ok(value) => Ok(Heard { value, sent, again: false }),
+            Err(error) => {
+                let fault = Fault::of(&error, &shared.address.shown);
+                if fault.kind != FaultKind::Cut && error.code() != Some("READONLY") {
+                    return Err(fault);
+                }
+                shared.lane.close();
+                // It may have been carried out.
+                Ok(Heard { again: true, ..self.run(call).await? })
+            }
+        }
     }
 
     /// Runs a step on the connection that is there, once, if the server has been up for long enough. A
@@ -264,6 +299,16 @@ impl Drop for Link {
 }
 
 impl Live {
+    /// A connection that was made on the runtime on which this is called.
+    fn new(connection: MultiplexedConnection, end: Arc<End>) -> Self {
+        let (bunch, pulse) = (Arc::default(), Pulse::default());
+        Self { connection, home: Handle::current(), bunch, end, pulse }
+    }
+
+    pub(super) fn lane(connection: MultiplexedConnection) -> Self {
+        Self::new(connection, Arc::default())
+    }
+
     /// Sends a command; a server that does not know its script is taught it.
     async fn put(
         &self,
@@ -281,14 +326,21 @@ impl Live {
     }
 
     async fn ask(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
-        let mut connection = self.connection.clone();
         let _counted = self.pulse.count(shared);
-        let mut end = self.end.ended.subscribe();
-        let ended = async {
-            // The sender lives as long as we do.
-            let _ = end.wait_for(|ended| *ended).await;
+        // Made before the look, so that a word in between is not missed.
+        let ended = self.end.told.notified();
+        if self.has_ended() {
+            return Err(cut());
+        }
+        let answer = async {
+            // Who is alone gathers nobody.
+            if self.pulse.waiting.load(Ordering::Relaxed) == 1 {
+                return self.connection.clone().send_packed_command(command).await;
+            }
+            let answered = self.bunch.send(command.clone(), &self.connection, &self.home);
+            answered.await.unwrap_or_else(|_| Err(cut()))
         };
-        match race(connection.send_packed_command(command), ended).await {
+        match race(answer, ended).await {
             First::Left(answer) => {
                 self.pulse.last.store(shared.clock.now().as_nanos(), Ordering::Relaxed);
                 answer.and_then(Value::extract_error)
@@ -297,12 +349,12 @@ impl Live {
         }
     }
 
-    fn end(&self) {
-        self.end.ended.send_replace(true);
+    pub(super) fn end(&self) {
+        self.end.tell();
     }
 
     fn has_ended(&self) -> bool {
-        *self.end.ended.borrow()
+        self.end.ended.load(Ordering::SeqCst)
     }
 }
 
@@ -353,7 +405,7 @@ impl Drop for Counted<'_> {
 }
 
 impl Shared {
-    fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
+    pub(super) fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -387,6 +439,7 @@ impl Shared {
             current
         });
         if lost {
+            self.lane.close();
             tracing::debug!(server = %self.address.shown, why = %fault.message, "connection lost");
             self.nudge.notify_one();
         }
@@ -424,12 +477,19 @@ impl Shared {
     async fn attend(&self, live: Arc<Live>) {
         let mut refresh = self.clock.now() + REFRESH;
         loop {
-            let look = if live.pulse.beats() { self.clock.now() + LOOK } else { refresh };
+            let lane = self.lane.current();
+            // Both are asked, or one of them would not nudge when it should.
+            let beats = [Some(&live), lane.as_ref()].into_iter().flatten();
+            let beats = beats.filter(|live| live.pulse.beats()).count() > 0;
+            let look = if beats { self.clock.now() + LOOK } else { refresh };
             race(self.nudge.notified(), self.clock.alarm(look.min(refresh))).await;
             let now = self.clock.now();
             if live.has_ended() {
                 self.lose(&live, &Fault::cut("the connection was cut"));
                 return;
+            }
+            if lane.is_some_and(|lane| lane.pulse.hangs(now)) {
+                self.lane.close();
             }
             let hangs = live.pulse.hangs(now);
             if !hangs && now < refresh {
@@ -483,7 +543,7 @@ impl Shared {
         let push = move |push: PushInfo| {
             match push.kind {
                 PushKind::Disconnection => {
-                    told.ended.send_replace(true);
+                    told.tell();
                     if let Some(shared) = shared.upgrade() {
                         shared.nudge.notify_one();
                     }
@@ -516,7 +576,7 @@ impl Shared {
         }
         let found = look_around(&connection).await.map_err(|error| fault(&error))?;
         self.learn(found)?;
-        Ok(Live { connection, end, pulse: Pulse::default() })
+        Ok(Live::new(connection, end))
     }
 
     /// Takes note of what the server is, and refuses one that can not be used.

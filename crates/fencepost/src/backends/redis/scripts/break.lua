@@ -1,12 +1,13 @@
 -- Ends the grant of whom the caller saw, and nobody else's, and draws a token above it.
--- {1, now, floor} broken, now or when this was sent before   {0, now} not there   {4, now} no tokens left
+-- {1, now, floor} broken   {0, now} not there   {4, now} no tokens left
+-- {5, now} broken before: this was sent twice
 -- ARGV: retention, value
 --SLOW--
 local retention, seen = unpack(ARGV)
 local value = holder_of(redis.call('GET', lock))
 local r = read_record()
 if value ~= seen then
-  if r.broken == seen then return {1, now, r.last} end
+  if r.broken == seen then return {5, now} end
   return {0, now}
 end
 r.last = math.max(r.last + 1, now)

@@ -85,7 +85,10 @@ end
 
 -- What is left of the lease, in ms.
 local function lease_left()
-  return math.max(redis.call('PTTL', lock), 0)
+  local left = redis.call('PTTL', lock)
+  -- One that was made to last for ever by hand is as long as ours can be; one about to end, as short.
+  if left == -1 then return 86400000 end
+  return math.max(left, 100)
 end
 
 -- Remembers that an owner was released, for as long as a message of it may be under way. Without memory for
