@@ -35,7 +35,7 @@ pub(crate) struct Cli {
 /// What every command takes.
 #[derive(Args, Debug)]
 pub(crate) struct Common {
-    /// The store, such as sqlite:PATH or redis://HOST [default: `FENCEPOST_URL`, else a file in your state directory]
+    /// The store, such as sqlite:PATH or `redis://HOST` [default: `FENCEPOST_URL`, else a file in your state directory]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) on: Option<String>,
     /// Print JSON: one object, or one per line

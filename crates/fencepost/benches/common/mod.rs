@@ -9,19 +9,19 @@ use std::time::Duration;
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// `cargo test` runs benchmarks too, to see that they work: then everything is small.
-pub fn full() -> bool {
+pub(crate) fn full() -> bool {
     std::env::args().any(|argument| argument == "--bench")
 }
 
-pub fn runtime() -> Outcome<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> Outcome<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
 /// Runs `cycles` of acquire and release from each of `tasks` tasks, each on a name of its own.
-pub fn cycles(
+pub(crate) fn cycles(
     runtime: &tokio::runtime::Runtime,
     fp: &Fencepost,
     tasks: usize,
@@ -47,7 +47,7 @@ pub fn cycles(
     })
 }
 
-pub fn rate(count: usize, took: Duration) -> String {
+pub(crate) fn rate(count: usize, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let count = count as f64;
@@ -55,7 +55,7 @@ pub fn rate(count: usize, took: Duration) -> String {
 }
 
 /// Whether this process was started as one of the [`Waiters`]; then it has done its work.
-pub fn is_waiter() -> Outcome<bool> {
+pub(crate) fn is_waiter() -> Outcome<bool> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [role, url, rounds] if role == "waiter" => {
@@ -92,7 +92,7 @@ fn waiter(url: &str, rounds: usize) -> Outcome<()> {
 }
 
 /// The lock that the waiters share.
-pub const NAME: &str = "hand-off";
+pub(crate) const NAME: &str = "hand-off";
 
 async fn try_every_100_ms(fp: &Fencepost) -> Result<fencepost::Guard, fencepost::Error> {
     loop {
@@ -104,10 +104,10 @@ async fn try_every_100_ms(fp: &Fencepost) -> Result<fencepost::Guard, fencepost:
 }
 
 /// Processes that wait for one lock. They are killed, by their ids, on every path.
-pub struct Waiters(pub Vec<(Child, BufReader<ChildStdout>)>);
+pub(crate) struct Waiters(pub(crate) Vec<(Child, BufReader<ChildStdout>)>);
 
 impl Waiters {
-    pub fn start(count: usize, url: &str, rounds: usize) -> Outcome<Self> {
+    pub(crate) fn start(count: usize, url: &str, rounds: usize) -> Outcome<Self> {
         let mut waiters = Self(Vec::new());
         for _ in 0..count {
             let mut child = Command::new(std::env::current_exe()?)
@@ -137,7 +137,7 @@ impl Drop for Waiters {
 
 /// What the waiters report at their end: how long each hand-off took, and how long each waited, in
 /// nanoseconds.
-pub fn by_the_clock(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>)> {
+pub(crate) fn by_the_clock(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>)> {
     let mut grants = Vec::new();
     for (child, lines) in &mut waiters.0 {
         for line in lines.by_ref().lines() {
@@ -158,7 +158,7 @@ pub fn by_the_clock(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>)> {
     Ok((gaps.collect(), waits.collect()))
 }
 
-pub fn percentiles(mut nanos: Vec<u64>) -> String {
+pub(crate) fn percentiles(mut nanos: Vec<u64>) -> String {
     nanos.sort_unstable();
     let at = |share: usize| {
         let index = (nanos.len() * share / 100).min(nanos.len().saturating_sub(1));
@@ -169,7 +169,7 @@ pub fn percentiles(mut nanos: Vec<u64>) -> String {
 
 /// Time on a processor of all threads of all of them, in nanoseconds. The ticks in `stat` are too coarse:
 /// they miss most of what wakes and sleeps again within one.
-pub fn cpu_nanos(waiters: &Waiters) -> Outcome<u64> {
+pub(crate) fn cpu_nanos(waiters: &Waiters) -> Outcome<u64> {
     let mut nanos = 0;
     for (child, _) in &waiters.0 {
         for thread in std::fs::read_dir(format!("/proc/{}/task", child.id()))? {
