@@ -112,3 +112,39 @@ fn the_memory_of_one_command_is_no_store_for_a_lock() {
         assert!(err.contains("memory:") && err.contains("sqlite:PATH"), "{err}");
     }
 }
+
+#[test]
+fn explain_shows_what_it_found_on_the_server() {
+    let store = Store::new();
+    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let (code, out, err) = store.say(&["--on", &server.url(), "explain"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    for words in [
+        "for correctness",
+        "set `appendonly yes`, `appendfsync always` in redis.conf",
+        "found server",
+        "found appendonly",
+        "found replicas",
+    ] {
+        assert!(out.contains(words), "{words:?} is missing: {out}");
+    }
+    let (code, out, _) = store.say(&["--on", &server.url(), "--json", "explain"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("\"appendonly\":\"no\""), "{out}");
+    // Two nodes are an even number; that is said, and one is away.
+    let url = format!("redlock://{},127.0.0.1:1", server.address());
+    refused(&store, &url, 69, &["127.0.0.1:1", "1 of 2 nodes answered, 2 are needed"]);
+}
+
+#[test]
+fn a_redis_that_can_not_be_used() {
+    let store = Store::new();
+    refused(&store, "redis://127.0.0.1:1", 69, &["127.0.0.1:1"]);
+    refused(&store, "redis+sentinel://127.0.0.1:1", 64, &["not supported", "redlock://"]);
+    refused(&store, "redis://h?frob=1", 64, &["frob", "prefix"]);
+    let server = fencepost_testbed::Redis::builder().password("hunter2").start().unwrap();
+    let url = format!("redis://{}", server.address());
+    refused(&store, &url, 78, &["wants a password", "redis://:PASSWORD@HOST"]);
+    let url = format!("redis://:wrong@{}", server.address());
+    refused(&store, &url, 78, &["does not take this user and password"]);
+}
