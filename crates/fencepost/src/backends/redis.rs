@@ -32,6 +32,7 @@ mod found;
 mod keys;
 mod lane;
 mod link;
+mod live;
 mod scripts;
 
 use std::collections::HashSet;

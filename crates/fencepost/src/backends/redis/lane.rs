@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use redis::{AsyncConnectionConfig, from_redis_value};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-use super::link::{ANSWER, Live, Shared};
+use super::link::{ANSWER, Shared};
+use super::live::Live;
 use crate::race::{First, race};
 
 /// After so many calls from a runtime it is worth a connection of its own.

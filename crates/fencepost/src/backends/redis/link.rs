@@ -6,32 +6,30 @@
 //! one that has no answer for [`HANG`] takes the connection down, if a question of our own has none either.
 //! What was sent on the old connection may still arrive there, late: the scripts are made for that (release.lua).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_value};
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::address::Address;
-use super::bunch::Bunch;
 use super::drift::Drift;
 use super::ears::Ears;
 use super::faults::{Fault, FaultKind};
 use super::found::{self, Found};
 use super::keys::channel;
 use super::lane::Lane;
+use super::live::{End, Live};
 use super::scripts::{Call, Step, Steps};
 use crate::backend::{Surroundings, short};
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
 
 /// A connection that gives no answer for this long is given up.
-const HANG: Duration = Duration::from_millis(1500);
+pub(super) const HANG: Duration = Duration::from_millis(1500);
 /// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// A connection that has lived for this long was a good one.
@@ -66,7 +64,7 @@ pub(super) struct Shared {
     drift: Drift,
     pub(super) lane: Lane,
     /// The upkeep has something to do.
-    nudge: Notify,
+    pub(super) nudge: Notify,
 }
 
 #[derive(Clone)]
@@ -76,41 +74,6 @@ enum State {
     Up(Arc<Live>),
     /// The last attempt failed. The next one is on its way.
     Down(Fault),
-}
-
-/// One connection.
-pub(in crate::backends) struct Live {
-    connection: MultiplexedConnection,
-    /// The runtime that drives it.
-    home: Handle,
-    bunch: Arc<Bunch>,
-    end: Arc<End>,
-    pulse: Pulse,
-}
-
-/// Told once, when the connection is of no use any more.
-#[derive(Default)]
-struct End {
-    ended: AtomicBool,
-    told: Notify,
-}
-
-impl End {
-    fn tell(&self) {
-        self.ended.store(true, Ordering::SeqCst);
-        self.told.notify_waiters();
-    }
-}
-
-/// Whether answers come.
-#[derive(Default)]
-struct Pulse {
-    /// How many calls wait for an answer.
-    waiting: AtomicUsize,
-    /// When the last answer came, or the first call began to wait after a silence; in nanoseconds.
-    last: AtomicU64,
-    /// The upkeep looks at it from time to time.
-    watched: AtomicBool,
 }
 
 /// An answer.
@@ -298,110 +261,8 @@ impl Drop for Link {
     }
 }
 
-impl Live {
-    /// A connection that was made on the runtime on which this is called.
-    fn new(connection: MultiplexedConnection, end: Arc<End>) -> Self {
-        let (bunch, pulse) = (Arc::default(), Pulse::default());
-        Self { connection, home: Handle::current(), bunch, end, pulse }
-    }
-
-    pub(super) fn lane(connection: MultiplexedConnection) -> Self {
-        Self::new(connection, Arc::default())
-    }
-
-    /// Sends a command; a server that does not know its script is taught it.
-    async fn put(
-        &self,
-        command: &Cmd,
-        step: Option<&Step>,
-        shared: &Shared,
-    ) -> redis::RedisResult<Value> {
-        match (self.ask(command, shared).await, step) {
-            (Err(error), Some(step)) if error.code() == Some("NOSCRIPT") => {
-                self.ask(&step.load(), shared).await?;
-                self.ask(command, shared).await
-            }
-            (answer, _) => answer,
-        }
-    }
-
-    async fn ask(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
-        let _counted = self.pulse.count(shared);
-        // Made before the look, so that a word in between is not missed.
-        let ended = self.end.told.notified();
-        if self.has_ended() {
-            return Err(cut());
-        }
-        let answer = async {
-            // Who is alone gathers nobody.
-            if self.pulse.waiting.load(Ordering::Relaxed) == 1 {
-                return self.connection.clone().send_packed_command(command).await;
-            }
-            let answered = self.bunch.send(command.clone(), &self.connection, &self.home);
-            answered.await.unwrap_or_else(|_| Err(cut()))
-        };
-        match race(answer, ended).await {
-            First::Left(answer) => {
-                self.pulse.last.store(shared.clock.now().as_nanos(), Ordering::Relaxed);
-                answer.and_then(Value::extract_error)
-            }
-            First::Right(()) => Err(cut()),
-        }
-    }
-
-    pub(super) fn end(&self) {
-        self.end.tell();
-    }
-
-    fn has_ended(&self) -> bool {
-        self.end.ended.load(Ordering::SeqCst)
-    }
-}
-
 fn away(message: String) -> Fault {
     Fault { kind: FaultKind::Away, message }
-}
-
-fn cut() -> redis::RedisError {
-    let kind = std::io::ErrorKind::ConnectionAborted;
-    std::io::Error::new(kind, "the server did not answer in time, or the connection was cut").into()
-}
-
-impl Pulse {
-    fn count(&self, shared: &Shared) -> Counted<'_> {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
-            self.last.store(shared.clock.now().as_nanos(), Ordering::SeqCst);
-        }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        if !self.watched.swap(true, Ordering::SeqCst) {
-            shared.nudge.notify_one();
-        }
-        Counted(self)
-    }
-
-    /// Whether answers have not come for too long.
-    fn hangs(&self, now: Moment) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
-            && now.since(Moment::from_nanos(self.last.load(Ordering::SeqCst))) >= HANG
-    }
-
-    /// Whether somebody waits. If not, the next one who does will nudge.
-    fn beats(&self) -> bool {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            return true;
-        }
-        self.watched.store(false, Ordering::SeqCst);
-        // Somebody may have come between the look and the note.
-        self.waiting.load(Ordering::SeqCst) > 0 && !self.watched.swap(true, Ordering::SeqCst)
-    }
-}
-
-struct Counted<'a>(&'a Pulse);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 impl Shared {
@@ -501,13 +362,13 @@ impl Shared {
             let asked = look_around(&live.connection);
             let fault = match race(asked, self.clock.alarm(now + ANSWER)).await {
                 First::Left(Ok(found)) => {
-                    live.pulse.last.store(self.clock.now().as_nanos(), Ordering::SeqCst);
+                    live.pulse.heard(self.clock.now());
                     self.learn(found).err()
                 }
                 // It says no, so it is there: busy, or loading.
                 First::Left(Err(error)) => {
                     let fault = Fault::of(&error, &self.address.shown);
-                    live.pulse.last.store(self.clock.now().as_nanos(), Ordering::SeqCst);
+                    live.pulse.heard(self.clock.now());
                     Some(fault).filter(|fault| fault.kind == FaultKind::Cut)
                 }
                 First::Right(()) => Some(Fault::cut(format!(
