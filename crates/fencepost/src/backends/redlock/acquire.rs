@@ -36,8 +36,6 @@ struct Try {
     number: u64,
     /// Whether to stand on the nodes' lists if it is held.
     waits: bool,
-    /// The one before was refused by too many.
-    anew: bool,
 }
 
 impl Redlock {
@@ -48,7 +46,7 @@ impl Redlock {
         let patience = Nodes::patience(*ttl);
         let way = Way::Vote(self.up_for);
         let count = self.nodes.count();
-        let mut attempt = if this.anew { Attempt::anew(count) } else { Attempt::new(count) };
+        let mut attempt = Attempt::new(count);
         let mut words = self.nodes.words();
         let mut holders = Vec::new();
         // Whether a node may have something of this attempt.
@@ -152,12 +150,10 @@ impl Redlock {
         // It tells one attempt of an owner from the next, and rises. From the wall clock, so that it does
         // so for an owner that tries again from another process; if that clock is wrong, the attempt fails.
         let mut number = wall().as_micros() as u64;
-        let mut anew = false;
         loop {
             number += 1;
             let waits = until.is_some_and(|until| self.now() < until);
-            let outcome = self.attempt(request, keys, Try { number, waits, anew }).await;
-            anew = matches!(outcome, Outcome::Outrun);
+            let outcome = self.attempt(request, keys, Try { number, waits }).await;
             let nap = match outcome {
                 Outcome::Granted(token, sent) => {
                     let (ttl, queued, presence) = (request.ttl, false, None);

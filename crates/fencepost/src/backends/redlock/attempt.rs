@@ -4,7 +4,7 @@
 //! A node keeps two things for a name: the *key*, which has one owner until it runs out on the node's own
 //! clock, and the *mark*, the highest token it has accepted and whose that was. Phase 1 asks every node for
 //! its key; a node that gives it tells its mark and its time. With a quorum of votes the attempt proposes
-//! `max(marks, times) + 1`, or what it proposed before if that is the highest mark. Phase 2 takes that to every node; a node accepts it iff its key is still this
+//! `max(marks, times) + 1`, or what a quorum has accepted from this owner before. Phase 2 takes that to every node; a node accepts it iff its key is still this
 //! attempt's and the token is above its mark, or is its mark and ours already. A quorum of acceptances is a
 //! grant.
 //!
@@ -98,7 +98,7 @@ pub(super) struct Attempt {
     time: u64,
     mark: u64,
     own: u64,
-    anew: bool,
+    own_votes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,13 +125,8 @@ impl Attempt {
             time: 0,
             mark: 0,
             own: 0,
-            anew: false,
+            own_votes: 0,
         }
-    }
-
-    /// The same, by one who was refused the token that it had proposed again: it proposes a new one.
-    pub(super) fn anew(nodes: usize) -> Self {
-        Self { anew: true, ..Self::new(nodes) }
     }
 
     /// How many votes, and how many acceptances, it takes.
@@ -152,8 +147,10 @@ impl Attempt {
         if let Vote::Ours { mark, time, mine } = vote {
             self.time = self.time.max(time);
             self.mark = self.mark.max(mark);
-            if mine {
-                self.own = self.own.max(mark);
+            if mine && mark > self.own {
+                (self.own, self.own_votes) = (mark, 1);
+            } else if mine && mark == self.own {
+                self.own_votes += 1;
             }
         }
         self.next()
@@ -210,9 +207,9 @@ impl Attempt {
     }
 
     fn propose(&mut self) -> Next {
-        // A retry proposes what it had proposed before, so that it gets the same token again. Nodes that
-        // have seen a higher one since will not take it, nor will any whose mark it is not.
-        let again = !self.anew && self.own > 0 && self.own == self.mark;
+        // A retry of what was granted gets the same token: a quorum has it as its mark, from this owner.
+        // Less than that is no grant, and its token may be below one that forgetful nodes have lost.
+        let again = self.own_votes >= self.quorum();
         let next = if again { Some(self.own) } else { self.mark.max(self.time).checked_add(1) };
         let Some(token) = next.and_then(|next| Token::new(next).ok()) else {
             return Next::Failed(Failure::Exhausted);
@@ -349,16 +346,14 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_proposes_its_token_again_unless_it_was_overtaken() {
+    fn a_retry_of_a_grant_proposes_its_token_again() {
         let mine = Vote::Ours { mark: 41, time: 90, mine: true };
         let mut attempt = Attempt::new(3);
-        assert_eq!(attempt.voted(0, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.voted(0, mine), Next::Wait);
         assert_eq!(attempt.voted(1, mine), Next::Propose(token(41)));
-        let mut attempt = Attempt::anew(3);
-        assert_eq!(attempt.voted(0, ours(7, 80)), Next::Wait);
-        assert_eq!(attempt.voted(1, mine), Next::Propose(token(91)), "it was refused once");
+        // What less than a quorum accepted was no grant.
         let mut attempt = Attempt::new(3);
-        assert_eq!(attempt.voted(0, ours(42, 80)), Next::Wait);
-        assert_eq!(attempt.voted(1, mine), Next::Propose(token(91)));
+        assert_eq!(attempt.voted(0, mine), Next::Wait);
+        assert_eq!(attempt.voted(1, ours(7, 80)), Next::Propose(token(91)));
     }
 }
