@@ -8,7 +8,17 @@ pub mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+use std::time::Duration;
+
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+use fencepost_core::LockName;
+
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+use crate::backend::{Backend, Glimpse, LockInfo};
 use crate::backend::{Store, Surroundings};
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+use crate::clock::Clock;
 use crate::error::Result;
 use crate::url::Url;
 
@@ -34,5 +44,23 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redlock(url) => Ok(redlock::Redlock::open(*url, &around).await?.into()),
+    }
+}
+
+/// For stores that tell nobody of a change: looks again and again until there is one.
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+async fn look_until_changed(
+    store: &dyn Backend,
+    clock: &dyn Clock,
+    every: Duration,
+    name: LockName,
+    seen: Option<Glimpse>,
+) -> Result<LockInfo> {
+    loop {
+        let info = store.inspect(name.clone()).await?;
+        if seen != Some(info.glimpse()) {
+            return Ok(info);
+        }
+        clock.alarm(clock.now() + every).await;
     }
 }

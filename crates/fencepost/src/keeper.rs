@@ -17,6 +17,7 @@ use tracing::Instrument as _;
 
 use crate::backend::{Backend, Renewal, Renewed};
 use crate::clock::Clock;
+use crate::counted::Counted;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::Hold;
 use crate::race::{First, race};
@@ -249,20 +250,4 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 fn retry_gap(ttl: Ttl) -> Duration {
     (ttl.as_duration() / 20).clamp(Duration::from_millis(5), Duration::from_secs(1))
-}
-
-/// Counts a task until it ends, however it ends.
-struct Counted(watch::Sender<usize>);
-
-impl Counted {
-    fn new(count: &watch::Sender<usize>) -> Self {
-        count.send_modify(|count| *count += 1);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
 }

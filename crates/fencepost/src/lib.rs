@@ -33,6 +33,7 @@ mod client;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod counted;
 mod error;
 pub mod guarantees;
 mod guard;

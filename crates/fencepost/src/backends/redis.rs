@@ -58,6 +58,7 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
 };
+use crate::backends;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::race::race;
@@ -415,15 +416,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
 
 impl Observe for Redis {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            loop {
-                let info = self.inspect(name.clone()).await?;
-                if seen != Some(info.glimpse()) {
-                    return Ok(info);
-                }
-                self.around.clock.alarm(self.now() + LOOK_AGAIN).await;
-            }
-        })
+        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

@@ -40,6 +40,7 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, LockInfo, LossCause, Observe, Renewal, Renewed,
     Request, Surroundings, Wait, short,
 };
+use crate::backends;
 use crate::backends::redis::{
     Call, Ears, Fault, Keys, LOOK_AGAIN, Link, Prefix, RedlockUrl, STEPS, client_id, remember,
 };
@@ -361,15 +362,7 @@ fn guarantees() -> Guarantees {
 
 impl Observe for Redlock {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            loop {
-                let info = self.inspect(name.clone()).await?;
-                if seen != Some(info.glimpse()) {
-                    return Ok(info);
-                }
-                self.around.clock.alarm(self.now() + LOOK_AGAIN).await;
-            }
-        })
+        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

@@ -45,6 +45,7 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, Liveness, LockInfo, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
 };
+use crate::backends;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
@@ -258,15 +259,7 @@ fn guarantees() -> Guarantees {
 
 impl Observe for Sqlite {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            loop {
-                let info = self.inspect(name.clone()).await?;
-                if seen != Some(info.glimpse()) {
-                    return Ok(info);
-                }
-                self.clock().alarm(self.now() + LOOK_AGAIN).await;
-            }
-        })
+        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

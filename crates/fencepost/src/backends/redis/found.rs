@@ -1,4 +1,4 @@
-//! What kind of server this is: read when we connect and every half a minute, since it decides what a lock
+//! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
 //! on it is worth.
 
 use std::collections::HashMap;

@@ -28,7 +28,7 @@ use crate::backend::{Surroundings, short};
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
 
-/// A connection that gives no answer for this long is given up.
+/// After so long without an answer to anybody, the server is asked whether it is there.
 pub(super) const HANG: Duration = Duration::from_millis(1500);
 /// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);

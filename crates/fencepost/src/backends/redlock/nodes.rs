@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::attempt::quorum;
 use crate::backend::{Surroundings, short};
 use crate::backends::redis::{Address, Answer, Call, Ears, Fault, FaultKind, Link};
+use crate::counted::Counted;
 use crate::error::{Error, ErrorKind};
 use crate::race::{First, race};
 
@@ -112,7 +113,7 @@ impl Nodes {
         let (call, until) = (Arc::new(call), self.around.clock.now() + limit);
         for (number, node) in self.all.iter().enumerate() {
             let (node, call, said) = (Arc::clone(node), Arc::clone(&call), said.clone());
-            let counted = matches!(way, Way::Surely(_)).then(|| Telling::new(&self.telling));
+            let counted = matches!(way, Way::Surely(_)).then(|| Counted::new(&self.telling));
             let around = self.around.clone();
             self.around.runtime.spawn(async move {
                 let answer = node.hear(&call, way, number, &said, until, limit, &around).await;
@@ -134,7 +135,7 @@ impl Nodes {
     pub(super) fn tell(&self, number: usize, call: &Arc<Call>, give_up: Moment) {
         let Some(node) = self.all.get(number) else { return };
         let (node, call, around) = (Arc::clone(node), Arc::clone(call), self.around.clone());
-        let counted = Telling::new(&self.telling);
+        let counted = Counted::new(&self.telling);
         self.around.runtime.spawn(async move {
             let _counted = counted;
             if let Err(fault) = node.link.run(&call).await
@@ -223,22 +224,6 @@ impl Node {
                 _ => {}
             }
         }
-    }
-}
-
-/// Counts a node that is being told something, until it has been.
-struct Telling(watch::Sender<usize>);
-
-impl Telling {
-    fn new(count: &watch::Sender<usize>) -> Self {
-        count.send_modify(|count| *count += 1);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Telling {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
     }
 }
 
