@@ -57,8 +57,11 @@ pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, 
     }
     row("waiting", info.waiting.to_string());
     for (place, waiter) in info.waiters.iter().enumerate() {
-        let waits = format!("{} for {}", waiter.label, short(waiter.waiting_for));
-        row(&format!("  {}.", place + 1), waits);
+        let waited = waiter.waiting_for.map(|span| format!(" for {}", short(span)));
+        row(
+            &format!("  {}.", place + 1),
+            format!("{}{}", waiter.label, waited.unwrap_or_default()),
+        );
     }
     if info.waiting > info.waiters.len() && !info.waiters.is_empty() {
         row("  ...", format!("and {} more", info.waiting - info.waiters.len()));
@@ -112,7 +115,7 @@ pub(crate) fn as_json(info: &LockInfo) -> Value {
         .waiters
         .iter()
         .map(|waiter| {
-            json!({ "label": waiter.label.as_str(), "waiting_ms": millis(waiter.waiting_for) })
+            json!({ "label": waiter.label.as_str(), "waiting_ms": waiter.waiting_for.map(millis) })
         })
         .collect();
     json!({

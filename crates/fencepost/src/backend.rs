@@ -184,16 +184,18 @@ pub struct HolderInfo {
     pub ttl: Option<Ttl>,
     /// How long ago the grant was made.
     pub held_for: Option<Duration>,
-    /// How long the lease runs unless renewed; `None` if it has no end.
+    /// How long the lease runs unless renewed, where the store tells.
     pub remaining: Option<Duration>,
+    /// It was taken without a lease: it does not end by itself.
+    pub endless: bool,
 }
 
 impl HolderInfo {
-    /// A holder that is known to exist, and by what is left of its lease.
+    /// A holder of which only its existence is known.
     #[must_use]
-    pub fn stranger(remaining: Option<Duration>) -> Self {
+    pub fn stranger() -> Self {
         let label = Label::new("another client").expect("a fixed label is valid");
-        Self { label, token: None, ttl: None, held_for: None, remaining }
+        Self { label, token: None, ttl: None, held_for: None, remaining: None, endless: false }
     }
 
     /// The holder as a clause: "is held by ...".
@@ -203,7 +205,8 @@ impl HolderInfo {
         let held = self.held_for.map_or_else(String::new, |span| format!(" for {}", short(span)));
         let lease = match self.remaining {
             Some(left) => format!("its lease runs another {} unless renewed", short(left)),
-            None => "its lease has no end".into(),
+            None if self.endless => "its lease has no end".into(),
+            None => "the store does not tell how long its lease runs".into(),
         };
         format!("is held by {} ({token}){held}, {lease}", self.label)
     }
@@ -214,8 +217,8 @@ impl HolderInfo {
 pub struct WaiterInfo {
     /// What a person reads as the waiter.
     pub label: Label,
-    /// How long it has waited.
-    pub waiting_for: Duration,
+    /// How long it has waited, where the store tells.
+    pub waiting_for: Option<Duration>,
 }
 
 /// A lock as the store sees it.

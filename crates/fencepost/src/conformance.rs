@@ -133,7 +133,7 @@ fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Verdict {
     // One thread: what the library needs beside the caller's it must bring itself.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let verdict = runtime.block_on(async {
-        let scene = Scene::set(harness, seed).await?;
+        let scene = Scene::set(harness, case.own_server, seed).await?;
         within(CASE_LIMIT, "the case comes to its end", (case.run)(&scene)).await?
     });
     // A thread that waits for a lock it will never get must not keep the next case from running.

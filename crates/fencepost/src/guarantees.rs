@@ -21,6 +21,8 @@ pub struct Guarantees {
     pub clock: &'static str,
     /// The longest TTL that it takes.
     pub longest: Ttl,
+    /// Whether a renewal may ask for a longer TTL than the grant had.
+    pub lengthens: bool,
     /// What was found on the server that this client is connected to, as a name and a value each.
     pub found: Vec<(&'static str, String)>,
     /// What is kept under each fault, one row each, in the order of [`Fault::ALL`].

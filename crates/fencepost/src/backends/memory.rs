@@ -262,6 +262,7 @@ impl State {
             ttl: Some(grant.ttl),
             held_for: Some(now.since(since)),
             remaining: Some(deadline.since(now)),
+            endless: false,
         })
     }
 
@@ -269,7 +270,7 @@ impl State {
         let since = |owner| self.owners.get(owner).map_or(now, |owner| owner.since);
         let waiters = self.machine.waiters(name).take(shown).map(|waiter| WaiterInfo {
             label: waiter.label.clone(),
-            waiting_for: now.since(since(&waiter.owner)),
+            waiting_for: Some(now.since(since(&waiter.owner))),
         });
         LockInfo {
             name: name.clone(),
@@ -366,6 +367,7 @@ impl Backend for Memory {
             wake: "a waiter is woken directly",
             clock: "CLOCK_BOOTTIME of this host",
             longest: Ttl::MAX,
+            lengthens: true,
             found: Vec::new(),
             under: [
                 Kept::none_such(gone),

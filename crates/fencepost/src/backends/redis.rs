@@ -387,6 +387,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
                poll, and may overtake",
         clock: "the server's wall clock",
         longest: Ttl::MAX,
+        lengthens: true,
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

@@ -337,6 +337,7 @@ fn guarantees() -> Guarantees {
                ms at most",
         clock: "the wall clocks of a majority of the nodes",
         longest: Ttl::MAX,
+        lengthens: true,
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

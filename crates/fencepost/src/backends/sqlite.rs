@@ -238,6 +238,7 @@ fn guarantees() -> Guarantees {
         wake: "the oldest is told through its Unix socket; all look again every 250 ms",
         clock: "CLOCK_BOOTTIME of this host",
         longest: Ttl::MAX,
+        lengthens: true,
         found: Vec::new(),
         under: [
             Kept::both("the next is granted once the last process of the holder is gone"),

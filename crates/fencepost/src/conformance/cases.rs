@@ -25,15 +25,18 @@ mod waiting;
 /// A named thing that must be true of every store.
 pub(super) struct Case {
     pub(super) name: &'static str,
+    /// Whether it does things to the store's server that no other case should see.
+    pub(super) own_server: bool,
     pub(super) run: for<'a> fn(&'a Scene) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
 }
 
-/// Lists the cases of a theme under the names of their functions.
+/// Lists the cases of a theme under the names of their functions; `@own_server` before those that need one.
 macro_rules! cases {
-    ($($name:ident),+ $(,)?) => {
+    ($($(@$own:ident)? $name:ident),+ $(,)?) => {
         pub(super) const CASES: &[$crate::conformance::cases::Case] = &[
             $($crate::conformance::cases::Case {
                 name: stringify!($name),
+                own_server: !concat!($(stringify!($own))?).is_empty(),
                 run: |scene| Box::pin($name(scene)),
             }),+
         ];

@@ -15,6 +15,12 @@ pub trait Harness: Send + Sync + 'static {
     /// A fresh, empty store. [`Unable::Unsupported`] skips the case, visibly: say what is missing.
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>>;
 
+    /// A fresh store whose server nobody else uses: it will be stopped and started. Say how here only if
+    /// [`fresh`](Self::fresh) shares a server among cases.
+    fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        self.fresh()
+    }
+
     /// How a worker process reaches the store that [`Site::url`] named.
     fn connect<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<Fencepost>> {
         Box::pin(Fencepost::connect(url))

@@ -90,8 +90,13 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    pub(super) async fn set(harness: Arc<dyn Harness>, seed: u64) -> Verdict<Self> {
-        let site = harness.fresh().await?;
+    pub(super) async fn set(
+        harness: Arc<dyn Harness>,
+        own_server: bool,
+        seed: u64,
+    ) -> Verdict<Self> {
+        let fresh = if own_server { harness.fresh_server() } else { harness.fresh() };
+        let site = fresh.await?;
         Ok(Self { harness, site, scratch: tempfile::tempdir()?, seed })
     }
 

@@ -141,7 +141,9 @@ fn holder(
 ) -> Option<HolderInfo> {
     let owner: Option<OwnerId> =
         String::from_utf8(value?).ok().and_then(|value| value.parse().ok());
-    let stranger = HolderInfo::stranger(left(left_ms));
+    let remaining = left(left_ms);
+    let endless = remaining.is_none();
+    let stranger = HolderInfo { remaining, endless, ..HolderInfo::stranger() };
     // A record that names somebody else is of an earlier grant: the holder is not one of ours.
     let listed = record.and_then(Listed::parse);
     let Some(listed) = listed.filter(|listed| owner.is_some() && listed.owner == owner) else {
@@ -152,7 +154,8 @@ fn holder(
         token: Token::new(listed.last).ok(),
         ttl: listed.ttl,
         held_for: Some(Duration::from_micros(time.saturating_sub(listed.granted))),
-        remaining: left(left_ms),
+        remaining,
+        endless,
     })
 }
 
@@ -184,7 +187,8 @@ impl Seen {
             // A sorted set's score: a float, written as a whole number or with an exponent.
             let since = waiter[0].parse::<f64>().ok()?.max(0.0);
             #[expect(clippy::cast_sign_loss, reason = "it is not below zero")]
-            let waiting_for = Duration::from_micros(self.time.saturating_sub(since as u64));
+            let waited = Duration::from_micros(self.time.saturating_sub(since as u64));
+            let waiting_for = Some(waited);
             Some(WaiterInfo { label: Label::new(&waiter[1]).ok()?, waiting_for })
         });
         let waiters = waiters.collect();

@@ -52,6 +52,7 @@ impl Holder {
             ttl: Some(self.ttl),
             held_for: Some(now.since(self.granted)),
             remaining: Some(self.deadline.since(now)),
+            endless: false,
         }
     }
 }

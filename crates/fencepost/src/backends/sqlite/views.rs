@@ -72,7 +72,7 @@ pub(super) fn inspect(
     )?;
     let first = first
         .query_map((name.as_str(), nanos(now), LockInfo::SHOWN_WAITERS as u32), |row| {
-            let waiting_for = now.since(moment(row, 1)?);
+            let waiting_for = Some(now.since(moment(row, 1)?));
             Ok((WaiterInfo { label: label(row, 0)?, waiting_for }, row.get::<_, String>(2)?))
         })?
         .collect::<rusqlite::Result<Vec<_>>>()?;

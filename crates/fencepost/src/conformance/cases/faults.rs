@@ -19,7 +19,7 @@ cases![
     a_cut_that_heals_in_time_loses_nothing,
     nobody_is_granted_while_cut_off,
     a_release_while_cut_off_is_made_up_for,
-    a_stopped_store_loses_guards_in_time,
+    @own_server a_stopped_store_loses_guards_in_time,
     a_frozen_holder_learns_of_its_loss_at_its_first_look,
     a_killed_holder_is_followed_by_the_next,
 ];

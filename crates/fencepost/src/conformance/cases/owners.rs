@@ -140,11 +140,20 @@ async fn a_renewal_lengthens_a_lease_and_never_shortens_it(scene: &Scene) -> Ver
     let (ours, theirs) = scene.two_clients().await?;
     let owner = scene.dice().owner();
     let token = granted(&ours, "less", owner, Wait::No).await?;
+    let lengthens = ours.guarantees().lengthens;
     let less = ours.renew("less", owner, Some(Ttl::new(SHORT)?)).await?;
     ensure!(less.token == token, "a renewal changed {token} to {}", less.token);
     let guard = ours.lock("more").ttl(SHORT).lease_only().acquire().await?;
     let (token, end) = (guard.token(), lease_end(&guard));
     let owner = guard.detach();
+    if !lengthens {
+        let more = ours.renew("more", owner, Some(Ttl::new(LONG)?)).await;
+        ensure_kind!(more, ErrorKind::Refused, "a store that lengthens no lease");
+        ours.renew("more", owner, None).await?;
+        pass(end.since(now()) + SHORT).await;
+        ensure!(theirs.lock("less").try_acquire().await?.is_none(), "\"less\" ended early");
+        return Ok(());
+    }
     let more = ours.renew("more", owner, Some(Ttl::new(LONG)?)).await?;
     ensure!(more.token == token, "a renewal changed {token} to {}", more.token);
     ensure!(more.ttl.as_duration() >= LONG, "asked for {LONG:?}, got {:?}", more.ttl);

@@ -15,7 +15,7 @@ cases![
     tokens_rise_over_expiry,
     tokens_rise_over_break,
     tokens_rise_over_reconnect,
-    tokens_rise_over_store_restart,
+    @own_server tokens_rise_over_store_restart,
     tokens_rise_on_every_name,
 ];
 
