@@ -41,16 +41,21 @@
 //! ```
 
 mod client;
+mod etcd;
+mod peers;
 pub mod ports;
 mod process;
 mod proxy;
 mod redis;
 mod reply;
+mod server;
 mod spawner;
 mod tls;
+mod url;
 pub mod wait;
 
 pub use client::Client;
+pub use etcd::{Builder as EtcdBuilder, Cluster as EtcdCluster, Etcd, Member as EtcdMember};
 pub use process::Process;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};
