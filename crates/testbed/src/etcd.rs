@@ -153,12 +153,17 @@ impl Etcd {
         command
     }
 
-    /// Whether it serves linearizable reads, asked once and for a second at most.
-    fn serves(&self) -> bool {
-        // Without a listener etcdctl would wait, and for a second too long when there is one.
-        TcpStream::connect(self.address()).is_ok()
-            && self.ask(&["get", PROBE]).is_ok()
-            && self.ask(&["member", "list"]).is_ok_and(|members| members.contains(&self.name))
+    /// Whether it serves linearizable reads, asked once and for a short time. Fails if nobody can ask.
+    fn serves(&self) -> io::Result<bool> {
+        // Where nobody listens etcdctl would try again only a second later.
+        if TcpStream::connect(self.address()).is_err() {
+            return Ok(false);
+        }
+        match self.ask(&["get", PROBE]).and_then(|_| self.ask(&["member", "list"])) {
+            Ok(members) => Ok(members.contains(&self.name)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Runs `etcdctl` for a second at most.
@@ -179,6 +184,6 @@ impl Etcd {
     }
 
     fn wait_until_up(&self) -> io::Result<()> {
-        self.server.wait_until_up(|| Ok(self.serves()))
+        self.server.wait_until_up(|| self.serves())
     }
 }

@@ -238,3 +238,54 @@ fn take<const N: usize>(client: &mut TcpStream) -> io::Result<[u8; N]> {
     client.read_exact(&mut bytes)?;
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asks a door for a port, as a member would. The second is what the door answers.
+    fn ask(peers: &Peers, from: usize, port: u16) -> (TcpStream, u8) {
+        let mut stream = TcpStream::connect(peers.door(from)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.write_all(&[VERSION, 1, 0]).unwrap();
+        assert_eq!(take(&mut stream).unwrap(), [VERSION, 0]);
+        // The address counts for nothing.
+        stream.write_all(&[VERSION, 1, 0, 1, 192, 0, 2, 1]).unwrap();
+        stream.write_all(&port.to_be_bytes()).unwrap();
+        let [_, code, ..] = take::<10>(&mut stream).unwrap();
+        (stream, code)
+    }
+
+    #[test]
+    fn a_member_is_cut_off_in_both_directions_and_healed() {
+        let listeners = [0; 3].map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let ports = listeners.each_ref().map(|one| [one.local_addr().unwrap().port()]);
+        let peers = Peers::new(&ports).unwrap();
+        let connect = |from: usize, to: usize| {
+            let (mut near, code) = ask(&peers, from, ports[to][0]);
+            assert_eq!(code, DONE);
+            let (mut far, _) = listeners[to].accept().unwrap();
+            near.write_all(b"hello").unwrap();
+            assert_eq!(&take::<5>(&mut far).unwrap(), b"hello");
+            (near, far)
+        };
+        let (mut out, _out) = connect(0, 1);
+        let (_back, mut back) = connect(2, 0);
+        let (mut apart, mut far) = connect(1, 2);
+
+        peers.cut_off(0);
+        assert_eq!(out.read(&mut [0]).unwrap(), 0, "what it had made is closed");
+        assert_eq!(back.read(&mut [0]).unwrap(), 0, "what was made to it is closed");
+        assert_eq!(ask(&peers, 0, ports[1][0]).1, NOT_ALLOWED);
+        assert_eq!(ask(&peers, 1, ports[0][0]).1, NOT_ALLOWED);
+        far.write_all(b"still").unwrap();
+        assert_eq!(&take::<5>(&mut apart).unwrap(), b"still", "the others are not touched");
+
+        peers.heal(0);
+        connect(0, 1);
+        connect(1, 0);
+        assert_eq!(ask(&peers, 0, 1).1, NOT_ALLOWED, "no door leads to a port of no member");
+        drop(peers);
+        assert_eq!(apart.read(&mut [0]).unwrap(), 0);
+    }
+}

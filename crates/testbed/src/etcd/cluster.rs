@@ -99,8 +99,15 @@ impl Cluster {
 
     /// Waits until every member that can take part serves linearizable reads.
     pub fn wait_until_healthy(&self) -> io::Result<()> {
-        until(SETTLED, "every member serves", || Ok(self.taking_part().all(|one| one.serves())))
-            .map_err(|error| self.failure(&error))
+        until(SETTLED, "every member serves", || {
+            for member in self.taking_part() {
+                if !member.serves()? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+        .map_err(|error| self.failure(&error))
     }
 
     fn taking_part(&self) -> impl Iterator<Item = &Member> {
