@@ -1,7 +1,12 @@
 //! Which store a URL names.
 
+#[cfg(feature = "etcd")]
+pub(crate) mod servers;
+
 use std::path::PathBuf;
 
+#[cfg(feature = "etcd")]
+use crate::backends::etcd::EtcdUrl;
 #[cfg(feature = "redis")]
 use crate::backends::redis::{RedisUrl, RedlockUrl};
 use crate::error::{Error, Result};
@@ -21,9 +26,12 @@ pub(crate) enum Url {
     Redis(Box<RedisUrl>),
     #[cfg(feature = "redis")]
     Redlock(Box<RedlockUrl>),
+    #[cfg(feature = "etcd")]
+    Etcd(Box<EtcdUrl>),
 }
 
-const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST";
+const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
+                     etcd://HOST,HOST,HOST";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -43,6 +51,8 @@ impl Url {
             }
             #[cfg(feature = "redis")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            #[cfg(feature = "etcd")]
+            "etcd" => Ok(Self::Etcd(Box::new(EtcdUrl::parse(rest)?))),
             #[cfg(feature = "redis")]
             _ if scheme.starts_with("redis")
                 && (scheme.contains("cluster") || scheme.contains("sentinel")) =>
