@@ -35,6 +35,7 @@ mod views;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Ttl};
@@ -78,6 +79,8 @@ struct Desk {
     prefix: Prefix,
     around: Surroundings,
     found: Found,
+    /// How many operations the cluster takes in one transaction, as far as is known.
+    most_ops: AtomicUsize,
     /// The leases of acquires and releases that are under way.
     under_way: watch::Sender<HashSet<i64>>,
 }
@@ -93,7 +96,8 @@ impl Etcd {
         let found = Found::read(&link, around.clock.now() + HEALTH_WITHIN).await;
         let around = around.clone();
         let under_way = watch::Sender::new(HashSet::new());
-        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, under_way }))))
+        let most_ops = AtomicUsize::new(calls::MOST_OPS);
+        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, most_ops, under_way }))))
     }
 }
 

@@ -192,10 +192,11 @@ impl Desk {
             }
             let alarm = self.clock().alarm(beat.min(until));
             let watched = async {
-                let open = match sight.take().filter(|(watched, _)| watched == key) {
-                    Some((_, open)) => open,
-                    None => self.link.watch(deletion_of(key.clone())).await?,
-                };
+                let open =
+                    match sight.take().filter(|(watched, open)| watched == key && open.is_good()) {
+                        Some((_, open)) => open,
+                        None => self.link.watch(deletion_of(key.clone())).await?,
+                    };
                 // If anything happened between our look and the watch, we look again with the watch open.
                 let missed = open.since > revision;
                 let (_, open) = sight.insert((key.clone(), open));
