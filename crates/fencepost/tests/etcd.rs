@@ -5,10 +5,20 @@
 
 #[path = "etcd/common.rs"]
 mod common;
+#[path = "etcd/frozen.rs"]
+mod frozen;
 #[path = "etcd/hands.rs"]
 mod hands;
+#[path = "etcd/history.rs"]
+mod history;
+#[path = "etcd/lines.rs"]
+mod lines;
+#[path = "etcd/login.rs"]
+mod login;
 #[path = "etcd/members.rs"]
 mod members;
+#[path = "etcd/names.rs"]
+mod names;
 #[path = "etcd/outages.rs"]
 mod outages;
 #[path = "etcd/superseded.rs"]

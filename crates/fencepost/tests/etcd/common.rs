@@ -90,12 +90,21 @@ impl Ways {
 
     /// A client that knows all members and asks this one, until it fails.
     pub(crate) async fn client_at(&self, at: usize) -> Fencepost {
-        let others = || self.0.iter().enumerate().filter(|(index, _)| *index != at);
-        others().for_each(|(_, way)| way.set_mode(Mode::Refuse));
+        self.shut_but(at);
         let client = connect(&self.url()).await;
-        others().for_each(|(_, way)| way.set_mode(Mode::Pass));
-        assert!(self.used(at) && others().all(|(index, _)| !self.used(index)));
+        self.open();
+        assert!((0..self.0.len()).all(|index| self.used(index) == (index == at)));
         client
+    }
+
+    /// Shuts all ways but the one to this member.
+    pub(crate) fn shut_but(&self, at: usize) {
+        let others = self.0.iter().enumerate().filter(|(index, _)| *index != at);
+        others.for_each(|(_, way)| way.set_mode(Mode::Refuse));
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.iter().for_each(|way| way.set_mode(Mode::Pass));
     }
 
     /// Whether the client is connected to this member.

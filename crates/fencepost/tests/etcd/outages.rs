@@ -9,8 +9,8 @@ use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Etcd, EtcdCluster, EtcdMember};
 
 use crate::common::{
-    LEASE, LONG, SOON, connect, fails, granted, ms, nothing_is_left, now, until, until_renewed,
-    until_waiting, waits, within,
+    LEASE, LONG, SOON, connect, fails, granted, ms, nothing_is_left, now, pass, until,
+    until_renewed, until_waiting, waits, within,
 };
 
 /// How much later than its limit a call may come back on a busy machine.
@@ -23,7 +23,7 @@ async fn all_servers_stand_still_past_the_lease() {
     let cluster = EtcdCluster::start().unwrap();
     let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = ours.lock("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    let rival = waits(&theirs, "x", LONG);
+    let rival = waits(&theirs, "x", LEASE);
     until_waiting(&theirs, "x", 1).await;
     cluster.members().iter().for_each(|member| member.stop().unwrap());
     let cause = within(SOON, "the guard is lost", guard.lost()).await;
@@ -88,8 +88,7 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
     let client = connect(&cluster.url()).await;
     let guard = client.lock("held").ttl(2 * LEASE).acquire().await.unwrap();
     let mut changes = guard.changes();
-    let gone: Vec<&EtcdMember> =
-        cluster.members().iter().enumerate().filter(|(at, _)| *at != (leader + 1) % 3).map(|(_, member)| member).collect();
+    let gone: [&EtcdMember; 2] = [0, 2].map(|far| &cluster.members()[(leader + far) % 3]);
     gone.iter().for_each(|member| member.kill().unwrap());
     let all: Vec<_> = cluster.members().iter().map(|one| one.address().to_string()).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();
@@ -114,7 +113,7 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
         let waiting = client.lock("y").ttl(LONG).acquire();
         tokio::select! {
             outcome = waiting => panic!("{outcome:?}"),
-            () = crate::common::pass(limit) => {}
+            () = pass(limit) => {}
         }
     };
     // And one that sets no limit is told as well.

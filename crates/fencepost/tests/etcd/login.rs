@@ -1,0 +1,91 @@
+//! Users, passwords, certificates.
+
+use fencepost::{ErrorKind, GuardState};
+use fencepost_testbed::Etcd;
+
+use crate::common::{
+    LEASE, LONG, SECRET, SOON, connect, fails, granted, nothing_is_left, try_connect, until_renewed,
+    until_waiting, waits, within,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_logs_in_is_served_and_who_does_not_is_told_why() {
+    let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
+    let address = etcd.address().to_string();
+    let client = connect(&etcd.url()).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert!(client.lock("x").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(!format!("{client:?} {:?}", client.guarantees()).contains("hunter2"));
+
+    for login in ["web:hunter2-wrong@", "nobody:hunter2@"] {
+        let outcome = try_connect(&format!("etcd://{login}{address}")).await;
+        fails(outcome, &ErrorKind::Refused, &[&address, "user and password"]);
+    }
+    let outcome = try_connect(&format!("etcd://{address}")).await;
+    fails(outcome, &ErrorKind::Refused, &[&address, "USER:PASSWORD@"]);
+}
+
+/// A server that starts again has forgotten its logins, and one whose users were changed takes no old ones.
+/// Whoever holds or waits must not notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_that_is_not_valid_any_more_is_made_anew() {
+    let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
+    let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let holder = theirs.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
+    let waiter = waits(&ours, "x", 2 * LEASE);
+    until_waiting(&theirs, "x", 1).await;
+    etcd.restart().unwrap();
+    ours.lock("y").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
+    etcd.etcdctl(&["user", "add", "other", "--new-user-password=hunter2"]).unwrap();
+    ours.lock("y").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
+    until_renewed(&holder, 2).await;
+    assert_eq!(holder.state(), GuardState::Held);
+    assert!(!waiter.is_finished(), "it is held");
+    let token = holder.token();
+    // Once more, now the release finds its login stale.
+    etcd.etcdctl(&["user", "delete", "other"]).unwrap();
+    holder.release().await.unwrap();
+    assert!(granted(waiter).await.token() > token);
+    // Nor does a waiter whose watch is opened with a stale login.
+    let holder = theirs.lock("z").ttl(LONG).acquire().await.unwrap();
+    etcd.etcdctl(&["user", "add", "other", "--new-user-password=hunter2"]).unwrap();
+    let waiter = waits(&ours, "z", LONG);
+    until_waiting(&theirs, "z", 1).await;
+    etcd.etcdctl(&["user", "delete", "other"]).unwrap();
+    let token = holder.token();
+    holder.release().await.unwrap();
+    assert!(granted(waiter).await.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_may_not_is_told_which_permission_is_missing() {
+    let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
+    etcd.etcdctl(&["user", "add", "reader", "--new-user-password=hunter2"]).unwrap();
+    etcd.etcdctl(&["role", "add", "reading"]).unwrap();
+    etcd.etcdctl(&["role", "grant-permission", "--prefix=true", "reading", "read", ""]).unwrap();
+    etcd.etcdctl(&["user", "grant-role", "reader", "reading"]).unwrap();
+    let address = etcd.address().to_string();
+    let reader = connect(&format!("etcd://reader:hunter2@{address}")).await;
+    assert!(reader.inspect("x").await.unwrap().holder.is_none());
+    let outcome = within(SOON, "it is told", reader.lock("x").ttl(LONG).acquire()).await;
+    fails(outcome, &ErrorKind::Refused, &[&address, "readwrite", "grant-permission"]);
+    within(SOON, "it is closed", reader.close()).await;
+    nothing_is_left(&connect(&etcd.url()).await, "x").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_checked() {
+    let etcd = Etcd::builder().tls().start().unwrap();
+    let address = etcd.address().to_string();
+    let ca = etcd.ca_path().unwrap();
+    let client = connect(&format!("{}?ca={}", etcd.url(), ca.display())).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert!(client.lock("x").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    // An authority that nobody told us of, and no TLS at all: neither hangs.
+    for options in ["?tls=true", ""] {
+        let outcome = try_connect(&format!("{}{options}", etcd.url())).await;
+        fails(outcome, &ErrorKind::Unreachable, &[&address]);
+    }
+}
