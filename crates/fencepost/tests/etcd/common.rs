@@ -174,8 +174,8 @@ pub(crate) fn line(etcd: &Etcd, name: &str) -> Vec<String> {
     let prefix = format!("{name}/");
     let words = ["get", "--prefix", "--keys-only", "--sort-by=CREATE", "--order=ASCEND", &prefix];
     let keys = etcd.etcdctl(&words).unwrap();
-    let leases = keys.lines().filter_map(|key| key.strip_prefix(&prefix)).map(str::to_owned);
-    leases.collect()
+    let ends = keys.lines().filter_map(|key| key.strip_prefix(&prefix));
+    ends.filter(|end| !end.contains('/')).map(str::to_owned).collect()
 }
 
 /// All leases that there are.

@@ -124,11 +124,17 @@ async fn an_acquire_that_was_carried_out_unheard_is_undone() {
     let Lines { etcd, proxy, ours, theirs } = lines().await;
     let name = "lines/unheard";
     proxy.set_mode(Mode::DropAnswers);
-    let unheard = ours.lock(name).ttl(LONG).acquire_within(ms(500));
-    let made = until("it is granted", async || !line(&etcd, name).is_empty());
+    // If the key's request comes before that for its lease, it is refused; then the next one, a second later,
+    // is carried out.
+    let unheard = ours.lock(name).ttl(LONG).acquire_within(ms(2500));
+    let mut lease = None;
+    let made = until("it is granted", async || {
+        lease = line(&etcd, name).pop();
+        lease.is_some()
+    });
     let (outcome, ()) = tokio::join!(unheard, made);
     fails(outcome, &ErrorKind::Unreachable, &["etcd", &proxy.address().to_string()]);
-    let lease = line(&etcd, name)[0].clone();
+    let lease = lease.unwrap();
     // And the way back is blocked for a while.
     proxy.set_mode(Mode::Refuse);
     let tries = proxy.accepted();
