@@ -9,8 +9,8 @@ use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Etcd, Mode, Process, Proxy, Trigger};
 
 use crate::common::{
-    LEASE, LONG, SOON, connect, fails, granted, kept_for, line, shared, until, until_waiting, waits,
-    within,
+    LEASE, LONG, SOON, connect, fails, granted, kept_for, line, shared, until, until_renewed,
+    until_waiting, waits, within,
 };
 
 /// A way to take from somebody what it has in line.
@@ -51,6 +51,64 @@ async fn a_holder_whose_lease_is_revoked_is_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_whose_key_is_deleted_is_told() {
     a_holder_is_told("hands/deleted", delete, LossCause::Broken).await;
+}
+
+/// Renewals of many guards go together: one that is lost is no other one's loss.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_guards_only_the_one_whose_lease_is_revoked_is_lost() {
+    let etcd = shared();
+    let client = connect(&etcd.url()).await;
+    let names: Vec<_> = (0..6).map(|number| format!("hands/many-{number}")).collect();
+    let each: Vec<_> = names.iter().map(|name| waits(&client, name, LEASE)).collect();
+    let mut guards = Vec::new();
+    for one in each {
+        guards.push(granted(one).await);
+    }
+    revoke(&etcd, &names[2], &line(&etcd, &names[2])[0]);
+    let lost = guards.remove(2);
+    assert_eq!(within(SOON, "the guard is lost", lost.lost()).await, LossCause::Expired);
+    for guard in &guards {
+        until_renewed(guard, 1).await;
+        assert_eq!(guard.state(), GuardState::Held);
+    }
+}
+
+/// A server may take fewer operations at once than is usual; whoever holds many locks must not lose them all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "BUG: a batch of 128 is refused for good"]
+async fn many_guards_are_renewed_by_a_server_that_takes_few_operations_at_once() {
+    let etcd = Etcd::builder().arg("--max-txn-ops=8").start().unwrap();
+    let client = connect(&etcd.url()).await;
+    let each: Vec<_> = (0..40).map(|n| waits(&client, &format!("x{n}"), LEASE)).collect();
+    let mut guards = Vec::new();
+    for one in each {
+        guards.push(granted(one).await);
+    }
+    for guard in &guards {
+        until_renewed(guard, 1).await;
+    }
+    for guard in &guards {
+        until_renewed(guard, 1).await;
+        assert_eq!(guard.state(), GuardState::Held);
+    }
+}
+
+/// Somebody deletes the holder's key, and puts it back when another one has the lock. The key that is there is
+/// not the one that was granted: it was made later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "BUG: a renewal does not compare create_revision"]
+async fn a_holder_whose_key_is_put_back_is_told() {
+    let etcd = shared();
+    let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let name = "hands/put-back";
+    let guard = ours.lock(name).ttl(LEASE).acquire().await.unwrap();
+    let lease = line(&etcd, name)[0].clone();
+    delete(&etcd, name, &lease);
+    let next = theirs.lock(name).ttl(LONG).try_acquire().await.unwrap().unwrap();
+    etcd.etcdctl(&["put", &format!("{name}/{lease}"), "", &format!("--lease={lease}")]).unwrap();
+    assert!(next.token() > guard.token());
+    within(SOON, "the guard is lost", guard.lost()).await;
+    next.check().unwrap();
 }
 
 /// etcd#11456: the waiter's lease died while it was queued, its predecessor let go, and Lock returned OK though

@@ -242,9 +242,9 @@ async fn a_renewal_that_is_cut_off_is_no_loss() {
     let lease = line(&etcd, name)[0].clone();
     // The keep-alive, and the read that proves it.
     let patterns = [about(&lease), format!("{name}/{lease}").into_bytes()];
-    let each = patterns.into_iter().flat_map(|pattern| {
-        [Trigger::before(pattern.clone()), Trigger::after(pattern)]
-    });
+    let each = patterns
+        .into_iter()
+        .flat_map(|pattern| [Trigger::before(pattern.clone()), Trigger::after(pattern)]);
     for (count, trigger) in each.enumerate() {
         proxy.cut_on(trigger.clone());
         until("a renewal is cut", async || proxy.fired() == count + 1).await;

@@ -4,8 +4,8 @@ use fencepost::{ErrorKind, GuardState};
 use fencepost_testbed::Etcd;
 
 use crate::common::{
-    LEASE, LONG, SECRET, SOON, connect, fails, granted, nothing_is_left, try_connect, until_renewed,
-    until_waiting, waits, within,
+    LEASE, LONG, SECRET, SOON, connect, fails, granted, nothing_is_left, try_connect,
+    until_renewed, until_waiting, waits, within,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

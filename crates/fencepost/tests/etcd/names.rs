@@ -24,7 +24,10 @@ async fn a_lock_within_another_ones_name_is_another_lock() {
     let guard = theirs.lock(inner).ttl(LONG).acquire().await.unwrap();
     is_free(&ours, outer).await;
     assert!(ours.inspect(outer).await.unwrap().holder.is_none());
-    assert!(ours.break_lock(outer).await.unwrap().is_none(), "it is not broken by its name's start");
+    assert!(
+        ours.break_lock(outer).await.unwrap().is_none(),
+        "it is not broken by its name's start"
+    );
     guard.check().unwrap();
     guard.release().await.unwrap();
     let guard = theirs.lock(outer).ttl(LONG).acquire().await.unwrap();

@@ -10,8 +10,8 @@ use fencepost_testbed::{Etcd, EtcdCluster, Process};
 use tempfile::TempDir;
 
 use crate::common::{
-    LEASE, SOON, Ways, connect, granted, kept_for, line, ms, now, pass, until, until_renewed, waits,
-    within,
+    LEASE, SOON, Ways, connect, granted, kept_for, line, ms, now, pass, until, until_renewed,
+    waits, within,
 };
 
 /// A lease is told in whole seconds, rounded down.
