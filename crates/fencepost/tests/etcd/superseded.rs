@@ -10,7 +10,7 @@ use fencepost_testbed::{Etcd, EtcdCluster, Process};
 use tempfile::TempDir;
 
 use crate::common::{
-    LEASE, SOON, Ways, connect, granted, kept_for, line, ms, now, pass, until, until_renewed,
+    LEASE, SOON, Ways, connect, granted, kept_for, line, ms, now, until, until_renewed,
     waits, within,
 };
 
@@ -88,8 +88,10 @@ impl Superseded {
         let mut command = member.etcdctl_command();
         command.args(["lease", "keep-alive", "--once", &lease]);
         let control = Process::spawn(&command, &directory.path().join("log")).unwrap();
-        // The renewal leaves a third of the lease after the last, and again seconds later.
-        pass(2 * LEASE / 3 + ms(2500)).await;
+        // The renewal has left a third of the lease after the last one, and once more when that was not
+        // answered within a second. That one waits there for two seconds: now is in the middle of it, and
+        // seconds after the election.
+        until("our renewal waits there", async || guard.remaining() < LEASE - ms(100)).await;
         assert_eq!(guard.deadline(), deadline);
         Self { cluster, old, new, guard, lease, deadline, control, _directory: directory }
     }
