@@ -61,14 +61,17 @@ async fn a_login_that_is_not_valid_any_more_is_made_anew() {
     assert_eq!(theirs.break_lock("x").await.unwrap().unwrap().token, Some(next.token()));
 }
 
-/// A server that starts again has forgotten all logins.
+/// A server that starts again has forgotten all logins but the last few: those stand in its log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_starts_again_is_logged_in_to_again() {
-    let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
+    let etcd = Etcd::builder().auth("web", SECRET).arg("--snapshot-count=2").start().unwrap();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let holder = theirs.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
     let waiter = waits(&ours, "x", 2 * LEASE);
     until_waiting(&theirs, "x", 1).await;
+    for value in ["one", "two", "three", "four", "five", "six"] {
+        etcd.etcdctl(&["put", "other", value]).unwrap();
+    }
     etcd.restart().unwrap();
     ours.lock("y").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
     until_renewed(&holder, 1).await;
@@ -105,8 +108,17 @@ async fn a_certificate_is_checked() {
     assert!(client.lock("x").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     // An authority that nobody told us of, and no TLS at all: neither hangs.
-    for options in ["?tls=true", ""] {
-        let outcome = try_connect(&format!("{}{options}", etcd.url())).await;
-        fails(outcome, &ErrorKind::Unreachable, &[&address]);
-    }
+    let (tls, plain) = (format!("{}?tls=true", etcd.url()), etcd.url());
+    let (tls, plain) = tokio::join!(try_connect(&tls), try_connect(&plain));
+    fails(tls, &ErrorKind::Unreachable, &[&address]);
+    fails(plain, &ErrorKind::Unreachable, &[&address]);
+}
+
+/// Whoever reads the error has to know what to mend: the certificate, not the network.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "BUG: the last try, which had no time left, hides what the member said"]
+async fn an_error_says_that_it_is_the_certificate() {
+    let etcd = Etcd::builder().tls().start().unwrap();
+    let outcome = try_connect(&format!("{}?tls=true", etcd.url())).await;
+    fails(outcome, &ErrorKind::Unreachable, &[&etcd.address().to_string(), "certificate"]);
 }

@@ -45,8 +45,8 @@ async fn all_servers_stand_still_past_the_lease() {
 async fn a_guard_outlives_a_crash_of_all_servers() {
     let cluster = EtcdCluster::start().unwrap();
     let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
-    let guard = ours.lock("x").ttl(3 * LEASE).acquire().await.unwrap();
-    let rival = waits(&theirs, "x", 3 * LEASE);
+    let guard = ours.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
+    let rival = waits(&theirs, "x", 2 * LEASE);
     until_waiting(&theirs, "x", 1).await;
     cluster.members().iter().for_each(|member| member.kill().unwrap());
     cluster.members().iter().for_each(|member| member.launch().unwrap());
