@@ -10,7 +10,7 @@ fn compact(etcd: &Etcd) {
     for value in ["one", "two", "three"] {
         let said = etcd.etcdctl(&["put", "history", value, "-w", "fields"]).unwrap();
         let line = said.lines().find_map(|line| line.strip_prefix("\"Revision\" : "));
-        revision = line.unwrap().trim().to_owned();
+        line.unwrap().trim().clone_into(&mut revision);
     }
     etcd.etcdctl(&["compact", "--physical=true", &revision]).unwrap();
     // The control: what was before can not be watched any more.

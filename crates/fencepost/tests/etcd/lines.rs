@@ -11,8 +11,8 @@ use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
 
 use crate::common::{
-    SOON, connect, fails, granted, kept_for, line, ms, nothing_is_left, pass, shared, until,
-    until_waiting, waits, within,
+    SOON, connect, fails, granted, kept_for, leases, line, ms, nothing_is_left, pass, shared,
+    until, until_waiting, waits, within,
 };
 
 /// So that the request for its lease can be told from others.
@@ -28,7 +28,15 @@ struct Lines {
 }
 
 async fn lines() -> Lines {
-    let etcd = shared();
+    lines_to(shared()).await
+}
+
+/// To a server that nobody else uses: all leases there are ours.
+async fn own_lines() -> Lines {
+    lines_to(Arc::new(Etcd::builder().start().unwrap())).await
+}
+
+async fn lines_to(etcd: Arc<Etcd>) -> Lines {
     let proxy = Proxy::to(etcd.address()).unwrap();
     let ours = connect(&format!("etcd://{}", proxy.address())).await;
     let theirs = connect(&etcd.url()).await;
@@ -121,15 +129,13 @@ async fn a_waiter_that_is_cut_off_stands_in_line_once() {
 /// redis-py#3847, redsync: the acquire was carried out, nobody heard of it, and the lock was left to its TTL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_was_carried_out_unheard_is_undone() {
-    let Lines { etcd, proxy, ours, theirs } = lines().await;
+    let Lines { etcd, proxy, ours, theirs } = own_lines().await;
     let name = "lines/unheard";
     proxy.set_mode(Mode::DropAnswers);
-    // If the key's request comes before that for its lease, it is refused; then the next one, a second later,
-    // is carried out.
     let unheard = ours.lock(name).ttl(LONG).acquire_within(ms(2500));
     let mut lease = None;
-    let made = until("it is granted", async || {
-        lease = line(&etcd, name).pop();
+    let made = until("its lease is made", async || {
+        lease = leases(&etcd).pop();
         lease.is_some()
     });
     let (outcome, ()) = tokio::join!(unheard, made);
@@ -149,14 +155,14 @@ async fn an_acquire_that_was_carried_out_unheard_is_undone() {
 /// sqlx#4198, rslock#30: the caller went away at just that moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_is_dropped_unheard_leaves_nothing() {
-    let Lines { etcd, proxy, ours, theirs } = lines().await;
+    let Lines { etcd, proxy, ours, theirs } = own_lines().await;
     let name = "lines/dropped";
     for mode in [Mode::DropAnswers, Mode::DropRequests, Mode::Silent] {
         proxy.set_mode(mode);
         let acquire = waits(&ours, name, LONG);
         match mode {
             Mode::DropAnswers => {
-                until("it is granted", async || !line(&etcd, name).is_empty()).await;
+                until("its lease is made", async || !leases(&etcd).is_empty()).await;
             }
             // It is under way, which nobody can see.
             _ => pass(ms(100)).await,
@@ -169,6 +175,7 @@ async fn an_acquire_that_is_dropped_unheard_leaves_nothing() {
         })
         .await;
         nothing_is_left(&theirs, name).await;
+        until("no lease is left either", async || leases(&etcd).is_empty()).await;
     }
     within(SOON, "the client settles everything", ours.close()).await;
     assert!(line(&etcd, name).is_empty(), "nothing came later");
@@ -267,7 +274,9 @@ async fn locks_are_taken_and_released_over_a_line_that_flaps() {
     let name = "lines/flaps";
     let mut last = None;
     for _ in 0..8 {
-        triggers().into_iter().for_each(|trigger| proxy.cut_on(trigger));
+        for trigger in triggers() {
+            proxy.cut_on(trigger);
+        }
         let guard = ours.lock(name).ttl(LONG).acquire_within(SOON).await.unwrap();
         assert!(Some(guard.token()) > last, "{} after {last:?}", guard.token());
         last = Some(guard.token());

@@ -116,7 +116,6 @@ async fn a_certificate_is_checked() {
 
 /// Whoever reads the error has to know what to mend: the certificate, not the network.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "BUG: the last try, which had no time left, hides what the member said"]
 async fn an_error_says_that_it_is_the_certificate() {
     let etcd = Etcd::builder().tls().start().unwrap();
     let outcome = try_connect(&format!("{}?tls=true", etcd.url())).await;

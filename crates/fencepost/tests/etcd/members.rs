@@ -187,7 +187,6 @@ async fn a_waiter_whose_watch_stands_still_is_still_granted() {
 /// A lease of three seconds is renewed every second: a member that stands still must be left sooner than the
 /// lease ends, or one frozen member of three loses every such lock of its clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "BUG: a renewal is given up before the member is left"]
 async fn a_short_lease_outlives_a_member_that_stands_still() {
     let scene = Scene::set(Victim::Follower).await;
     let guard = scene.ours.lock("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();

@@ -89,7 +89,9 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
     let guard = client.lock("held").ttl(2 * LEASE).acquire().await.unwrap();
     let mut changes = guard.changes();
     let gone: [&EtcdMember; 2] = [0, 2].map(|far| &cluster.members()[(leader + far) % 3]);
-    gone.iter().for_each(|member| member.kill().unwrap());
+    for member in gone {
+        member.kill().unwrap();
+    }
     let all: Vec<_> = cluster.members().iter().map(|one| one.address().to_string()).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();
 

@@ -89,7 +89,7 @@ impl Superseded {
         // The renewal has left a third of the lease after the last one, and once more when that was not
         // answered within a second. That one waits there for two seconds: now is in the middle of it, and
         // seconds after the election.
-        until("our renewal waits there", async || guard.remaining() < LEASE - ms(100)).await;
+        until("our renewal waits there", async || guard.remaining() + ms(100) < LEASE).await;
         assert_eq!(guard.deadline(), deadline);
         Self { cluster, old, new, guard, lease, deadline, control, _directory: directory }
     }

@@ -97,6 +97,8 @@ impl Desk {
         let Some(key) = kept.key.filter(|_| kept.ttl > 0) else {
             let cause = match self.why_not(lease, limit).await {
                 None if kept.ttl > 0 => Some(LossCause::Broken),
+                // A guard asks only while its lease should run: it was taken from it.
+                None => granted.map(|_| LossCause::SessionGone),
                 cause => cause,
             };
             return Err(Error::not_held(name, cause));
