@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 #[cfg(feature = "redis")]
 use crate::backends::redis::{RedisUrl, RedlockUrl};
+#[cfg(feature = "zookeeper")]
+use crate::backends::zookeeper::ZooKeeperUrl;
 use crate::error::{Error, Result};
 
 /// A store's address, parsed.
@@ -21,9 +23,12 @@ pub(crate) enum Url {
     Redis(Box<RedisUrl>),
     #[cfg(feature = "redis")]
     Redlock(Box<RedlockUrl>),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(Box<ZooKeeperUrl>),
 }
 
-const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST";
+const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
+                     zookeeper://HOST,HOST/PATH";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -43,6 +48,8 @@ impl Url {
             }
             #[cfg(feature = "redis")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" | "zk" => Ok(Self::ZooKeeper(Box::new(ZooKeeperUrl::parse(rest)?))),
             #[cfg(feature = "redis")]
             _ if scheme.starts_with("redis")
                 && (scheme.contains("cluster") || scheme.contains("sentinel")) =>

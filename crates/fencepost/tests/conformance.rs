@@ -8,6 +8,9 @@ mod redis;
 #[cfg(feature = "sqlite")]
 #[path = "conformance/sqlite.rs"]
 mod sqlite;
+#[cfg(feature = "zookeeper")]
+#[path = "conformance/zookeeper.rs"]
+mod zookeeper;
 
 use std::process::ExitCode;
 
@@ -20,5 +23,7 @@ fn main() -> ExitCode {
         Box::new(redis::OneServer),
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
+        #[cfg(feature = "zookeeper")]
+        Box::new(zookeeper::OneServer),
     ])
 }
