@@ -5,7 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "etcd")]
     {
         let files = protox::compile(["etcd.proto"], ["src/backends/etcd"])?;
-        tonic_prost_build::configure().build_server(false).bytes(".").compile_fds(files)?;
+        tonic_prost_build::configure().build_server(false).compile_fds(files)?;
     }
     Ok(())
 }

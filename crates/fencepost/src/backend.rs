@@ -121,6 +121,9 @@ pub enum Acquired {
     Granted(Grant),
     /// Somebody else has it, or is first in line; nothing of ours is left at the store.
     Held(Option<HolderInfo>),
+    /// Our place in the queue ended while we waited, with its lease or by somebody's hand. A fresh owner
+    /// gets a fresh one.
+    PlaceLost,
 }
 
 /// A grant as the store gave it.
@@ -167,8 +170,9 @@ pub struct Broken {
     pub label: Label,
     /// The token of the broken grant, if it had one: see [`HolderInfo::token`].
     pub token: Option<Token>,
-    /// Drawn by the break: above the broken grant's, below every later one. Enter a fence with it to
-    /// shut the broken holder out before anybody else has the lock.
+    /// Above the broken grant's token and above no later one: where those who wait have their token
+    /// already, it may be that of the next. Enter a fence with it to shut the broken holder out before
+    /// anybody else has the lock.
     pub floor: Token,
 }
 

@@ -1,5 +1,7 @@
 //! The stores that can arbitrate, one module each.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -25,11 +27,16 @@ use crate::error::Result;
 use crate::url::Url;
 
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "redis", feature = "zookeeper")),
+    not(any(feature = "etcd", feature = "redis", feature = "sqlite", feature = "zookeeper")),
     expect(clippy::unused_async, reason = "the other stores have to be waited for")
 )]
 pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
-    #[cfg(not(any(feature = "sqlite", feature = "redis", feature = "zookeeper")))]
+    #[cfg(not(any(
+        feature = "etcd",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    )))]
     let _ = around;
     match url {
         Url::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
@@ -42,6 +49,8 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
                 .map_err(|_| crate::Error::unreachable("opening the file panicked"))?
                 .map(Store::from)
         }
+        #[cfg(feature = "etcd")]
+        Url::Etcd(url) => Ok(etcd::Etcd::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]

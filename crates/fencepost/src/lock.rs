@@ -160,6 +160,8 @@ impl Lock {
                         )));
                     }
                 }
+                Acquired::PlaceLost if self.may_go_on(wait) => {}
+                Acquired::PlaceLost => return Err(Error::held(&name, None)),
                 Acquired::Held(holder) => {
                     undo.disarm();
                     return Err(Error::held(&name, holder));

@@ -1,7 +1,12 @@
 //! Which store a URL names.
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) mod servers;
+
 use std::path::PathBuf;
 
+#[cfg(feature = "etcd")]
+use crate::backends::etcd::EtcdUrl;
 #[cfg(feature = "redis")]
 use crate::backends::redis::{RedisUrl, RedlockUrl};
 #[cfg(feature = "zookeeper")]
@@ -23,12 +28,14 @@ pub(crate) enum Url {
     Redis(Box<RedisUrl>),
     #[cfg(feature = "redis")]
     Redlock(Box<RedlockUrl>),
+    #[cfg(feature = "etcd")]
+    Etcd(Box<EtcdUrl>),
     #[cfg(feature = "zookeeper")]
     ZooKeeper(Box<ZooKeeperUrl>),
 }
 
 const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
-                     zookeeper://HOST,HOST/PATH";
+                     etcd://HOST,HOST,HOST, zookeeper://HOST,HOST/PATH";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -48,6 +55,8 @@ impl Url {
             }
             #[cfg(feature = "redis")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            #[cfg(feature = "etcd")]
+            "etcd" => Ok(Self::Etcd(Box::new(EtcdUrl::parse(rest)?))),
             #[cfg(feature = "zookeeper")]
             "zookeeper" | "zk" => Ok(Self::ZooKeeper(Box::new(ZooKeeperUrl::parse(rest)?))),
             #[cfg(feature = "redis")]

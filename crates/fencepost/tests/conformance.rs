@@ -1,5 +1,8 @@
 //! The conformance suite on our own backends.
 
+#[cfg(feature = "etcd")]
+#[path = "conformance/etcd.rs"]
+mod etcd;
 #[path = "conformance/memory.rs"]
 mod memory;
 #[cfg(feature = "redis")]
@@ -23,7 +26,13 @@ fn main() -> ExitCode {
         Box::new(redis::OneServer),
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
+        #[cfg(feature = "etcd")]
+        Box::new(etcd::Alone::default()),
+        #[cfg(feature = "etcd")]
+        Box::new(etcd::Three::default()),
         #[cfg(feature = "zookeeper")]
-        Box::new(zookeeper::OneServer),
+        Box::new(zookeeper::Alone::default()),
+        #[cfg(feature = "zookeeper")]
+        Box::new(zookeeper::Three::default()),
     ])
 }

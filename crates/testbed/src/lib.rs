@@ -2,15 +2,18 @@
 //!
 //! A store's rules are tested against the store itself, not against a picture of it. A [`Redis`] is the
 //! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
-//! by side. A [`Proxy`] stands between a client and any TCP server and holds back, delays or cuts what
-//! passes. [`Process`], [`ports`] and [`wait`] are what the next server is built from.
+//! by side; an [`Etcd`] and a [`ZooKeeper`] are likewise the installed ones. An [`EtcdCluster`] and a
+//! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
+//! off. A [`Proxy`] stands between a client and any TCP server and holds back, delays or cuts what passes.
+//! [`Process`], [`ports`] and [`wait`] are what the next server is built from.
 //!
 //! What must hold:
 //!
 //! - Nothing outlives the test run. A server is killed by its pid when its handle is dropped, and by the
 //!   kernel when the test process ends in any other way: see [`Process`].
 //! - Nothing is driven by the caller. Servers are blocking code and the proxy has a thread of its own, so a
-//!   test may use any runtime, or none. Calls take milliseconds; blocking a test's runtime with one is fine.
+//!   test may use any runtime, or none. Calls take milliseconds
+//!   (a start of a cluster, seconds); blocking a test's runtime with one is fine.
 //! - Nothing sleeps and hopes. What is waited for is a condition with a deadline ([`wait::until`]).
 //! - Nothing is skipped. A missing program is an error that says what to install.
 //!
@@ -39,20 +42,49 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A member that is cut off still has its clients, and can not serve them:
+//!
+//! ```no_run
+//! use fencepost_testbed::EtcdCluster;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let cluster = EtcdCluster::start()?;
+//! let old = cluster.leader()?;
+//! cluster.members()[old].cut_off();
+//! let new = cluster.leader()?;
+//! assert_ne!(new, old);
+//! cluster.members()[old].heal();
+//! cluster.wait_until_healthy()?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod client;
+mod etcd;
+mod java;
+mod peers;
 pub mod ports;
 mod process;
 mod proxy;
 mod redis;
 mod reply;
+mod server;
 mod spawner;
 mod tls;
+mod url;
 pub mod wait;
+mod zookeeper;
 
 pub use client::Client;
+pub use etcd::{Builder as EtcdBuilder, Cluster as EtcdCluster, Etcd, Member as EtcdMember};
+pub use java::java_classpath;
 pub use process::Process;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};
 pub use reply::Reply;
 pub use tls::Certificates;
+pub use zookeeper::{
+    Builder as ZooKeeperBuilder, Ensemble as ZooKeeperEnsemble, Member as ZooKeeperMember,
+    ZooKeeper,
+};

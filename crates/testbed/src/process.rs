@@ -110,7 +110,8 @@ impl Process {
     #[must_use]
     pub fn failure(&self, wanted: &str, error: &io::Error) -> io::Error {
         let log = self.log();
-        let taken = log.contains("Address already in use");
+        // Java and C write it with a capital letter, Go does not.
+        let taken = log.to_lowercase().contains("address already in use");
         let kind = if taken { io::ErrorKind::AddrInUse } else { error.kind() };
         let lines: Vec<_> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");

@@ -22,6 +22,7 @@ use crate::client::Client;
 use crate::process::Process;
 use crate::reply::Reply;
 use crate::tls::Certificates;
+use crate::url::percent_encoded;
 use crate::wait::{SOON, until};
 use clock::FakeClock;
 
@@ -239,12 +240,4 @@ fn spawn(directory: &Path, clock: Option<&FakeClock>) -> io::Result<Process> {
 
 fn without(option: &str) -> io::Error {
     io::Error::other(format!("this redis-server was started without .{option}()"))
-}
-
-/// A word as a URL has it.
-fn percent_encoded(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    word.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
-        .collect()
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use fencepost_testbed::wait::{SOON, until};
-use fencepost_testbed::{Process, Redis};
+use fencepost_testbed::{Etcd, Process, Redis, ZooKeeper};
 
 const PART: &str = "FENCEPOST_TESTBED_PART";
 
@@ -29,11 +29,17 @@ fn part() {
             // On a thread that ends: a server must outlive the thread that asked for it.
             let redis = std::thread::spawn(|| Redis::builder().start()).join().unwrap().unwrap();
             redis.command(&["PING"]).unwrap();
-            println!("\npid {}", redis.pid());
+            let etcd = Etcd::builder().start().unwrap();
+            let zookeeper = ZooKeeper::builder().start().unwrap();
+            println!("\npids {} {} {}", redis.pid(), etcd.pid(), zookeeper.pid());
             // Waits to be killed.
             let _ = std::io::stdin().lines().next();
         }
-        Ok("start nothing") => println!("\n{}", Redis::builder().start().unwrap_err()),
+        Ok("start nothing") => {
+            println!("\n{}", Redis::builder().start().unwrap_err());
+            println!("{}", Etcd::builder().start().unwrap_err());
+            println!("{}", ZooKeeper::builder().start().unwrap_err());
+        }
         part => panic!("there is no part {part:?}"),
     }
 }
@@ -55,21 +61,24 @@ fn a_test_process_that_is_killed_takes_its_servers_with_it() {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let pid =
-        lines.map_while(Result::ok).find_map(|line| Some(line.strip_prefix("pid ")?.to_owned()));
-    let running = pid.as_deref().map(runs);
+    let pids =
+        lines.map_while(Result::ok).find_map(|line| Some(line.strip_prefix("pids ")?.to_owned()));
+    let running = pids.as_deref().map(|pids| pids.split(' ').all(runs));
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(running, Some(true));
-    let pid = pid.unwrap();
-    until(SOON, "the server has ended", || Ok(!runs(&pid))).unwrap();
+    let pids = pids.unwrap();
+    until(SOON, "the servers have ended", || Ok(!pids.split(' ').any(runs))).unwrap();
 }
 
 #[test]
 fn a_missing_server_is_an_error_that_says_what_to_install() {
     let output = again("start nothing").env("PATH", "").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("install redis-server (scripts/test does)"), "{text}");
+    for package in ["redis-server", "etcd-server", "default-jre-headless"] {
+        let advice = format!("install {package} (scripts/test does)");
+        assert!(text.contains(&advice), "{advice}: {text}");
+    }
 }
 
 #[test]

@@ -28,8 +28,8 @@ use fencepost_core::{LockName, Moment, OwnerId, Ttl};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::address::ZooKeeperUrl;
 use self::address::Style;
+pub(crate) use self::address::ZooKeeperUrl;
 use self::broken::Ended;
 use self::dial::Servers;
 use self::faults::{Code, Fault};
@@ -136,8 +136,9 @@ impl Shared {
 
     /// The session that carries grants of this TTL, or a script's grant alone.
     fn session_for(&self, ttl: Ttl, liveness: Liveness) -> Arc<Session> {
-        let start =
-            |kept| Session::start(&self.servers, timeout_for(ttl), None, kept, &self.around.runtime);
+        let start = |kept| {
+            Session::start(&self.servers, timeout_for(ttl), None, kept, &self.around.runtime)
+        };
         if liveness == Liveness::LeaseOnly {
             return start(false);
         }
@@ -264,12 +265,10 @@ impl Shared {
 
     /// The grant's node is gone and its session is not: finds out why, once, and tells the guard.
     async fn ended(&self, place: &Arc<Place>, session: &Session) -> LossCause {
-        let find_out = async || {
-            match self.find_marker(session, &place.dir, place.mark).await {
-                Ok(Ended::Broken) => LossCause::Broken,
-                Ok(Ended::Otherwise) => LossCause::TakenOver,
-                Err(_) => LossCause::SessionGone,
-            }
+        let find_out = async || match self.find_marker(session, &place.dir, place.mark).await {
+            Ok(Ended::Broken) => LossCause::Broken,
+            Ok(Ended::Otherwise) => LossCause::TakenOver,
+            Err(_) => LossCause::SessionGone,
         };
         let cause = *place.cause.get_or_init(find_out).await;
         self.lost(place, cause);
@@ -409,7 +408,9 @@ fn guarantees() -> Guarantees {
         lengthens: false,
         found: Vec::new(),
         under: [
-            Kept::both("the lock is free when the session has timed out, half a TTL after the lease"),
+            Kept::both(
+                "the lock is free when the session has timed out, half a TTL after the lease",
+            ),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every write is synced on a majority before it is answered"),
             Kept::both("the new leader has every grant; sessions get their whole timeout again"),

@@ -73,7 +73,8 @@ impl Servers {
             let hint = match error.kind() {
                 // What a server does that has no quorum, or too many connections of ours.
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                    "it closed the connection: it may have no quorum, or too many connections".into()
+                    "it closed the connection: it may have no quorum, or too many connections"
+                        .into()
                 }
                 _ => error.to_string(),
             };
@@ -131,9 +132,8 @@ impl Servers {
         if asked == kept || told.len() >= 1000 || !told.insert(asked) {
             return;
         }
-        let lease = |timeout: i32| {
-            short(Duration::from_millis(u64::from(timeout.unsigned_abs())) * 2 / 3)
-        };
+        let lease =
+            |timeout: i32| short(Duration::from_millis(u64::from(timeout.unsigned_abs())) * 2 / 3);
         tracing::warn!(
             "asked for a TTL of {}, the server keeps {}: see minSessionTimeout and maxSessionTimeout \
              in its configuration",

@@ -93,7 +93,8 @@ async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<A
                 let note = Note::read(&data).ok_or_else(not_ours)?;
                 let key = note.sealed.as_deref().and_then(|it| Key::unseal(it, name, owner));
                 let session = shared.attach(note.ttl, key.ok_or_else(not_ours)?);
-                let token = token_of(&stat).ok_or_else(|| Error::refused("its token is too high"))?;
+                let token =
+                    token_of(&stat).ok_or_else(|| Error::refused("its token is too high"))?;
                 let request = Request {
                     name: name.clone(),
                     owner,

@@ -44,7 +44,8 @@ pub(super) async fn stand(
     wait: Wait,
     tell: oneshot::Sender<Result<Acquired>>,
 ) {
-    let mut line = Line { shared: &shared, place: &place, wait, kept: None, queued: false, sent: None };
+    let mut line =
+        Line { shared: &shared, place: &place, wait, kept: None, queued: false, sent: None };
     let stood = line.wait().await;
     let kept = line.kept.take();
     match stood {
@@ -175,7 +176,8 @@ impl Line<'_> {
                 ))
             })?;
             self.place.stand().grant = Some((token, ttl));
-            let (sent, queued) = (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
+            let (sent, queued) =
+                (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
             let grant = Grant { token, ttl, sent, queued, presence: None };
             return Ok(Some(Stood::Granted(grant, own)));
         }

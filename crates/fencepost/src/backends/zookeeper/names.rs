@@ -48,8 +48,7 @@ pub(super) fn path_of(chroot: &str, name: &LockName) -> String {
     path.push_str(chroot);
     for (number, part) in name.as_str().split('/').enumerate() {
         path.push('/');
-        let reserved =
-            number == 0 && (part == RESERVED || part == SYSTEM && chroot.is_empty());
+        let reserved = number == 0 && (part == RESERVED || part == SYSTEM && chroot.is_empty());
         push_part(&mut path, part, reserved);
     }
     path

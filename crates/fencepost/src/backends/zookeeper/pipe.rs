@@ -28,10 +28,10 @@ pub(super) struct Pipe {
 impl Pipe {
     /// Connects; with TLS if so asked.
     pub(super) async fn open(host: &Host, tls: Option<&Tls>) -> io::Result<Self> {
-        let stream = TcpStream::connect((host.name.as_str(), host.port)).await?;
+        let stream = TcpStream::connect(&host.0).await?;
         stream.set_nodelay(true)?;
         let stream: Box<dyn Duplex> = match tls {
-            Some(tls) => Box::new(tls.over(stream, &host.name).await?),
+            Some(tls) => Box::new(tls.over(stream, host.name()).await?),
             None => Box::new(stream),
         };
         Ok(Self { stream, inbox: Vec::new(), taken: 0, outbox: Vec::new(), sent: 0 })

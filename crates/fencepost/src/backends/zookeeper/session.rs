@@ -76,7 +76,11 @@ pub(super) enum State {
 
 /// What the task is told.
 pub(super) enum Order {
-    Ask { op: Op, watch: Option<Watch>, answer: oneshot::Sender<Result<Heard, Fault>> },
+    Ask {
+        op: Op,
+        watch: Option<Watch>,
+        answer: oneshot::Sender<Result<Heard, Fault>>,
+    },
     /// Answered once there is a connection.
     Ready(oneshot::Sender<Result<(), Fault>>),
     /// Whether it is kept may have changed.

@@ -11,19 +11,19 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::error::{Error, Result};
+use crate::url::servers::Pems;
 
 /// Whom to trust, and who we are.
 #[derive(Clone)]
 pub(crate) struct Tls(TlsConnector);
 
 impl Tls {
-    /// Trusts the CA in this file, or those that the system trusts; shows this certificate if asked.
-    pub(super) fn new(ca: Option<&str>, pair: Option<(&str, &str)>) -> Result<Self> {
+    pub(super) fn new(pems: Pems) -> Result<Self> {
         let mut roots = RootCertStore::empty();
-        match ca {
-            Some(path) => {
-                for certificate in certificates("ca", path)? {
-                    roots.add(certificate).map_err(|error| unusable("ca", path, error))?;
+        match pems.ca {
+            Some(ca) => {
+                for certificate in certificates("ca", &ca)? {
+                    roots.add(certificate).map_err(|error| unusable("ca", error))?;
                 }
             }
             None => {
@@ -42,14 +42,14 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(|error| Error::invalid("TLS can not be set up").because(error))?
             .with_root_certificates(roots);
-        let config = match pair {
+        let config = match pems.identity {
             None => config.with_no_client_auth(),
             Some((cert, key)) => {
-                let secret = PrivateKeyDer::from_pem_file(key)
-                    .map_err(|error| unusable("key", key, error))?;
+                let key =
+                    PrivateKeyDer::from_pem_slice(&key).map_err(|error| unusable("key", error))?;
                 config
-                    .with_client_auth_cert(certificates("cert", cert)?, secret)
-                    .map_err(|error| unusable("cert", cert, error))?
+                    .with_client_auth_cert(certificates("cert", &cert)?, key)
+                    .map_err(|error| unusable("cert", error))?
             }
         };
         Ok(Self(TlsConnector::from(Arc::new(config))))
@@ -65,22 +65,20 @@ impl Tls {
     }
 }
 
-fn certificates(option: &str, path: &str) -> Result<Vec<CertificateDer<'static>>> {
-    let found: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| unusable(option, path, error))?;
+fn certificates(option: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| unusable(option, error))?;
     if found.is_empty() {
         return Err(Error::invalid(format!(
-            "there is no certificate in \"{}\" ({option}= in the URL): give a PEM file",
-            path.escape_debug()
+            "there is no certificate in the file of {option}= in the URL: give a PEM file"
         )));
     }
     Ok(found)
 }
 
-fn unusable(option: &str, path: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    let path = path.escape_debug();
-    Error::invalid(format!("can not use \"{path}\" ({option}= in the URL)")).because(error)
+fn unusable(option: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::invalid(format!("can not use the file of {option}= in the URL")).because(error)
 }
 
 impl fmt::Debug for Tls {

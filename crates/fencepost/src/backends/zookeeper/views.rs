@@ -65,8 +65,9 @@ impl Shared {
         });
         let waiters = found.map(|waiter| {
             let label = match waiter {
-                Some((data, _)) => Note::read(&data)
-                    .map_or_else(|| strangers_label(&data), |note| note.label),
+                Some((data, _)) => {
+                    Note::read(&data).map_or_else(|| strangers_label(&data), |note| note.label)
+                }
                 None => HolderInfo::stranger().label,
             };
             WaiterInfo { label, waiting_for: None }
@@ -124,9 +125,8 @@ impl Shared {
                 found.push((name, dir, line));
             }
         }
-        let asked = found
-            .iter()
-            .map(|(name, dir, line)| self.info(control, name.clone(), dir, line, 0));
+        let asked =
+            found.iter().map(|(name, dir, line)| self.info(control, name.clone(), dir, line, 0));
         for info in futures_util::future::join_all(asked).await {
             let info = info?;
             if info.holder.is_some() || info.waiting > 0 {

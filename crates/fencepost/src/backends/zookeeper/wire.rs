@@ -222,12 +222,9 @@ mod tests {
 
     #[test]
     fn lengths_that_lie_are_refused() {
-        for bytes in [
-            &[0, 0, 0, 9, 1][..],
-            &[0x7f, 0xff, 0xff, 0xff, 1],
-            &[0xff, 0xff, 0xff, 0xfe],
-            &[0, 0],
-        ] {
+        for bytes in
+            [&[0, 0, 0, 9, 1][..], &[0x7f, 0xff, 0xff, 0xff, 1], &[0xff, 0xff, 0xff, 0xfe], &[0, 0]]
+        {
             assert_eq!(In(bytes).buffer(), Err(Malformed), "{bytes:?}");
             assert!(In(bytes).string().is_err(), "{bytes:?}");
         }

@@ -19,7 +19,7 @@ async fn break_tells_the_holder(scene: &Scene) -> Verdict {
     ensure!(broken.token == Some(guard.token()), "broke {broken:?}, not {}", guard.token());
     // The next one need not wait for the holder to notice.
     let next = theirs.lock("break").ttl(LONG).acquire_within(SOON).await?;
-    ensure!(next.token() > broken.floor, "token {}, floor {}", next.token(), broken.floor);
+    ensure!(next.token() >= broken.floor, "token {}, floor {}", next.token(), broken.floor);
     let cause = within(ttl + SOON, "the holder is told", guard.lost()).await?;
     ensure!(cause == LossCause::Broken, "the cause is given as \"{cause}\"");
     let released = guard.release().await;
@@ -39,7 +39,7 @@ async fn break_hands_over_to_the_waiter(scene: &Scene) -> Verdict {
     let broken = theirs.break_lock("break").await?;
     let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
     let next = within(SOON, "the waiter is granted", waiting).await???;
-    ensure!(next.token() > broken.floor, "token {}, floor {}", next.token(), broken.floor);
+    ensure!(next.token() >= broken.floor, "token {}, floor {}", next.token(), broken.floor);
     // It ends the grant that was there, not the one that follows.
     drop(guard);
     let other = theirs.lock("other").acquire().await?;

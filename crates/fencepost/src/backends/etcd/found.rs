@@ -1,0 +1,91 @@
+//! What kind of cluster this is: who its members are and how they do, read when we connect.
+
+use fencepost_core::Moment;
+use futures_util::future::{join, join_all};
+use tonic::Status;
+
+use super::api::{self, cluster_client::ClusterClient, maintenance_client::MaintenanceClient};
+use super::link::Link;
+use crate::race::{First, race};
+
+/// What was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    lines: Vec<(&'static str, String)>,
+}
+
+impl Found {
+    /// Asks every member that the URL names. One that does not answer by then is said not to.
+    pub(super) async fn read(link: &Link, limit: Moment) -> Self {
+        let clock = link.clock();
+        let asked = (0..link.count()).map(|at| async move {
+            let rpc = |channel, request| async move {
+                MaintenanceClient::new(channel).status(request).await
+            };
+            match race(link.ask(at, &api::StatusRequest {}, &rpc), clock.alarm(limit)).await {
+                First::Left(Ok(status)) => Ok(status),
+                First::Left(Err(fault)) => Err(fault.into_error().to_string()),
+                First::Right(()) => Err("does not answer".to_owned()),
+            }
+        });
+        let members = async {
+            let rpc = |channel, request| async move {
+                let answer = ClusterClient::new(channel).member_list(request).await;
+                // Known to the members alone, it is no reason to ask all of them in turn.
+                answer.map_err(|status| Status::permission_denied(status.message().to_owned()))
+            };
+            link.call(&api::MemberListRequest {}, limit, rpc).await.ok()
+        };
+        let (statuses, members) = join(join_all(asked), members).await;
+        let members = members.map(|answer| answer.value.members).unwrap_or_default();
+        Self { lines: lines(link, &statuses, &members) }
+    }
+
+    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+        self.lines.clone()
+    }
+}
+
+fn lines(
+    link: &Link,
+    statuses: &[Result<api::StatusResponse, String>],
+    members: &[api::Member],
+) -> Vec<(&'static str, String)> {
+    let mut versions: Vec<_> =
+        statuses.iter().flatten().map(|status| status.version.clone()).collect();
+    versions.sort();
+    versions.dedup();
+    let mut lines = vec![("server", format!("etcd {}", versions.join(", ")))];
+    let voters: Vec<_> = members.iter().filter(|member| !member.is_learner).collect();
+    if !voters.is_empty() {
+        let names: Vec<_> = voters
+            .iter()
+            .map(|member| if member.name.is_empty() { "(not started)" } else { &*member.name })
+            .collect();
+        let quorum = voters.len() / 2 + 1;
+        lines.push(("members", format!("{}: {}", voters.len(), names.join(", "))));
+        lines.push(("quorum", format!("{quorum} of {}; it answers", voters.len())));
+    }
+    for (at, status) in statuses.iter().enumerate() {
+        let health = match status {
+            Ok(status) => health_of(status),
+            Err(why) => why.clone(),
+        };
+        lines.push(("member", format!("{}: {health}", link.shown_at(at))));
+    }
+    lines
+}
+
+fn health_of(status: &api::StatusResponse) -> String {
+    let id = status.header.as_ref().map(|header| header.member_id);
+    let role = match status.leader {
+        0 => "has no leader",
+        leader if Some(leader) == id => "leader",
+        _ if status.is_learner => "learner",
+        _ => "follower",
+    };
+    let term = status.raft_term;
+    let mut health = vec![format!("{role}, term {term}")];
+    health.extend(status.errors.iter().map(|error| error.escape_debug().to_string()));
+    health.join("; ")
+}

@@ -1,0 +1,190 @@
+//! What a lock is at etcd, so that Go's `concurrency.Mutex`, `etcdctl lock` and `elect`, and the lock
+//! service of etcd itself share it.
+//!
+//! ```text
+//! key                      value                  lease
+//! NAME/<lease, hex>        LABEL \n fencepost 1   that lease     somebody holds NAME or waits for it
+//! fencepost.broken/<lease, hex>.<token>           one minute     that grant was broken
+//! ```
+//!
+//! The lowest `create_revision` among the keys of a name holds it. Other makes leave the value empty, or have
+//! the proposal of an election in it. A key counts only if it has that form and is tied to the lease it
+//! names: `a/b/<hex>` is not of the lock `a`, nor is a key `a/42` that somebody keeps data in.
+
+use aws_lc_rs::digest;
+use fencepost_core::{Label, LockName, OwnerId};
+
+use super::api::KeyValue;
+
+const OURS: &str = "\nfencepost 1";
+const BROKEN: &str = "fencepost.broken/";
+
+/// What stands before every name on this store.
+#[derive(Clone, Debug)]
+pub(super) struct Prefix(pub(super) String);
+
+impl Prefix {
+    /// Where all keys of a lock lie.
+    pub(super) fn queue(&self, name: &LockName) -> Queue {
+        Queue { start: format!("{}{name}/", self.0).into_bytes() }
+    }
+
+    /// Where all keys of all locks lie.
+    pub(super) fn all(&self) -> (Vec<u8>, Vec<u8>) {
+        let start = self.0.clone().into_bytes();
+        let end = after(&start);
+        // An empty key is no key: the first one there can be.
+        (if start.is_empty() { vec![0] } else { start }, end)
+    }
+
+    /// Which lock this key is of, if it is of one.
+    pub(super) fn lock_of(&self, kv: &KeyValue) -> Option<LockName> {
+        let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&*self.0)?;
+        let (name, lease) = key.rsplit_once('/')?;
+        (lease == hex(kv.lease) && kv.lease != 0).then(|| LockName::new(name).ok()).flatten()
+    }
+}
+
+/// The keys of one lock.
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    start: Vec<u8>,
+}
+
+impl Queue {
+    /// The range they lie in, among others.
+    pub(super) fn range(&self) -> (Vec<u8>, Vec<u8>) {
+        (self.start.clone(), after(&self.start))
+    }
+
+    pub(super) fn key(&self, lease: i64) -> Vec<u8> {
+        [&*self.start, hex(lease).as_bytes()].concat()
+    }
+
+    /// Whether this is the key of one who holds the lock or waits for it.
+    pub(super) fn contends(&self, kv: &KeyValue) -> bool {
+        kv.lease != 0 && kv.key.strip_prefix(&*self.start) == Some(hex(kv.lease).as_bytes())
+    }
+}
+
+/// The lease of one acquisition: whoever knows the owner and the name finds it, from the lease nobody finds
+/// the owner.
+pub(super) fn lease_of(name: &LockName, owner: OwnerId) -> i64 {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(b"fencepost etcd lease");
+    context.update(&owner.bits().to_be_bytes());
+    context.update(name.as_str().as_bytes());
+    let mut id = [0; 8];
+    id.copy_from_slice(&context.finish().as_ref()[..8]);
+    // Zero would have etcd choose one.
+    (i64::from_be_bytes(id) & i64::MAX).max(1)
+}
+
+/// As it stands in a key.
+fn hex(lease: i64) -> String {
+    format!("{lease:x}")
+}
+
+/// The key that tells of a broken grant.
+pub(super) fn broken_key(lease: i64, token: i64) -> Vec<u8> {
+    format!("{BROKEN}{}.{token}", hex(lease)).into_bytes()
+}
+
+/// Where the notes of broken grants of this lease lie.
+pub(super) fn broken_prefix(lease: i64) -> (Vec<u8>, Vec<u8>) {
+    let start = format!("{BROKEN}{}.", hex(lease)).into_bytes();
+    let end = after(&start);
+    (start, end)
+}
+
+pub(super) fn value_of(label: &Label) -> Vec<u8> {
+    format!("{label}{OURS}").into_bytes()
+}
+
+/// Whether we made this key: then its lease is of this one grant.
+pub(super) fn is_ours(kv: &KeyValue) -> bool {
+    kv.value.ends_with(OURS.as_bytes())
+}
+
+/// Who a person reads as the holder.
+pub(super) fn label_of(kv: &KeyValue) -> Label {
+    let text = std::str::from_utf8(&kv.value).unwrap_or_default();
+    let said = text.strip_suffix(OURS).unwrap_or(text);
+    let label = if is_ours(kv) || said.is_empty() {
+        Label::new(said)
+    } else {
+        Label::new(&format!("another client ({said})"))
+    };
+    label.unwrap_or_else(|_| Label::new("another client").expect("a fixed label is valid"))
+}
+
+/// The first key behind all that start so; "all" if there is none.
+fn after(start: &[u8]) -> Vec<u8> {
+    let mut end = start.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kv(key: &str, lease: i64) -> KeyValue {
+        KeyValue { key: key.as_bytes().to_vec(), lease, ..KeyValue::default() }
+    }
+
+    #[test]
+    fn only_keys_of_the_name_itself_contend() {
+        let prefix = Prefix(String::new());
+        let queue = prefix.queue(&LockName::new("a").unwrap());
+        assert!(queue.contends(&kv("a/2a", 42)));
+        for (key, lease) in
+            [("a/2a", 0), ("a/2a", 43), ("a/b/2a", 42), ("a//2a", 42), ("a/02a", 42), ("b/2a", 42)]
+        {
+            assert!(!queue.contends(&kv(key, lease)), "{key}");
+        }
+        let of = |key: &str| prefix.lock_of(&kv(key, 42)).map(|name| name.to_string());
+        assert_eq!(of("a/b/2a").as_deref(), Some("a/b"));
+        assert_eq!(of("fencepost.broken/2a.7"), None);
+        assert_eq!(of("2a"), None);
+        let prefix = Prefix("locks/".into());
+        assert_eq!(prefix.lock_of(&kv("locks/a/2a", 42)).unwrap().as_str(), "a");
+        assert_eq!(prefix.lock_of(&kv("other/a/2a", 42)), None);
+    }
+
+    #[test]
+    fn ranges_cover_what_starts_so() {
+        assert_eq!(after(b"a/"), b"a0");
+        assert_eq!(after(b"a\xff"), b"b");
+        assert_eq!(after(b""), b"\0");
+        assert_eq!(Prefix(String::new()).all(), (vec![0], vec![0]));
+    }
+
+    #[test]
+    fn a_lease_is_of_one_owner_and_one_name() {
+        let (a, b) = (LockName::new("a").unwrap(), LockName::new("b").unwrap());
+        let (one, two) = (OwnerId::from_bits(1), OwnerId::from_bits(2));
+        let ids = [lease_of(&a, one), lease_of(&a, two), lease_of(&b, one), lease_of(&b, two)];
+        let distinct: std::collections::HashSet<_> = ids.iter().collect();
+        assert_eq!(distinct.len(), 4);
+        assert!(ids.iter().all(|id| *id > 0));
+        assert_eq!(lease_of(&a, one), ids[0]);
+    }
+
+    #[test]
+    fn a_holder_has_a_name_whatever_its_make() {
+        let named = |value: &[u8]| {
+            label_of(&KeyValue { value: value.to_vec(), ..KeyValue::default() }).to_string()
+        };
+        assert_eq!(named(&value_of(&Label::new("web-1:77").unwrap())), "web-1:77");
+        assert_eq!(named(b""), "another client");
+        assert_eq!(named(b"node-3"), "another client (node-3)");
+        assert_eq!(named(b"\xff\xfe"), "another client");
+        assert_eq!(named(b"a\nb"), "another client");
+    }
+}

@@ -1,0 +1,306 @@
+//! A place in line: how it is taken, how one waits in it, how it is left.
+//!
+//! A place is a key under a lease of its own. It is first when no older key of the lock is there; else it
+//! watches the youngest of the older ones, and only that one. A watch that is opened "from now on" is
+//! served at once; one that starts at an old revision waits for etcd 3.4 to come round, up to 100 ms. So we
+//! open it from now on, and look again if anything happened in between.
+//!
+//! A place keeps its lease alive while it waits. Before it is believed to be first, the same read that finds
+//! no older key also finds our own, made at the same revision: a place whose lease died is no place
+//! (etcd#11456).
+
+use fencepost_core::{LockName, Moment, Token};
+use futures_util::future::join;
+
+use super::api::{self, range_request::SortOrder, range_request::SortTarget};
+use super::calls::{Sight, delete, found, get, made_at, put, range_of};
+use super::faults::Fault;
+use super::keys::{Queue, broken_key, label_of, value_of};
+use super::{BREATH, Desk, OUTAGE, OVERTIME, ttl_from};
+use crate::backend::{HolderInfo, Request};
+use crate::race::{First, race};
+
+/// What an acquisition has at etcd.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) lease: i64,
+    /// When its key was made: the token.
+    pub(super) made: i64,
+    /// In seconds.
+    pub(super) ttl: i64,
+    /// When the lease was asked for.
+    pub(super) sent: Moment,
+    /// It may be older than this call.
+    pub(super) old: bool,
+    /// What was seen last.
+    view: View,
+}
+
+/// What is ahead of a place.
+#[derive(Debug)]
+enum View {
+    /// Nothing.
+    First,
+    /// This key is, as of this revision.
+    Behind { key: Vec<u8>, revision: i64 },
+    /// Not known yet.
+    Unknown,
+    /// The place itself is gone.
+    Gone,
+}
+
+/// How waiting ended.
+pub(super) enum Waited {
+    First,
+    /// The place is gone.
+    Gone,
+    /// The limit came.
+    TooLate,
+}
+
+impl Desk {
+    /// Takes a place, or finds the one that this owner has.
+    pub(super) async fn enter(
+        &self,
+        request: &Request,
+        lease: i64,
+        limit: Moment,
+    ) -> Result<Place, Fault> {
+        let queue = self.prefix.queue(&request.name);
+        let seconds = i64::from(request.ttl.as_millis().div_ceil(1000));
+        let key = queue.key(lease);
+        // What was just made is the youngest, and the one before it is the next.
+        let last_two = api::RangeRequest { limit: 2, ..youngest_of(&queue) };
+        let txn = api::TxnRequest {
+            compare: vec![made_at(key.clone(), 0)],
+            success: vec![put(key.clone(), value_of(&request.label), lease), get(last_two)],
+            failure: vec![get(range_of((key.clone(), Vec::new())))],
+        };
+        // Both are under way at once, and mostly synced at once. If the key comes before its lease, it is
+        // refused.
+        let granting = self.link.grant(lease, seconds, limit);
+        let (granted, mut keyed) = join(granting, self.link.txn(&txn, limit)).await;
+        let (ttl, sent, old) = match granted {
+            Ok(granted) => (granted.value.ttl, granted.sent, false),
+            Err(Fault::LeaseExists) => (seconds, self.now(), true),
+            Err(fault) => return Err(fault),
+        };
+        if matches!(keyed, Err(Fault::NoLease { .. })) {
+            keyed = self.link.txn(&txn, limit).await;
+        }
+        let answer = keyed?.value;
+        let fresh = answer.succeeded;
+        let revision = answer.header.map_or(0, |header| header.revision);
+        let mut kvs = found(answer).pop().unwrap_or_default().into_iter();
+        let made = kvs.next().filter(|kv| kv.key == key).map(|kv| kv.create_revision);
+        let made = made.ok_or_else(|| {
+            Fault::Elsewhere("etcd did not show the key that it had just made".into())
+        })?;
+        let view = match kvs.next() {
+            _ if !fresh => View::Unknown,
+            None => View::First,
+            Some(next) if queue.contends(&next) => View::Behind { key: next.key, revision },
+            Some(_) => View::Unknown,
+        };
+        Ok(Place { lease, made, ttl, sent, old, view })
+    }
+
+    /// Whether this place is first, as far as is known without asking.
+    pub(super) async fn is_first(
+        &self,
+        name: &LockName,
+        place: &mut Place,
+        limit: Moment,
+    ) -> Result<bool, Fault> {
+        if matches!(place.view, View::Unknown) {
+            place.view = self.look(&self.prefix.queue(name), place, limit).await?;
+        }
+        Ok(matches!(place.view, View::First))
+    }
+
+    /// What is ahead of this place now.
+    async fn look(&self, queue: &Queue, place: &Place, limit: Moment) -> Result<View, Fault> {
+        let own = range_of((queue.key(place.lease), Vec::new()));
+        let mut older = api::RangeRequest {
+            limit: 1,
+            max_create_revision: place.made - 1,
+            ..youngest_of(queue)
+        };
+        loop {
+            let txn = api::TxnRequest {
+                success: vec![get(own.clone()), get(older.clone())],
+                ..api::TxnRequest::default()
+            };
+            let answer = self.link.txn(&txn, limit).await?.value;
+            let revision = answer.header.map_or(0, |header| header.revision);
+            let mut found = found(answer).into_iter();
+            let own = found.next().unwrap_or_default().pop();
+            if own.is_none_or(|own| own.create_revision != place.made) {
+                return Ok(View::Gone);
+            }
+            let ahead = found.next().unwrap_or_default();
+            let next = ahead.iter().find(|kv| queue.contends(kv));
+            if let Some(next) = next {
+                return Ok(View::Behind { key: next.key.clone(), revision });
+            }
+            // Keys of other locks may lie among those of this one: `a/b/...` among `a/...`.
+            if ahead.is_empty() || older.limit == 0 {
+                return Ok(View::First);
+            }
+            older.limit = 0;
+        }
+    }
+
+    /// Waits until this place is first, or gone, or the limit has come.
+    pub(super) async fn wait(
+        &self,
+        name: &LockName,
+        place: &mut Place,
+        until: Moment,
+    ) -> Result<Waited, Fault> {
+        let queue = self.prefix.queue(name);
+        let third = ttl_from(place.ttl)?.as_duration() / 3;
+        let mut beat = place.sent + third;
+        let mut sight: Option<(Vec<u8>, Sight<'_>)> = None;
+        loop {
+            let now = self.now();
+            let limit = (now + OUTAGE).min(until + OVERTIME);
+            if now >= beat {
+                let kept = self.link.keep_alive(&[place.lease], limit).await?;
+                if kept.value.first().is_none_or(|answer| answer.ttl <= 0) {
+                    return Ok(Waited::Gone);
+                }
+                beat = kept.sent + third;
+                place.view = View::Unknown;
+            }
+            if matches!(place.view, View::Unknown) {
+                place.view = self.look(&queue, place, limit).await?;
+            }
+            let (key, revision) = match &place.view {
+                View::First => return Ok(Waited::First),
+                View::Gone => return Ok(Waited::Gone),
+                View::Behind { key, revision } => (key, *revision),
+                View::Unknown => continue,
+            };
+            if now >= until {
+                return Ok(Waited::TooLate);
+            }
+            let alarm = self.clock().alarm(beat.min(until));
+            let watched = async {
+                let open = match sight.take().filter(|(watched, _)| watched == key) {
+                    Some((_, open)) => open,
+                    None => self.link.watch(deletion_of(key.clone())).await?,
+                };
+                // If anything happened between our look and the watch, we look again with the watch open.
+                let missed = open.since > revision;
+                let (_, open) = sight.insert((key.clone(), open));
+                if missed { Ok(()) } else { open.changed().await }
+            };
+            match race(watched, alarm).await {
+                First::Left(Err(Fault::Elsewhere(_))) => {
+                    sight = None;
+                    self.clock().alarm((self.now() + BREATH).min(until)).await;
+                }
+                First::Left(Err(fault)) => return Err(fault),
+                First::Left(Ok(())) => {
+                    // What it had seen so far we shall have seen as well.
+                    if let Some((_, open)) = &mut sight {
+                        open.since = 0;
+                    }
+                }
+                First::Right(()) if self.now() >= until => return Ok(Waited::TooLate),
+                First::Right(()) => {}
+            }
+            place.view = View::Unknown;
+        }
+    }
+
+    /// The holder, if there is one.
+    pub(super) async fn holder(
+        &self,
+        name: &LockName,
+        limit: Moment,
+    ) -> Result<Option<api::KeyValue>, Fault> {
+        let queue = self.prefix.queue(name);
+        let mut range = first_of(&queue);
+        loop {
+            let kvs = self.link.range(&range, limit).await?.kvs;
+            let first = kvs.iter().position(|kv| queue.contends(kv));
+            match first {
+                Some(first) => return Ok(kvs.into_iter().nth(first)),
+                None if kvs.is_empty() || range.limit == 0 => return Ok(None),
+                None => range.limit = 0,
+            }
+        }
+    }
+
+    pub(super) async fn holder_info(
+        &self,
+        kv: &api::KeyValue,
+        limit: Moment,
+    ) -> Result<HolderInfo, Fault> {
+        let lease = self.link.time_to_live(kv.lease, limit).await?;
+        let remaining = u64::try_from(lease.ttl).ok().map(std::time::Duration::from_secs);
+        let ttl = ttl_from(lease.granted_ttl).ok();
+        Ok(HolderInfo {
+            label: label_of(kv),
+            token: token_from(kv.create_revision).ok(),
+            ttl,
+            held_for: None,
+            remaining: remaining.map(|left| ttl.map_or(left, |ttl| left.min(ttl.as_duration()))),
+            endless: false,
+        })
+    }
+
+    /// Ends the grant of this key, and says so where its owner can read it. False if it was gone before.
+    pub(super) async fn break_key(
+        &self,
+        kv: &api::KeyValue,
+        note: i64,
+        limit: Moment,
+    ) -> Result<bool, Fault> {
+        let marker = broken_key(kv.lease, kv.create_revision);
+        let txn = api::TxnRequest {
+            compare: vec![made_at(kv.key.clone(), kv.create_revision)],
+            success: vec![delete(kv.key.clone()), put(marker.clone(), Vec::new(), note)],
+            failure: vec![get(range_of((marker, Vec::new())))],
+        };
+        let answer = self.link.txn(&txn, limit).await?;
+        if answer.value.succeeded {
+            return Ok(true);
+        }
+        // The answer to our first try may have been lost.
+        let notes = found(answer.value).pop().unwrap_or_default();
+        Ok(answer.again && notes.iter().any(|kv| kv.lease == note))
+    }
+}
+
+fn deletion_of(key: Vec<u8>) -> api::WatchCreateRequest {
+    let no_puts = api::watch_create_request::FilterType::Noput.into();
+    api::WatchCreateRequest { key, filters: vec![no_puts], ..api::WatchCreateRequest::default() }
+}
+
+/// Without values, the youngest first.
+fn youngest_of(queue: &Queue) -> api::RangeRequest {
+    api::RangeRequest {
+        keys_only: true,
+        sort_order: SortOrder::Descend.into(),
+        sort_target: SortTarget::Create.into(),
+        ..range_of(queue.range())
+    }
+}
+
+fn first_of(queue: &Queue) -> api::RangeRequest {
+    api::RangeRequest {
+        limit: 1,
+        sort_order: SortOrder::Ascend.into(),
+        sort_target: SortTarget::Create.into(),
+        ..range_of(queue.range())
+    }
+}
+
+pub(super) fn token_from(revision: i64) -> Result<Token, Fault> {
+    u64::try_from(revision).ok().and_then(|token| Token::new(token).ok()).ok_or_else(|| {
+        Fault::Refused(format!("the revision {revision} of this etcd is too high for a token"))
+    })
+}

@@ -1,0 +1,135 @@
+//! What every server of a cluster has: a process that can crash and come back, and a directory that stays.
+//!
+//! What must hold: a server that is started again is started with the command it was first started with, in
+//! the directory it had. Whether it is frozen is known here, because a frozen process runs and yet answers
+//! nobody: who waits for all servers that can answer has to leave it out.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::wait::until;
+
+/// How long a server may take until it serves. A Java machine on a loaded host takes its time.
+const STARTED: Duration = Duration::from_secs(30);
+
+/// A running server, or a crashed one that can be started again.
+#[derive(Debug)]
+pub(crate) struct Server {
+    // Before the directory: fields are dropped in this order.
+    state: Mutex<State>,
+    directory: TempDir,
+    command: Command,
+    /// What the server is called, and what its program is called in an error.
+    name: &'static str,
+    /// What to install if there is no such program.
+    packages: &'static str,
+}
+
+#[derive(Debug)]
+struct State {
+    process: Process,
+    frozen: bool,
+}
+
+impl Server {
+    /// Starts it. Nothing is waited for.
+    pub(crate) fn launch(
+        name: &'static str,
+        packages: &'static str,
+        command: Command,
+        directory: TempDir,
+    ) -> io::Result<Self> {
+        let process = spawn(name, packages, &command, directory.path())?;
+        let state = Mutex::new(State { process, frozen: false });
+        Ok(Self { state, directory, command, name, packages })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.state().process.pid()
+    }
+
+    /// Whether it runs and is not frozen.
+    pub(crate) fn can_answer(&self) -> bool {
+        let state = self.state();
+        !state.frozen && state.process.is_running()
+    }
+
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.process.stop()?;
+        state.frozen = true;
+        Ok(())
+    }
+
+    pub(crate) fn resume(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.process.resume()?;
+        state.frozen = false;
+        Ok(())
+    }
+
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.process.kill()?;
+        state.frozen = false;
+        Ok(())
+    }
+
+    /// Starts a server that was killed. Nothing is waited for.
+    pub(crate) fn launch_again(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if state.process.is_running() {
+            let message = format!("wanted to start {} again: it still runs", self.name);
+            return Err(io::Error::other(message));
+        }
+        state.process = spawn(self.name, self.packages, &self.command, self.directory())?;
+        Ok(())
+    }
+
+    /// Waits until a server that was launched is as `is_up` wants it. If it does not come up, the error shows
+    /// the end of its log.
+    pub(crate) fn wait_until_up(&self, is_up: impl Fn() -> io::Result<bool>) -> io::Result<()> {
+        until(STARTED, "it serves", || {
+            if !self.state().process.is_running() {
+                return Err(io::Error::other("it ended"));
+            }
+            is_up()
+        })
+        .map_err(|error| self.failure(&error))
+    }
+
+    /// The error with the end of the server's log.
+    pub(crate) fn failure(&self, error: &io::Error) -> io::Error {
+        self.state().process.failure(&format!("{} that serves", self.name), error)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn spawn(name: &str, packages: &str, command: &Command, directory: &Path) -> io::Result<Process> {
+    let log = directory.join(format!("{name}.log"));
+    Process::spawn(command, &log).map_err(|error| missing(error, packages))
+}
+
+/// An error that says what to install, if the program is not there.
+pub(crate) fn missing(error: io::Error, packages: &str) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            let message = format!("{error}: install {packages} (scripts/test does)");
+            io::Error::new(io::ErrorKind::NotFound, message)
+        }
+        _ => error,
+    }
+}
