@@ -1,4 +1,31 @@
 //! `zookeeper://HOST,HOST/CHROOT` a ZooKeeper that is there already.
+//!
+//! The lock is a directory, its path the lock's name (names.rs). Whoever wants it makes an ephemeral, numbered
+//! node there; the lowest number holds, and each waits for the one before it to go. The nodes are called as
+//! Curator's `InterProcessMutex` or kazoo's `Lock` calls them (nodes.rs), so these exclude us, and we them.
+//!
+//! *Why grants exclude:* the leader numbers the nodes of a directory in the order in which it makes them, and no
+//! lower number comes later. Our turn has come when the list shows none before ours, however old the list is:
+//! what it shows too much of makes us wait. A node is there as long as its session, and the leader ends a
+//! session when it has not heard of it for the timeout. A lease is two thirds of the timeout, and counts from
+//! a moment of which we know that the leader has heard of us since (beat.rs), so a guard is lost before its
+//! session is.
+//! *Why tokens rise:* the token is the number of the transaction that made the node (czxid). The leader counts
+//! them for the whole ensemble, a new leader begins a higher epoch, and nodes are granted in the order in
+//! which they were made. The number in a node's name begins anew with its directory: it is no token.
+//! *Where that ends:* with the data. Servers that are restored from old files, or a majority of them that lost
+//! its disks (or never synced them, `forceSync=no`), grant again and count again. A clock is not needed:
+//! but a leader that stands still may end sessions early when it goes on (beat.rs).
+//!
+//! *Sessions:* grants of one TTL share one session, kept alive by pings, and each has a heartbeat of its own: a
+//! write to its node, which no server answers without the leader, unlike a ping. A grant that is not renewed
+//! is taken back at the end of its lease, since the session goes on for the others. A script's grant has a
+//! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
+//! that another process can carry on.
+//! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
+//! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
+//! attached to another server nothing sent through the old one is. So after a break we look whether a node with
+//! our mark is there before another is made, and a release on the same session comes behind all of it.
 
 mod address;
 mod beat;
@@ -6,6 +33,7 @@ mod broken;
 mod conn;
 mod dial;
 mod faults;
+mod found;
 mod grants;
 mod line;
 mod names;
@@ -33,6 +61,7 @@ pub(crate) use self::address::ZooKeeperUrl;
 use self::broken::Ended;
 use self::dial::Servers;
 use self::faults::{Code, Fault};
+use self::found::Found;
 use self::names::path_of;
 use self::nodes::{Contender, Key, Mark, in_order};
 use self::ops::{Access, Make};
@@ -51,6 +80,8 @@ use crate::race::race;
 const IDLE: Duration = Duration::from_secs(30);
 /// How often sessions and places are looked at that nobody uses.
 const UPKEEP: Duration = Duration::from_secs(5);
+/// How old what is known of the servers may be.
+const REFRESH: Duration = Duration::from_secs(5);
 /// How long to wait for sessions to be closed. They end by themselves otherwise.
 const CLOSE: Duration = Duration::from_secs(2);
 
@@ -73,6 +104,8 @@ struct Shared {
     containers: AtomicBool,
     /// How many things are under way that nobody waits for.
     closing: watch::Sender<usize>,
+    /// What was last read of the servers, and when.
+    found: Mutex<(Found, Moment)>,
 }
 
 impl ZooKeeper {
@@ -89,8 +122,10 @@ impl ZooKeeper {
             places: Places::default(),
             containers: AtomicBool::new(true),
             closing: watch::Sender::new(0),
+            found: Mutex::default(),
         });
         shared.control().ready().await.map_err(Fault::into_error)?;
+        shared.look_around().await;
         let weak = Arc::downgrade(&shared);
         let upkeep = around.runtime.spawn(async move {
             while let Some(shared) = weak.upgrade() {
@@ -126,6 +161,17 @@ impl Shared {
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<u32, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what kind of servers these are.
+    async fn look_around(&self) {
+        self.found().1 = self.now();
+        let found = Found::read(self).await;
+        self.found().0 = found;
     }
 
     /// The session for what belongs to no grant of its own.
@@ -383,7 +429,17 @@ impl Backend for ZooKeeper {
     }
 
     fn guarantees(&self) -> Guarantees {
-        guarantees()
+        let (lines, read) = {
+            let found = self.shared.found();
+            (found.0.lines(), found.1)
+        };
+        // Whoever asks again sees what has become of them.
+        if self.shared.now().since(read) >= REFRESH {
+            self.shared.found().1 = self.shared.now();
+            let shared = Arc::clone(&self.shared);
+            self.shared.around.runtime.spawn(async move { shared.look_around().await });
+        }
+        Guarantees { found: lines, ..guarantees() }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {

@@ -71,7 +71,7 @@ impl Servers {
     }
 
     fn three() -> std::io::Result<Self> {
-        Ok(Self::Three(ZooKeeperEnsemble::with(Self::builder())?))
+        Ok(Self::Three(ZooKeeperEnsemble::with(&Self::builder())?))
     }
 
     fn each(&self) -> Vec<&ZooKeeper> {

@@ -36,11 +36,11 @@ pub struct Member {
 impl Ensemble {
     /// Starts three members and waits until all serve.
     pub fn start() -> io::Result<Self> {
-        Self::with(Builder::default())
+        Self::with(&Builder::default())
     }
 
     /// Starts three members with these options and waits until all serve.
-    pub fn with(options: Builder) -> io::Result<Self> {
+    pub fn with(options: &Builder) -> io::Result<Self> {
         let ensemble = on_free_port(|first| {
             let ports = (0..MEMBERS)
                 .map(|_| Ok([free_port()?, free_port()?]))

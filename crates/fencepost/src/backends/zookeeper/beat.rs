@@ -74,8 +74,8 @@ impl Beat {
 mod tests {
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_millis(12_000);
-    const LEASE: Duration = Duration::from_millis(8_000);
+    const TIMEOUT: Duration = Duration::from_secs(12);
+    const LEASE: Duration = Duration::from_secs(8);
 
     fn at(ms: u64) -> Moment {
         Moment::default() + Duration::from_millis(1_000_000 + ms)
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(beat.credit(woke), at(3_000 + 4_000));
         // The next one, a moment later, gets no more; one a quarter of a timeout later all.
         assert_eq!(beat.credit(woke + Duration::from_millis(100)), at(7_000));
-        let later = woke + Duration::from_millis(3_000);
+        let later = woke + Duration::from_secs(3);
         assert_eq!(beat.credit(later), later);
     }
 

@@ -212,7 +212,7 @@ impl Conn {
             match header.number {
                 EVENT => {
                     let (kind, _state, path) = (fields.i32()?, fields.i32()?, fields.string()?);
-                    tell(&mut self.watches, kind, path);
+                    tell(&mut self.watches, kind, &path);
                 }
                 PING_NUMBER => {
                     if let Some(sent) = self.ping.take() {
@@ -315,7 +315,7 @@ impl Conn {
 }
 
 /// Tells who watches: 1 a node came, 2 it went, 3 its data changed, 4 its children.
-fn tell(watches: &mut HashMap<(Watched, String), Vec<Watch>>, kind: i32, path: String) {
+fn tell(watches: &mut HashMap<(Watched, String), Vec<Watch>>, kind: i32, path: &str) {
     let both = [Watched::Node, Watched::Children];
     let told = match kind {
         1 | 3 => &both[..1],
@@ -324,7 +324,7 @@ fn tell(watches: &mut HashMap<(Watched, String), Vec<Watch>>, kind: i32, path: S
         _ => return,
     };
     for watched in told {
-        for watch in watches.remove(&(*watched, path.clone())).unwrap_or_default() {
+        for watch in watches.remove(&(*watched, path.to_owned())).unwrap_or_default() {
             let _ = watch.send(());
         }
     }

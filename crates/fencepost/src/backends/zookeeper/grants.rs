@@ -32,9 +32,9 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
     };
     let give_up = shared.now() + PATIENCE;
     loop {
-        let (session, node, note, grant) = {
+        let (session, node, written, grant) = {
             let stand = place.stand();
-            (stand.session.clone(), stand.node.clone(), stand.note.clone(), stand.grant)
+            (stand.session.clone(), stand.node.clone(), stand.written.clone(), stand.grant)
         };
         let (Some(session), Some(node), Some((token, kept))) = (session, node, grant) else {
             return Err(Error::not_held(name, None));
@@ -42,7 +42,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
         if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
             return Err(longer_refused(name, kept, longer));
         }
-        match session.set(&node, &note).await {
+        match session.set(&node, &written).await {
             Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
                 let ttl = session.ttl().map_err(Fault::into_error)?;
                 place.leased(sent + ttl.as_duration());
@@ -90,24 +90,24 @@ async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<A
                          other: acquire it as lease-only to renew it from elsewhere"
                     ))
                 };
-                let note = Note::read(&data).ok_or_else(not_ours)?;
-                let key = note.sealed.as_deref().and_then(|it| Key::unseal(it, name, owner));
-                let session = shared.attach(note.ttl, key.ok_or_else(not_ours)?);
+                let stated = Note::read(&data).ok_or_else(not_ours)?;
+                let key = stated.sealed.as_deref().and_then(|it| Key::unseal(it, name, owner));
+                let session = shared.attach(stated.ttl, key.ok_or_else(not_ours)?);
                 let token =
                     token_of(&stat).ok_or_else(|| Error::refused("its token is too high"))?;
                 let request = Request {
                     name: name.clone(),
                     owner,
-                    ttl: note.ttl,
-                    label: note.label,
+                    ttl: stated.ttl,
+                    label: stated.label,
                     liveness: Liveness::LeaseOnly,
                     loss: LossSignal::unheard(),
                 };
                 let place = Place::new(&request, dir);
                 {
                     let mut stand = place.stand();
-                    (stand.session, stand.node, stand.note) = (Some(session), Some(node), data);
-                    stand.grant = Some((token, note.ttl));
+                    (stand.session, stand.node, stand.written) = (Some(session), Some(node), data);
+                    stand.grant = Some((token, stated.ttl));
                 }
                 return Ok(shared.places.enter(place));
             }

@@ -227,11 +227,11 @@ impl Line<'_> {
                 })?)
             }
         };
-        let note = Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes();
-        place.stand().note.clone_from(&note);
+        let written = Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes();
+        place.stand().written.clone_from(&written);
         let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
         for _ in 0..VANISHED {
-            let ask = || session.create(&path, &note, Make::Contender, self.shared.access);
+            let ask = || session.create(&path, &written, Make::Contender, self.shared.access);
             let Some(asked) = place.ask_for_node(ask) else {
                 return Err(Fault::Refused("this acquire was withdrawn".into()));
             };
@@ -260,7 +260,7 @@ impl Line<'_> {
         for node in self.shared.nodes_of(session, &self.place.dir, self.place.mark).await? {
             match session.data(&node).await {
                 Ok((data, stat)) if stat.session == session.id() => {
-                    self.place.stand().note = data;
+                    self.place.stand().written = data;
                     return Ok(Some(node));
                 }
                 Ok(_) | Err(Fault::Said(Code::NoNode)) => {}
@@ -287,7 +287,7 @@ impl Line<'_> {
             // Two of ours: the one that is looked at is as good as the other.
             return gone(session.delete(node).await).inspect(|()| {
                 let mut stand = place.stand();
-                (stand.node, stand.note) = (Some(path), data);
+                (stand.node, stand.written) = (Some(path), data);
             });
         }
         // What a session left that is not ours is not ours (CURATOR-604). A script's is: the owner opens it.
@@ -303,7 +303,7 @@ impl Line<'_> {
                     self.shared.close_later(session);
                     place.move_to(Some(other));
                     let mut stand = place.stand();
-                    (stand.node, stand.note) = (Some(path), data);
+                    (stand.node, stand.written) = (Some(path), data);
                     self.kept = Some(kept);
                     return Ok(());
                 }
@@ -358,7 +358,10 @@ async fn look_after(shared: &Arc<Shared>, place: &Arc<Place>, own: oneshot::Rece
         };
         match told {
             Told::Gone if place.is_over() => return,
-            Told::Gone => return drop(shared.ended(place, &session).await),
+            Told::Gone => {
+                shared.ended(place, &session).await;
+                return;
+            }
             Told::LeaseOver => return shared.take_back(place, &session, &node).await,
             Told::Nothing => {}
         }
@@ -369,7 +372,10 @@ async fn look_after(shared: &Arc<Shared>, place: &Arc<Place>, own: oneshot::Rece
         match session.children_watched(&node).await {
             Ok((_, _, told)) => own = Some(told),
             Err(Fault::Said(Code::NoNode)) if place.is_over() => return,
-            Err(Fault::Said(Code::NoNode)) => return drop(shared.ended(place, &session).await),
+            Err(Fault::Said(Code::NoNode)) => {
+                shared.ended(place, &session).await;
+                return;
+            }
             Err(Fault::Gone) => return shared.lost(place, LossCause::SessionGone),
             Err(_) => shared.around.clock.alarm(shared.now() + BREATH).await,
         }

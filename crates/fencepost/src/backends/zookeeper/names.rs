@@ -14,6 +14,8 @@
 //!
 //! No two names have one path.
 
+use std::fmt::Write as _;
+
 use fencepost_core::LockName;
 
 use super::nodes::looks_like_contender;
@@ -65,7 +67,8 @@ fn push_part(path: &mut String, part: &str, reserved: bool) {
         if sign == '%' || refused(sign) || dots || (reserved && at == 0) || at == last {
             let mut bytes = [0; 4];
             for byte in sign.encode_utf8(&mut bytes).bytes() {
-                path.push_str(&format!("%{byte:02X}"));
+                // Writing to a String can not fail.
+                let _ = write!(path, "%{byte:02X}");
             }
         } else {
             path.push(sign);

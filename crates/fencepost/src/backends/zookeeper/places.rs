@@ -40,7 +40,7 @@ pub(super) struct Stand {
     /// The path of its node, once that is known.
     pub(super) node: Option<String>,
     /// What is written in it.
-    pub(super) note: Vec<u8>,
+    pub(super) written: Vec<u8>,
     pub(super) grant: Option<(Token, Ttl)>,
     /// A node was asked for and the answer is not known.
     pub(super) unsure: bool,

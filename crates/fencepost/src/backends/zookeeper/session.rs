@@ -181,12 +181,6 @@ impl Session {
         settled.is_ok_and(|state| *state == State::Up)
     }
 
-    pub(super) async fn over(&self) {
-        let mut state = self.core.state.subscribe();
-        // The sender lives in our core.
-        let _ = state.wait_for(|state| *state == State::Over).await;
-    }
-
     /// Resolves once there is a connection.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         if *self.core.state.borrow() == State::Up {
@@ -280,7 +274,6 @@ impl Session {
     }
 
     /// With a word when children come or go, or the node itself goes; or when the connection breaks.
-    #[expect(clippy::type_complexity, reason = "three answers to one question")]
     pub(super) fn children_watched(
         &self,
         path: &str,

@@ -20,20 +20,17 @@ pub(crate) struct Tls(TlsConnector);
 impl Tls {
     pub(super) fn new(pems: Pems) -> Result<Self> {
         let mut roots = RootCertStore::empty();
-        match pems.ca {
-            Some(ca) => {
-                for certificate in certificates("ca", &ca)? {
-                    roots.add(certificate).map_err(|error| unusable("ca", error))?;
-                }
+        if let Some(ca) = pems.ca {
+            for certificate in certificates("ca", &ca)? {
+                roots.add(certificate).map_err(|error| unusable("ca", error))?;
             }
-            None => {
-                // Some of the system's may be odd; what matters is that there are any.
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-                if roots.is_empty() {
-                    return Err(Error::invalid(
-                        "this system has no list of trusted CAs: name one with ca=FILE in the URL",
-                    ));
-                }
+        } else {
+            // Some of the system's may be odd; what matters is that there are any.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            if roots.is_empty() {
+                return Err(Error::invalid(
+                    "this system has no list of trusted CAs: name one with ca=FILE in the URL",
+                ));
             }
         }
         // Named, so that another crate in the program can not change what we use.
