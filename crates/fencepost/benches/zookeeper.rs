@@ -1,0 +1,171 @@
+//! What a lock on ZooKeeper costs: `cargo bench -p fencepost --features zookeeper --bench zookeeper`.
+//!
+//! Side by side in one run, since machines are noisy: the library, whose tasks share one session, against the
+//! same requests by hand, a thread and a connection each. And the hand-off of processes.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
+use fencepost::Fencepost;
+use fencepost::clock::{BootClock, Clock};
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble};
+
+fn main() -> Outcome<()> {
+    if common::is_waiter()? {
+        return Ok(());
+    }
+    let scale = if full() { 1 } else { 100 };
+    {
+        let server = ZooKeeper::builder().start()?;
+        // What a Java machine does in its first seconds is not what it does later.
+        by_hand("one server, warming up", &server.url(), server.address(), 8_000 / scale)?;
+        by_hand("one server", &server.url(), server.address(), 16_000 / scale)?;
+    }
+    {
+        let ensemble = ZooKeeperEnsemble::start()?;
+        let address = ensemble.members()[ensemble.leader()?].address();
+        by_hand("three servers", &format!("zookeeper://{address}"), address, 4_000 / scale)?;
+    }
+    hand_off(16, 200 / scale)
+}
+
+/// A session as somebody would write it who wants nothing but speed.
+struct Hand {
+    stream: TcpStream,
+    number: i32,
+}
+
+impl Hand {
+    fn connect(address: SocketAddr) -> Outcome<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let mut hand = Self { stream, number: 0 };
+        let mut hello = Vec::new();
+        hello.extend([0; 12]);
+        hello.extend(30_000_i32.to_be_bytes());
+        hello.extend([0; 8]);
+        text(&mut hello, &[0; 16]);
+        hand.stream.write_all(&framed(&hello))?;
+        hand.receive()?;
+        Ok(hand)
+    }
+
+    fn request(&mut self, operation: i32, body: &[u8]) -> Vec<u8> {
+        self.number += 1;
+        framed(&[&self.number.to_be_bytes(), &operation.to_be_bytes(), body].concat())
+    }
+
+    /// What follows the header of the answer.
+    fn receive(&mut self) -> Outcome<Vec<u8>> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut frame = vec![0; usize::try_from(i32::from_be_bytes(length))?];
+        self.stream.read_exact(&mut frame)?;
+        Ok(frame.split_off(16))
+    }
+
+    fn make(&mut self, path: &str, flags: i32) -> Outcome<String> {
+        let mut body = Vec::new();
+        text(&mut body, path.as_bytes());
+        text(&mut body, b"127.0.0.1");
+        body.extend([0, 0, 0, 1, 0, 0, 0, 31]);
+        text(&mut body, b"world");
+        text(&mut body, b"anyone");
+        body.extend(flags.to_be_bytes());
+        let request = self.request(1, &body);
+        self.stream.write_all(&request)?;
+        let answer = self.receive()?;
+        Ok(String::from_utf8(answer.get(4..).unwrap_or_default().to_vec())?)
+    }
+
+    /// The recipe: make a node, look who is first and which number ours has, take it away.
+    fn cycle(&mut self, dir: &str) -> Outcome<()> {
+        let node = self.make(&format!("{dir}/_c_{:036}-lock-", 0), 3)?;
+        let (mut list, mut stat) = (Vec::new(), Vec::new());
+        text(&mut list, dir.as_bytes());
+        list.push(0);
+        text(&mut stat, node.as_bytes());
+        stat.push(0);
+        let both = [self.request(8, &list), self.request(4, &stat)].concat();
+        self.stream.write_all(&both)?;
+        self.receive()?;
+        self.receive()?;
+        let mut body = Vec::new();
+        text(&mut body, node.as_bytes());
+        body.extend((-1_i32).to_be_bytes());
+        let request = self.request(2, &body);
+        self.stream.write_all(&request)?;
+        self.receive()?;
+        Ok(())
+    }
+}
+
+fn text(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend(i32::try_from(bytes.len()).unwrap_or(i32::MAX).to_be_bytes());
+    out.extend(bytes);
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    text(&mut frame, body);
+    frame
+}
+
+fn hand_cycles(hands: &mut [Hand], cycles: usize) -> Duration {
+    let start = BootClock.now();
+    std::thread::scope(|scope| {
+        for (number, hand) in hands.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let dir = format!("/hand-{number}");
+                for _ in 0..cycles {
+                    hand.cycle(&dir).expect("a server that answers");
+                }
+            });
+        }
+    });
+    BootClock.now().since(start)
+}
+
+fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<()> {
+    let runtime = runtime()?;
+    let fp = runtime.block_on(Fencepost::connect(url))?;
+    println!("zookeeper ({what}): uncontended acquire + release");
+    for tasks in [1, 16, 64] {
+        let count = if tasks == 1 { count / 4 } else { count };
+        let slices = 10;
+        let each = (count / slices / tasks).max(1);
+        let mut hands = (0..tasks).map(|_| Hand::connect(address)).collect::<Outcome<Vec<_>>>()?;
+        for (number, hand) in hands.iter_mut().enumerate() {
+            // It may be there already.
+            let _ = hand.make(&format!("/hand-{number}"), 0);
+        }
+        let (mut by_hand, mut ours) = (Duration::ZERO, Duration::ZERO);
+        // Turn and turn about, so that a slow spell hits both.
+        for _ in 0..slices {
+            by_hand += hand_cycles(&mut hands, each);
+            ours += cycles(&runtime, &fp, tasks, each)?;
+        }
+        let total = slices * each * tasks;
+        println!("  {tasks:>3} tasks, by hand  {}", rate(total, by_hand));
+        let ratio = by_hand.as_secs_f64() / ours.as_secs_f64();
+        println!("  {tasks:>3} tasks, ours     {}  {ratio:.2}x by hand", rate(total, ours));
+    }
+    Ok(())
+}
+
+fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
+    println!("zookeeper (one server): hand-off on one name, {processes} processes, 5 ms holds");
+    let server = ZooKeeper::builder().start()?;
+    for _ in 0..2 {
+        let mut waiters = Waiters::start(processes, &server.url(), rounds.max(3))?;
+        let (gaps, waits) = by_the_clock(&mut waiters)?;
+        println!("  hand-off   {}", percentiles(gaps));
+        println!("  wait       {}", percentiles(waits));
+    }
+    Ok(())
+}
