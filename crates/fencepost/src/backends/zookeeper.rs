@@ -174,10 +174,9 @@ impl Shared {
         self.found().0 = found;
     }
 
-    /// The session for what belongs to no grant of its own.
+    /// The session for what belongs to no grant: that of grants with the default TTL.
     fn control(&self) -> Arc<Session> {
-        let ttl = Ttl::new(crate::lock::DEFAULT_TTL).unwrap_or(Ttl::MAX);
-        self.session_for(ttl, Liveness::Process)
+        self.session_for(default_ttl(), Liveness::Process)
     }
 
     /// The session that carries grants of this TTL, or a script's grant alone.
@@ -215,11 +214,14 @@ impl Shared {
     /// Closes the sessions that carry nothing, and have not for so long.
     fn close_idle(&self, idle: Duration) {
         let mut sessions = self.sessions();
-        let unused = |session: &Arc<Session>| {
+        let unused = |ttl: u32, session: &Arc<Session>| {
+            // One is kept, so that a client that rests need not connect for its next lock.
+            let spared = ttl == default_ttl().as_millis() && !idle.is_zero();
             // Under the lock nobody gets another handle.
-            session.is_over() || Arc::strong_count(session) == 1 && session.unused_for() >= idle
+            let idle = Arc::strong_count(session) == 1 && session.unused_for() >= idle;
+            session.is_over() || idle && !spared
         };
-        for (_, session) in sessions.extract_if(|_, session| unused(session)) {
+        for (_, session) in sessions.extract_if(|ttl, session| unused(*ttl, session)) {
             self.close_later(&session);
         }
     }
@@ -352,6 +354,10 @@ impl Shared {
             Err(fault) => Err(fault.into_error()),
         }
     }
+}
+
+fn default_ttl() -> Ttl {
+    Ttl::new(crate::lock::DEFAULT_TTL).unwrap_or(Ttl::MAX)
 }
 
 /// The session timeout that carries a lease: half as long again.

@@ -159,14 +159,15 @@ impl Line<'_> {
         let line = in_order(&children);
         let ours = |contender: &Contender| self.shared.child(self.place, contender) == node;
         let double = line.iter().find(|other| self.place.mark.is_on(&other.node) && !ours(other));
-        if let Some(double) = double {
-            self.queued = true;
-            self.settle_double(&session, &node, double).await?;
-            return Ok(None);
-        }
         let Some(ahead) = line.iter().position(ours) else {
             return Err(Fault::NotNow("the server does not list our node yet".into()));
         };
+        if let Some(double) = double {
+            self.queued = true;
+            let later = line[..ahead].iter().all(|other| other != double);
+            self.settle_double(&session, &node, double, later).await?;
+            return Ok(None);
+        }
         if ahead == 0 {
             let ttl = session.ttl()?;
             let token = token_of(&stat).ok_or_else(|| {
@@ -277,6 +278,7 @@ impl Line<'_> {
         session: &Arc<Session>,
         node: &str,
         double: &Contender,
+        later: bool,
     ) -> Result<(), Fault> {
         let place = self.place;
         let path = self.shared.child(place, double);
@@ -285,7 +287,10 @@ impl Line<'_> {
             found => found?,
         };
         if stat.session == session.id() {
-            // Two of ours: the one that is looked at is as good as the other.
+            // Two of ours: the first keeps its place.
+            if later {
+                return gone(session.delete(&path).await);
+            }
             return gone(session.delete(node).await).inspect(|()| {
                 let mut stand = place.stand();
                 (stand.node, stand.written) = (Some(path), data);
