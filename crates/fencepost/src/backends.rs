@@ -9,6 +9,8 @@ pub mod redis;
 pub mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 #[cfg(any(feature = "redis", feature = "sqlite"))]
 use std::time::Duration;
@@ -25,11 +27,16 @@ use crate::error::Result;
 use crate::url::Url;
 
 #[cfg_attr(
-    not(any(feature = "etcd", feature = "redis", feature = "sqlite")),
+    not(any(feature = "etcd", feature = "redis", feature = "sqlite", feature = "zookeeper")),
     expect(clippy::unused_async, reason = "the other stores have to be waited for")
 )]
 pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
-    #[cfg(not(any(feature = "etcd", feature = "redis", feature = "sqlite")))]
+    #[cfg(not(any(
+        feature = "etcd",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    )))]
     let _ = around;
     match url {
         Url::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
@@ -48,6 +55,8 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redlock(url) => Ok(redlock::Redlock::open(*url, &around).await?.into()),
+        #[cfg(feature = "zookeeper")]
+        Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which store a URL names.
 
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) mod servers;
 
 use std::path::PathBuf;
@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use crate::backends::etcd::EtcdUrl;
 #[cfg(feature = "redis")]
 use crate::backends::redis::{RedisUrl, RedlockUrl};
+#[cfg(feature = "zookeeper")]
+use crate::backends::zookeeper::ZooKeeperUrl;
 use crate::error::{Error, Result};
 
 /// A store's address, parsed.
@@ -28,10 +30,12 @@ pub(crate) enum Url {
     Redlock(Box<RedlockUrl>),
     #[cfg(feature = "etcd")]
     Etcd(Box<EtcdUrl>),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(Box<ZooKeeperUrl>),
 }
 
 const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
-                     etcd://HOST,HOST,HOST";
+                     etcd://HOST,HOST,HOST, zookeeper://HOST,HOST/PATH";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -53,6 +57,8 @@ impl Url {
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
             #[cfg(feature = "etcd")]
             "etcd" => Ok(Self::Etcd(Box::new(EtcdUrl::parse(rest)?))),
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" | "zk" => Ok(Self::ZooKeeper(Box::new(ZooKeeperUrl::parse(rest)?))),
             #[cfg(feature = "redis")]
             _ if scheme.starts_with("redis")
                 && (scheme.contains("cluster") || scheme.contains("sentinel")) =>

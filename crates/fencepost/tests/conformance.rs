@@ -11,6 +11,9 @@ mod redis;
 #[cfg(feature = "sqlite")]
 #[path = "conformance/sqlite.rs"]
 mod sqlite;
+#[cfg(feature = "zookeeper")]
+#[path = "conformance/zookeeper.rs"]
+mod zookeeper;
 
 use std::process::ExitCode;
 
@@ -27,5 +30,9 @@ fn main() -> ExitCode {
         Box::new(etcd::Alone::default()),
         #[cfg(feature = "etcd")]
         Box::new(etcd::Three::default()),
+        #[cfg(feature = "zookeeper")]
+        Box::new(zookeeper::Alone::default()),
+        #[cfg(feature = "zookeeper")]
+        Box::new(zookeeper::Three::default()),
     ])
 }

@@ -36,12 +36,17 @@ pub struct Member {
 impl Ensemble {
     /// Starts three members and waits until all serve.
     pub fn start() -> io::Result<Self> {
+        Self::with(&Builder::default())
+    }
+
+    /// Starts three members with these options and waits until all serve.
+    pub fn with(options: &Builder) -> io::Result<Self> {
         let ensemble = on_free_port(|first| {
             let ports = (0..MEMBERS)
                 .map(|_| Ok([free_port()?, free_port()?]))
                 .collect::<io::Result<Vec<_>>>()?;
             let peers = Arc::new(Peers::new(&ports)?);
-            let mut builder = Builder::default().config("initLimit", "20").config("syncLimit", "6");
+            let mut builder = options.clone().config("initLimit", "20").config("syncLimit", "6");
             for (number, [quorum, election]) in (1..).zip(&ports) {
                 let value = format!("127.0.0.1:{quorum}:{election}");
                 builder = builder.config(&format!("server.{number}"), &value);

@@ -1,0 +1,206 @@
+//! An operator ends a grant.
+//!
+//! The holder's node is deleted, and in the same step a marker is made that tells the holder what became of
+//! it. The marker's name is a hash of the node's path without its number, which a holder knows, and a script
+//! that has the owner. The holder takes it away; what nobody took is swept by a later break, by the server's own times.
+//!
+//! The floor is one above the broken token. Those who wait have nodes, and so tokens, from before the break:
+//! a number drawn by it would lie above the next holder's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use fencepost_core::{LockName, Token};
+
+use super::Shared;
+use super::address::Style;
+use super::faults::{Code, Fault};
+use super::line::gone;
+use super::names::{RESERVED, path_of};
+use super::nodes::{Contender, Mark, Note, hex, holder, in_order};
+use super::ops::{Access, Make, Op};
+use super::session::Session;
+use crate::backend::Broken;
+use crate::counted::Counted;
+use crate::error::{Error, Result};
+
+/// How long a break goes on trying over connections that break.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a marker is kept for a holder that does not come back.
+const KEPT: Duration = Duration::from_hours(1);
+/// How many markers one break looks at.
+const SWEPT: usize = 100;
+
+/// How a grant ended whose node is gone.
+pub(super) enum Ended {
+    Broken,
+    Otherwise,
+}
+
+impl Shared {
+    fn markers(&self) -> String {
+        format!("{}/{RESERVED}/broken", self.chroot)
+    }
+
+    fn marker(&self, dir: &str, prefix: &str) -> String {
+        let hash = digest(&SHA256, format!("{dir}/{prefix}").as_bytes());
+        format!("{}/{}", self.markers(), hex(&hash.as_ref()[..16]))
+    }
+
+    /// Looks for the marker of an owner's node, and takes it away.
+    pub(super) async fn find_marker(
+        &self,
+        session: &Session,
+        dir: &str,
+        mark: Mark,
+    ) -> Result<Ended, Fault> {
+        for style in [Style::Curator, Style::Kazoo] {
+            let marker = self.marker(dir, &mark.prefix(style));
+            match session.delete(&marker).await {
+                Ok(()) => return Ok(Ended::Broken),
+                // Another user's, whom we may not clean up after.
+                Err(Fault::Said(Code::NoAuth)) => {
+                    if session.exists_watched(&marker).await?.0 {
+                        return Ok(Ended::Broken);
+                    }
+                }
+                Err(Fault::Said(Code::NoNode)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(Ended::Otherwise)
+    }
+
+    /// Ends the present grant, whoever holds it.
+    pub(super) async fn break_lock(self: &Arc<Self>, name: &LockName) -> Result<Option<Broken>> {
+        let dir = path_of(&self.chroot, name);
+        let give_up = self.now() + PATIENCE;
+        let mut target = None;
+        loop {
+            let session = self.control();
+            // Whom it is to hit is looked up once: sent again after a cut, it must not hit the next one.
+            let known = match target.take() {
+                Some(known) => Ok(Some(known)),
+                None => self.look_up(&session, &dir).await.map(|found| found.map(|it| (it, false))),
+            };
+            let (found, mut sent) = match known {
+                Ok(None) => return Ok(None),
+                Ok(Some(known)) => known,
+                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => continue,
+                Err(fault) => return Err(fault.into_error()),
+            };
+            match self.hit(&session, &dir, &found, sent).await {
+                Ok(true) => {
+                    if found.ours {
+                        self.sweep(session, &self.marker(&dir, found.contender.prefix()));
+                    }
+                    return found.broken(name).map(Some);
+                }
+                Ok(false) => return Ok(None),
+                Err(fault @ (Fault::Cut(_) | Fault::Gone)) if self.now() < give_up => {
+                    sent |= matches!(fault, Fault::Cut(_));
+                    target = Some((found, sent));
+                }
+                Err(fault) => return Err(fault.into_error()),
+            }
+        }
+    }
+
+    async fn look_up(&self, session: &Session, dir: &str) -> Result<Option<Target>, Fault> {
+        loop {
+            let children = self.children_now(session, dir).await?;
+            let Some(contender) = in_order(&children).into_iter().next() else { return Ok(None) };
+            match session.data(&format!("{dir}/{}", contender.node)).await {
+                Ok((data, stat)) => {
+                    let (ours, holder) = (Note::read(&data).is_some(), holder(&data, &stat));
+                    let (label, token) = (holder.label, holder.token);
+                    return Ok(Some(Target { contender, czxid: stat.czxid, ours, label, token }));
+                }
+                Err(Fault::Said(Code::NoNode)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+
+    /// Whether it is gone by this. `sent`: it was asked before, and the answer is not known.
+    async fn hit(
+        &self,
+        session: &Arc<Session>,
+        dir: &str,
+        target: &Target,
+        sent: bool,
+    ) -> Result<bool, Fault> {
+        let node = format!("{dir}/{}", target.contender.node);
+        let marker = self.marker(dir, target.contender.prefix());
+        if !target.ours {
+            // Other makes of client look for no marker.
+            return match session.delete(&node).await {
+                Ok(()) => Ok(true),
+                Err(Fault::Said(Code::NoNode)) => Ok(sent),
+                Err(fault) => Err(fault),
+            };
+        }
+        loop {
+            let make = Op::create(&marker, b"", Make::Persistent, Access::Open);
+            match session.multi(&[make, Op::delete(&node)]).await? {
+                None => return Ok(true),
+                // The directory of markers is not there yet.
+                Some((0, -101)) => self.make_directory(session, &self.markers()).await?,
+                // It is gone: by the first attempt, or by itself.
+                Some((_, -101)) => return Ok(sent),
+                Some((_, -110)) => {
+                    session.sync(&node).await?;
+                    match session.data(&node).await {
+                        // An old one, of an earlier place of the same owner.
+                        Ok((_, stat)) if stat.czxid == target.czxid => {
+                            gone(session.delete(&marker).await)?;
+                        }
+                        Ok(_) | Err(Fault::Said(Code::NoNode)) => return Ok(true),
+                        Err(fault) => return Err(fault),
+                    }
+                }
+                Some((_, error)) => return Err(Fault::of(error, "the server")),
+            }
+        }
+    }
+
+    /// Takes markers away that nobody came for, in the background.
+    fn sweep(self: &Arc<Self>, session: Arc<Session>, newest: &str) {
+        let (shared, newest) = (Arc::clone(self), newest.to_owned());
+        let counted = Counted::new(&self.closing);
+        self.around.runtime.spawn(async move {
+            let _counted = counted;
+            let Ok((_, made)) = session.data(&newest).await else { return };
+            let Ok(markers) = session.children(&shared.markers()).await else { return };
+            for marker in markers.into_iter().take(SWEPT) {
+                let path = format!("{}/{marker}", shared.markers());
+                let Ok((_, stat)) = session.data(&path).await else { continue };
+                let old = stat.mtime.saturating_add(KEPT.as_millis() as i64) < made.ctime;
+                if old {
+                    let _ = session.delete_version(&path, stat.version).await;
+                }
+            }
+        });
+    }
+}
+
+/// Whom a break hits.
+struct Target {
+    contender: Contender,
+    czxid: i64,
+    /// It is one of ours, and will look for a marker.
+    ours: bool,
+    label: fencepost_core::Label,
+    token: Option<Token>,
+}
+
+impl Target {
+    fn broken(self, name: &LockName) -> Result<Broken> {
+        let floor = self.token.and_then(|token| Token::new(token.get() + 1).ok());
+        let floor = floor.ok_or_else(|| {
+            Error::refused(format!("\"{name}\" is broken, but has no tokens left for a floor"))
+        })?;
+        Ok(Broken { label: self.label, token: self.token, floor })
+    }
+}

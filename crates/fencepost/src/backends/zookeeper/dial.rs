@@ -1,0 +1,144 @@
+//! Finds a server that answers, and shakes hands with it.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use fencepost_core::Moment;
+
+use super::address::Host;
+use super::conn::AUTH_NUMBER;
+use super::faults::{Fault, malformed};
+use super::ops::AUTH;
+use super::pipe::Pipe;
+use super::tls::Tls;
+use super::wire::{Hello, Out, Welcome};
+use crate::backend::short;
+use crate::clock::Clock;
+use crate::race::{First, race};
+
+/// How long a server may take to accept a connection.
+const ACCEPT: Duration = Duration::from_secs(1);
+/// How long it may take to greet. A new session is a write, which waits for the quorum and its disks.
+const GREET: Duration = Duration::from_secs(2);
+
+/// The servers of one URL, and who we are to them.
+pub(super) struct Servers {
+    pub(super) hosts: Vec<Host>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) tls: Option<Tls>,
+    pub(super) credentials: Option<String>,
+    /// Timeouts that were asked for and not given, so that each is told of once.
+    told: Mutex<HashSet<i32>>,
+}
+
+/// A connection that is greeted.
+pub(super) struct Greeted {
+    pub(super) pipe: Pipe,
+    pub(super) welcome: Welcome,
+    /// When the hello left.
+    pub(super) sent: Moment,
+}
+
+impl Servers {
+    pub(super) fn new(
+        hosts: Vec<Host>,
+        clock: Arc<dyn Clock>,
+        tls: Option<Tls>,
+        credentials: Option<String>,
+    ) -> Self {
+        Self { hosts, clock, tls, credentials, told: Mutex::default() }
+    }
+
+    /// All of them, for people.
+    pub(super) fn shown(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().map(ToString::to_string).collect();
+        hosts.join(", ")
+    }
+
+    /// Where a session begins to look: not all at the same server.
+    pub(super) fn somewhere(&self) -> usize {
+        let mut bits = [0; 4];
+        // Without random numbers it is the first one.
+        let _ = getrandom::fill(&mut bits);
+        u32::from_ne_bytes(bits) as usize % self.hosts.len().max(1)
+    }
+
+    /// Connects to one server. [`Fault::Gone`] if it says that the session has ended.
+    pub(super) async fn greet(&self, host: &Host, hello: &Hello<'_>) -> Result<Greeted, Fault> {
+        let broken = |error: &io::Error| {
+            let hint = match error.kind() {
+                // What a server does that has no quorum, or too many connections of ours.
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                    "it closed the connection: it may have no quorum, or too many connections"
+                        .into()
+                }
+                _ => error.to_string(),
+            };
+            Fault::Away(format!("no connection to {host}: {hint}"))
+        };
+        let late = |what: &str, limit: Duration| {
+            Fault::Away(format!("{host} did not {what} within {}", short(limit)))
+        };
+        let open = Pipe::open(host, self.tls.as_ref());
+        let mut pipe = match race(open, self.clock.alarm(self.clock.now() + ACCEPT)).await {
+            First::Left(opened) => opened.map_err(|error| broken(&error))?,
+            First::Right(()) => return Err(late("accept a connection", ACCEPT)),
+        };
+        let sent = self.clock.now();
+        pipe.put(&[&hello.bytes()]);
+        let limit = if hello.session == 0 {
+            GREET
+        } else {
+            let timeout = Duration::from_millis(u64::from(hello.timeout_ms.unsigned_abs()));
+            (timeout / 4).clamp(Duration::from_millis(250), GREET)
+        };
+        let greeting = poll_fn(|context| {
+            ready!(pipe.poll_flush(context))?;
+            loop {
+                let welcome = match pipe.next() {
+                    Ok(Some(frame)) => Some(Welcome::read(frame)),
+                    Ok(None) => None,
+                    Err(error) => Some(Err(error)),
+                };
+                if let Some(welcome) = welcome {
+                    return Poll::Ready(Ok(welcome.map_err(|_| malformed(&host.to_string()))));
+                }
+                ready!(pipe.poll_fill(context))?;
+            }
+        });
+        let welcome = match race(greeting, self.clock.alarm(sent + limit)).await {
+            First::Left(Ok(welcome)) => welcome?,
+            First::Left(Err(error)) => return Err(broken(&error)),
+            First::Right(()) => return Err(late("greet us", limit)),
+        };
+        if welcome.timeout_ms <= 0 || welcome.session == 0 {
+            return Err(Fault::Gone);
+        }
+        if let Some(credentials) = &self.credentials {
+            let auth = Out::default().i32(AUTH_NUMBER).i32(AUTH).i32(0);
+            pipe.put(&[&auth.string("digest").string(credentials).0]);
+        }
+        self.tell(hello.timeout_ms, welcome.timeout_ms);
+        Ok(Greeted { pipe, welcome, sent })
+    }
+
+    /// Says once when a server keeps another timeout than it was asked for.
+    fn tell(&self, asked: i32, kept: i32) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked == kept || told.len() >= 1000 || !told.insert(asked) {
+            return;
+        }
+        let lease =
+            |timeout: i32| short(Duration::from_millis(u64::from(timeout.unsigned_abs())) * 2 / 3);
+        tracing::warn!(
+            "asked for a TTL of {}, the server keeps {}: see minSessionTimeout and maxSessionTimeout \
+             in its configuration",
+            lease(asked),
+            lease(kept)
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! Renews and releases, for guards of this client and for owners of any other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::{LockName, OwnerId, Ttl};
+
+use super::Shared;
+use super::broken::Ended;
+use super::faults::{Code, Fault};
+use super::line::gone;
+use super::names::path_of;
+use super::nodes::{Key, Mark, Note, in_order, token_of};
+use super::places::Place;
+use super::session::Session;
+use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
+use crate::error::{Error, Result};
+
+/// How long a renewal or a release goes on trying over connections that break.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Renews one grant.
+pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
+    let Renewal { name, owner, ttl } = renewal;
+    let place = match shared.places.get(name, *owner) {
+        Some(place) if place.granted() => place,
+        Some(_) => return Err(Error::not_held(name, None)),
+        None => match shared.places.why_ended(name, *owner) {
+            Some(cause) => return Err(Error::not_held(name, Some(cause))),
+            None => find(shared, name, *owner).await?,
+        },
+    };
+    let give_up = shared.now() + PATIENCE;
+    loop {
+        let (session, node, written, grant) = {
+            let stand = place.stand();
+            (stand.session.clone(), stand.node.clone(), stand.written.clone(), stand.grant)
+        };
+        let (Some(session), Some(node), Some((token, kept))) = (session, node, grant) else {
+            return Err(Error::not_held(name, None));
+        };
+        if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
+            return Err(longer_refused(name, kept, longer));
+        }
+        match session.set(&node, &written).await {
+            Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
+                let ttl = session.ttl().map_err(Fault::into_error)?;
+                place.leased(sent + ttl.as_duration());
+                let due = sent + ttl.as_duration() / 3;
+                if due <= shared.now() {
+                    // Not much of it counts yet, and whoever keeps the lease will ask again at once.
+                    shared.around.clock.alarm(shared.now() + ttl.as_duration() / 50).await;
+                }
+                return Ok(Renewed { token, ttl, sent });
+            }
+            Ok(_) | Err(Fault::Said(Code::NoNode)) => {
+                let cause = shared.ended(&place, &session).await;
+                return Err(Error::not_held(name, Some(cause)));
+            }
+            Err(Fault::Gone) => {
+                shared.lost(&place, LossCause::SessionGone);
+                return Err(Error::not_held(name, Some(LossCause::SessionGone)));
+            }
+            Err(Fault::Cut(_)) if shared.now() < give_up => {}
+            Err(fault) => return Err(fault.into_error()),
+        }
+    }
+}
+
+fn longer_refused(name: &LockName, kept: Ttl, asked: Ttl) -> Error {
+    Error::refused(format!(
+        "the grant of \"{name}\" has a TTL of {} and ZooKeeper can not make it {}: a session keeps \
+         its timeout. Acquire it with the longer TTL",
+        short(kept.as_duration()),
+        short(asked.as_duration())
+    ))
+}
+
+/// A grant that another process took, by its owner: attaches to its session.
+async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<Arc<Place>> {
+    let (dir, mark) = (path_of(&shared.chroot, name), Mark::of(name, owner));
+    let control = shared.control();
+    let give_up = shared.now() + PATIENCE;
+    loop {
+        match look_for(shared, &control, &dir, mark).await {
+            Ok(Some((node, data, stat))) => {
+                let not_ours = || {
+                    Error::refused(format!(
+                        "the grant of \"{name}\" is kept alive by the process that took it, and by no \
+                         other: acquire it as lease-only to renew it from elsewhere"
+                    ))
+                };
+                let stated = Note::read(&data).ok_or_else(not_ours)?;
+                let key = stated.sealed.as_deref().and_then(|it| Key::unseal(it, name, owner));
+                let session = shared.attach(stated.ttl, key.ok_or_else(not_ours)?);
+                let token =
+                    token_of(&stat).ok_or_else(|| Error::refused("its token is too high"))?;
+                let request = Request {
+                    name: name.clone(),
+                    owner,
+                    ttl: stated.ttl,
+                    label: stated.label,
+                    liveness: Liveness::LeaseOnly,
+                    loss: LossSignal::unheard(),
+                };
+                let place = Place::new(&request, dir);
+                {
+                    let mut stand = place.stand();
+                    (stand.session, stand.node, stand.written) = (Some(session), Some(node), data);
+                    stand.grant = Some((token, stated.ttl));
+                }
+                return Ok(shared.places.enter(place));
+            }
+            Ok(None) => {
+                let ended = shared.find_marker(&control, &dir, mark).await;
+                let cause = matches!(ended, Ok(Ended::Broken)).then_some(LossCause::Broken);
+                return Err(Error::not_held(name, cause));
+            }
+            Err(Fault::Cut(_) | Fault::Gone) if shared.now() < give_up => {}
+            Err(fault) => return Err(fault.into_error()),
+        }
+    }
+}
+
+/// The owner's node, if it is at the head of the line.
+async fn look_for(
+    shared: &Shared,
+    control: &Session,
+    dir: &str,
+    mark: Mark,
+) -> Result<Option<(String, Vec<u8>, super::wire::Stat)>, Fault> {
+    let children = shared.children_now(control, dir).await?;
+    let Some(first) = in_order(&children).into_iter().next() else { return Ok(None) };
+    if !mark.is_on(&first.node) {
+        return Ok(None);
+    }
+    let node = format!("{dir}/{}", first.node);
+    match control.data(&node).await {
+        Ok((data, stat)) => Ok(Some((node, data, stat))),
+        Err(Fault::Said(Code::NoNode)) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// Releases whatever this owner has: a grant, a place in line, or what an acquire may have left.
+pub(super) async fn release(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<()> {
+    let Some(place) = shared.places.get(name, owner) else {
+        return match shared.places.why_ended(name, owner) {
+            Some(cause) => Err(Error::not_held(name, Some(cause))),
+            None => release_elsewhere(shared, name, owner).await,
+        };
+    };
+    // From here on the acquire asks for nothing more: what we ask comes behind all that it did.
+    place.stop();
+    let Some(session) = place.session() else {
+        shared.places.remove(&place);
+        return Err(Error::not_held(name, None));
+    };
+    let give_up = shared.now() + PATIENCE;
+    loop {
+        match let_go(shared, &place, &session).await {
+            Ok(released) => {
+                shared.places.remove(&place);
+                if place.liveness == Liveness::LeaseOnly {
+                    shared.close_later(&session);
+                }
+                return released.map_err(|cause| Error::not_held(name, cause));
+            }
+            Err(Fault::Cut(_)) if shared.now() < give_up => {}
+            // The place stays known, so that the next release goes on from here.
+            Err(fault) => return Err(fault.into_error()),
+        }
+    }
+}
+
+/// Takes the nodes of this place away. The inner error says why there were none.
+async fn let_go(
+    shared: &Arc<Shared>,
+    place: &Arc<Place>,
+    session: &Session,
+) -> Result<Result<(), Option<LossCause>>, Fault> {
+    let (node, unsure, again) = {
+        let stand = place.stand();
+        (stand.node.clone(), stand.unsure, stand.deleting)
+    };
+    let nodes = match node {
+        Some(node) => vec![node],
+        None if unsure => match shared.nodes_of(session, &place.dir, place.mark).await {
+            Err(Fault::Gone) => return Ok(Err(Some(LossCause::SessionGone))),
+            nodes => nodes?,
+        },
+        None => Vec::new(),
+    };
+    let mut released = false;
+    for node in nodes {
+        match session.delete(&node).await {
+            Ok(()) => released = true,
+            Err(Fault::Said(Code::NoNode)) => {}
+            Err(Fault::Gone) if again => return Ok(Ok(())),
+            Err(Fault::Gone) => return Ok(Err(Some(LossCause::SessionGone))),
+            Err(fault) => {
+                let mut stand = place.stand();
+                stand.deleting |= matches!(fault, Fault::Cut(_));
+                return Err(fault);
+            }
+        }
+    }
+    // Its answer may have been lost; who has the lock by now has it from us.
+    if released || again {
+        return Ok(Ok(()));
+    }
+    if !place.granted() {
+        return Ok(Err(None));
+    }
+    Ok(Err(match shared.find_marker(session, &place.dir, place.mark).await? {
+        Ended::Broken => Some(LossCause::Broken),
+        Ended::Otherwise => None,
+    }))
+}
+
+/// Releases what another process took.
+async fn release_elsewhere(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<()> {
+    let (dir, mark) = (path_of(&shared.chroot, name), Mark::of(name, owner));
+    let control = shared.control();
+    let give_up = shared.now() + PATIENCE;
+    let mut cut = false;
+    loop {
+        match take_away(shared, &control, name, owner, &dir).await {
+            Ok(true) => return Ok(()),
+            Ok(false) if cut => return Ok(()),
+            Ok(false) => {
+                let ended = shared.find_marker(&control, &dir, mark).await;
+                let cause = matches!(ended, Ok(Ended::Broken)).then_some(LossCause::Broken);
+                return Err(Error::not_held(name, cause));
+            }
+            Err((deleting, Fault::Cut(_))) if shared.now() < give_up => cut |= deleting,
+            Err((_, fault)) => return Err(fault.into_error()),
+        }
+    }
+}
+
+/// Whether there was anything; or whether it was asked to go, and the fault.
+async fn take_away(
+    shared: &Arc<Shared>,
+    control: &Arc<Session>,
+    name: &LockName,
+    owner: OwnerId,
+    dir: &str,
+) -> Result<bool, (bool, Fault)> {
+    let mark = Mark::of(name, owner);
+    let nodes = shared.nodes_of(control, dir, mark).await.map_err(|fault| (false, fault))?;
+    let any = !nodes.is_empty();
+    for node in nodes {
+        let (asked, deleted) = (control.data(&node), control.delete(&node));
+        let data = asked.await;
+        gone(deleted.await).map_err(|fault| (true, fault))?;
+        // Its session has nothing left to carry.
+        if let Ok((data, _)) = data
+            && let Some(note) = Note::read(&data)
+            && let Some(key) = note.sealed.and_then(|it| Key::unseal(&it, name, owner))
+        {
+            shared.close_later(&shared.attach(note.ttl, key));
+        }
+    }
+    Ok(any)
+}

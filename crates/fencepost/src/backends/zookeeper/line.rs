@@ -1,0 +1,410 @@
+//! Stands in line for a lock until it is our turn, then looks after the grant.
+//!
+//! Each acquire has a task on the client's own thread. It makes the node, waits for the node before it to
+//! go, and looks again before it believes: at the list, and at its own node, which must be there and of this
+//! session (etcd#11456, CURATOR-604). If the node or the session died while it waited, it takes a fresh
+//! place. When it is granted the task goes on, and tells the guard if the node or the session goes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::Moment;
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::faults::{Code, Fault};
+use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
+use super::ops::Make;
+use super::places::Place;
+use super::session::{Kept, Session};
+use crate::backend::{Acquired, Grant, HolderInfo, Liveness, LossCause, Wait};
+use crate::error::Result;
+use crate::race::{First, race};
+
+/// How long a waiter puts up with servers that can not be reached.
+const OUTAGE: Duration = Duration::from_secs(5);
+/// How long one who does not wait goes on trying over connections that break.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long it leaves them alone after a failure.
+const BREATH: Duration = Duration::from_millis(50);
+/// How often a directory may vanish before our eyes.
+const VANISHED: usize = 8;
+
+/// What became of an acquire.
+enum Stood {
+    /// With the word that our node is gone, or the connection.
+    Granted(Grant, oneshot::Receiver<()>),
+    Held(Option<HolderInfo>),
+}
+
+/// The task of one acquire, and of the grant that it gets.
+pub(super) async fn stand(
+    shared: Arc<Shared>,
+    place: Arc<Place>,
+    wait: Wait,
+    tell: oneshot::Sender<Result<Acquired>>,
+) {
+    let mut line =
+        Line { shared: &shared, place: &place, wait, kept: None, queued: false, sent: None };
+    let stood = line.wait().await;
+    let kept = line.kept.take();
+    match stood {
+        Ok(Stood::Granted(grant, own)) => {
+            place.leased(shared.now() + grant.ttl.as_duration());
+            let _ = tell.send(Ok(Acquired::Granted(grant)));
+            // What keeps a script's grant from here on is its renewals alone.
+            drop(kept);
+            look_after(&shared, &place, own).await;
+        }
+        Ok(Stood::Held(holder)) => {
+            shared.places.remove(&place);
+            let _ = tell.send(Ok(Acquired::Held(holder)));
+        }
+        // What may be left is for the release that follows.
+        Err(fault) => {
+            let _ = tell.send(Err(fault.into_error()));
+        }
+    }
+}
+
+struct Line<'a> {
+    shared: &'a Arc<Shared>,
+    place: &'a Arc<Place>,
+    wait: Wait,
+    kept: Option<Kept>,
+    /// The grant may be as old as our place: it has to be confirmed.
+    queued: bool,
+    /// From when the making of our node counts.
+    sent: Option<Moment>,
+}
+
+impl Line<'_> {
+    fn until(&self) -> Moment {
+        match self.wait {
+            Wait::No => Moment::default(),
+            Wait::Until(until) => until,
+            Wait::Forever => Moment::NEVER,
+        }
+    }
+
+    async fn wait(&mut self) -> Result<Stood, Fault> {
+        let (clock, begun) = (&self.shared.around.clock, self.shared.now());
+        let mut out_since: Option<Moment> = None;
+        loop {
+            match self.step().await {
+                Ok(Some(stood)) => return Ok(stood),
+                Ok(None) => out_since = None,
+                Err(fault) if fault.passes() || fault == Fault::Gone => {
+                    if fault == Fault::Gone {
+                        // It, and what we had in it, is gone: a fresh place in a fresh session.
+                        self.queued = true;
+                        self.kept = None;
+                        self.place.move_to(None);
+                    }
+                    let now = self.shared.now();
+                    let since = *out_since.get_or_insert(now);
+                    let give_up = match self.wait {
+                        Wait::No => begun + PATIENCE,
+                        _ => self.until().min(since + OUTAGE),
+                    };
+                    if now >= give_up {
+                        return Err(fault);
+                    }
+                    clock.alarm((now + BREATH).min(give_up)).await;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+
+    /// The session that carries this place.
+    fn session(&mut self) -> Arc<Session> {
+        let known = self.place.session().filter(|session| !session.is_over());
+        let session = known.unwrap_or_else(|| {
+            let session = self.shared.session_for(self.place.asked, self.place.liveness);
+            self.kept = None;
+            self.place.move_to(Some(Arc::clone(&session)));
+            session
+        });
+        if self.place.liveness == Liveness::LeaseOnly && self.kept.is_none() {
+            self.kept = Some(session.keep());
+        }
+        session
+    }
+
+    /// One look at where we stand, and the wait until that changes; `None` to look again.
+    async fn step(&mut self) -> Result<Option<Stood>, Fault> {
+        let session = self.session();
+        session.ready().await?;
+        let node = match self.place.node() {
+            Some(node) => node,
+            None => self.take_place(&session).await?,
+        };
+        let children = session.children(&self.place.dir);
+        // The children of a node that can have none: told when it goes, not when a heartbeat sets its data.
+        let own = session.children_watched(&node);
+        let (children, own) = (children.await, own.await);
+        let (children, (_, stat, own)) = match (children, own) {
+            (Err(Fault::Said(Code::NoNode)), _) | (_, Err(Fault::Said(Code::NoNode))) => {
+                self.lose_place();
+                return Ok(None);
+            }
+            (children, own) => (children?, own?),
+        };
+        if stat.session != session.id() {
+            self.lose_place();
+            return Ok(None);
+        }
+        let line = in_order(&children);
+        let ours = |contender: &Contender| self.shared.child(self.place, contender) == node;
+        let double = line.iter().find(|other| self.place.mark.is_on(&other.node) && !ours(other));
+        if let Some(double) = double {
+            self.queued = true;
+            self.settle_double(&session, &node, double).await?;
+            return Ok(None);
+        }
+        let Some(ahead) = line.iter().position(ours) else {
+            return Err(Fault::NotNow("the server does not list our node yet".into()));
+        };
+        if ahead == 0 {
+            let ttl = session.ttl()?;
+            let token = token_of(&stat).ok_or_else(|| {
+                Fault::Refused(format!(
+                    "ZooKeeper's transaction number {} is beyond 2^53, which no token may be: the \
+                     ensemble has had too many elections to be used for locks",
+                    stat.czxid
+                ))
+            })?;
+            self.place.stand().grant = Some((token, ttl));
+            let (sent, queued) =
+                (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
+            let grant = Grant { token, ttl, sent, queued, presence: None };
+            return Ok(Some(Stood::Granted(grant, own)));
+        }
+        if self.shared.now() >= self.until() {
+            return self.withdraw(&session, &node, &line[0]).await.map(Some);
+        }
+        self.queued = true;
+        let before = self.shared.child(self.place, &line[ahead - 1]);
+        let gone = match session.children_watched(&before).await {
+            Ok((_, _, gone)) => gone,
+            Err(Fault::Said(Code::NoNode)) => return Ok(None),
+            Err(Fault::Said(Code::NoAuth)) => match session.exists_watched(&before).await? {
+                (true, gone) => gone,
+                (false, _) => return Ok(None),
+            },
+            Err(fault) => return Err(fault),
+        };
+        // A connection that breaks ends both: what it would have told has to be looked at.
+        race(race(gone, own), self.shared.around.clock.alarm(self.until())).await;
+        Ok(None)
+    }
+
+    /// Our node is not there, or not ours: a fresh one is due.
+    fn lose_place(&mut self) {
+        self.queued = true;
+        let mut stand = self.place.stand();
+        (stand.node, stand.grant) = (None, None);
+    }
+
+    /// Makes our node, unless an earlier attempt has.
+    async fn take_place(&mut self, session: &Arc<Session>) -> Result<String, Fault> {
+        let place = self.place;
+        if place.stand().unsure {
+            self.queued = true;
+            let found = self.find(session).await?;
+            let mut stand = place.stand();
+            (stand.unsure, stand.node) = (false, found.clone());
+            if let Some(node) = found {
+                return Ok(node);
+            }
+        }
+        let sealed = match place.liveness {
+            Liveness::Process => None,
+            Liveness::LeaseOnly => {
+                Some(session.key().seal(&place.name, place.owner).ok_or_else(|| {
+                    Fault::NotNow("the system has no random numbers to seal a session".into())
+                })?)
+            }
+        };
+        let written = Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes();
+        place.stand().written.clone_from(&written);
+        let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
+        for _ in 0..VANISHED {
+            let ask = || session.create(&path, &written, Make::Contender, self.shared.access);
+            let Some(asked) = place.ask_for_node(ask) else {
+                return Err(Fault::Refused("this acquire was withdrawn".into()));
+            };
+            let made = asked.await;
+            {
+                let mut stand = place.stand();
+                stand.unsure = matches!(made, Err(Fault::Cut(_)));
+                stand.node = made.as_ref().ok().map(|(node, _)| node.clone());
+            }
+            match made {
+                Ok((node, sent)) => {
+                    self.sent = Some(sent);
+                    return Ok(node);
+                }
+                Err(Fault::Said(Code::NoNode)) => {
+                    self.shared.make_directory(session, &place.dir).await?;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        Err(Fault::NotNow(format!("the directory of \"{}\" keeps vanishing", place.name)))
+    }
+
+    /// Our node of this session, if an attempt whose answer was lost has made one.
+    async fn find(&self, session: &Session) -> Result<Option<String>, Fault> {
+        for node in self.shared.nodes_of(session, &self.place.dir, self.place.mark).await? {
+            match session.data(&node).await {
+                Ok((data, stat)) if stat.session == session.id() => {
+                    self.place.stand().written = data;
+                    return Ok(Some(node));
+                }
+                Ok(_) | Err(Fault::Said(Code::NoNode)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(None)
+    }
+
+    /// There is another node of this owner: of an earlier attempt, or of another process.
+    async fn settle_double(
+        &mut self,
+        session: &Arc<Session>,
+        node: &str,
+        double: &Contender,
+    ) -> Result<(), Fault> {
+        let place = self.place;
+        let path = self.shared.child(place, double);
+        let (data, stat) = match session.data(&path).await {
+            Err(Fault::Said(Code::NoNode)) => return Ok(()),
+            found => found?,
+        };
+        if stat.session == session.id() {
+            // Two of ours: the one that is looked at is as good as the other.
+            return gone(session.delete(node).await).inspect(|()| {
+                let mut stand = place.stand();
+                (stand.node, stand.written) = (Some(path), data);
+            });
+        }
+        // What a session left that is not ours is not ours (CURATOR-604). A script's is: the owner opens it.
+        if place.liveness == Liveness::LeaseOnly
+            && let Some(note) = Note::read(&data)
+            && let Some(key) = note.sealed.and_then(|it| Key::unseal(&it, &place.name, place.owner))
+        {
+            let other = self.shared.attach(note.ttl, key);
+            let kept = other.keep();
+            match other.ready().await {
+                Ok(()) => {
+                    gone(session.delete(node).await)?;
+                    self.shared.close_later(session);
+                    place.move_to(Some(other));
+                    let mut stand = place.stand();
+                    (stand.node, stand.written) = (Some(path), data);
+                    self.kept = Some(kept);
+                    return Ok(());
+                }
+                Err(Fault::Gone) => {}
+                Err(fault) => {
+                    other.leave();
+                    return Err(fault);
+                }
+            }
+        }
+        gone(session.delete(&path).await)
+    }
+
+    /// Gives up our place, and says who is first.
+    async fn withdraw(
+        &mut self,
+        session: &Arc<Session>,
+        node: &str,
+        first: &Contender,
+    ) -> Result<Stood, Fault> {
+        let asked = session.data(&self.shared.child(self.place, first));
+        let deleted = session.delete(node);
+        let seen = asked.await;
+        gone(deleted.await)?;
+        if self.place.liveness == Liveness::LeaseOnly {
+            self.shared.close_later(session);
+        }
+        Ok(Stood::Held(match seen {
+            Ok((data, stat)) => Some(holder(&data, &stat)),
+            Err(Fault::Said(Code::NoAuth)) => Some(HolderInfo::stranger()),
+            Err(_) => None,
+        }))
+    }
+}
+
+/// A node that was to go is gone, whoever did it.
+pub(super) fn gone(deleted: Result<(), Fault>) -> Result<(), Fault> {
+    match deleted {
+        Err(Fault::Said(Code::NoNode) | Fault::Gone) => Ok(()),
+        other => other,
+    }
+}
+
+/// Tells the guard when its node or its session goes; takes a grant back that is not renewed.
+async fn look_after(shared: &Arc<Shared>, place: &Arc<Place>, own: oneshot::Receiver<()>) {
+    let (Some(session), Some(node)) = (place.session(), place.node()) else { return };
+    let mut own = Some(own);
+    loop {
+        let told = match own.take() {
+            Some(told) => until_told(shared, place, told).await,
+            None => Told::Nothing,
+        };
+        match told {
+            Told::Gone if place.is_over() => return,
+            Told::Gone => {
+                shared.ended(place, &session).await;
+                return;
+            }
+            Told::LeaseOver => return shared.take_back(place, &session, &node).await,
+            Told::Nothing => {}
+        }
+        // The connection broke, and the watch with it.
+        if !session.up_or_over().await {
+            return shared.lost(place, LossCause::SessionGone);
+        }
+        match session.children_watched(&node).await {
+            Ok((_, _, told)) => own = Some(told),
+            Err(Fault::Said(Code::NoNode)) if place.is_over() => return,
+            Err(Fault::Said(Code::NoNode)) => {
+                shared.ended(place, &session).await;
+                return;
+            }
+            Err(Fault::Gone) => return shared.lost(place, LossCause::SessionGone),
+            Err(_) => shared.around.clock.alarm(shared.now() + BREATH).await,
+        }
+    }
+}
+
+enum Told {
+    /// Our node is gone.
+    Gone,
+    /// The connection is.
+    Nothing,
+    /// Nobody counts on the grant any more.
+    LeaseOver,
+}
+
+/// Waits for word of our node, or for the end of the lease. The session is shared and goes on: a guard that
+/// is lost, or that its caller never took up, must not hold the lock as long as others live.
+async fn until_told(shared: &Shared, place: &Place, mut told: oneshot::Receiver<()>) -> Told {
+    loop {
+        let end = match place.liveness {
+            Liveness::Process => place.lease_end(),
+            // Its session ends with its lease; and others may renew it.
+            Liveness::LeaseOnly => Moment::NEVER,
+        };
+        match race(&mut told, shared.around.clock.alarm(end)).await {
+            First::Left(Ok(())) => return Told::Gone,
+            First::Left(Err(_)) => return Told::Nothing,
+            First::Right(()) if place.lease_end() <= shared.now() => return Told::LeaseOver,
+            First::Right(()) => {}
+        }
+    }
+}

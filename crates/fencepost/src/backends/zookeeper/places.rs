@@ -1,0 +1,196 @@
+//! What the owners of this client have at the store: a place in a line each, and those at the head hold.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use tokio::sync::OnceCell;
+use tokio::task::AbortHandle;
+
+use super::nodes::Mark;
+use super::session::Session;
+use crate::backend::{Liveness, LossCause, LossSignal, Request};
+
+/// How many ended grants are remembered with their cause.
+const REMEMBERED: usize = 256;
+
+/// One owner's place.
+pub(super) struct Place {
+    pub(super) name: LockName,
+    pub(super) owner: OwnerId,
+    /// The lock's directory.
+    pub(super) dir: String,
+    pub(super) mark: Mark,
+    pub(super) label: Label,
+    pub(super) asked: Ttl,
+    pub(super) liveness: Liveness,
+    pub(super) loss: LossSignal,
+    /// Why it ended, once somebody has found out.
+    pub(super) cause: OnceCell<LossCause>,
+    /// Until when its caller counts on it, at most; in nanoseconds.
+    lease: AtomicU64,
+    stand: Mutex<Stand>,
+}
+
+/// How it stands.
+#[derive(Default)]
+pub(super) struct Stand {
+    pub(super) session: Option<Arc<Session>>,
+    /// The path of its node, once that is known.
+    pub(super) node: Option<String>,
+    /// What is written in it.
+    pub(super) written: Vec<u8>,
+    pub(super) grant: Option<(Token, Ttl)>,
+    /// A node was asked for and the answer is not known.
+    pub(super) unsure: bool,
+    /// It was asked to go, and the answer was lost.
+    pub(super) deleting: bool,
+    /// It is being released: no node is made any more.
+    over: bool,
+    task: Option<AbortHandle>,
+}
+
+impl Place {
+    pub(super) fn new(request: &Request, dir: String) -> Self {
+        Self {
+            name: request.name.clone(),
+            owner: request.owner,
+            dir,
+            mark: Mark::of(&request.name, request.owner),
+            label: request.label.clone(),
+            asked: request.ttl,
+            liveness: request.liveness,
+            loss: request.loss.clone(),
+            cause: OnceCell::new(),
+            lease: AtomicU64::new(0),
+            stand: Mutex::default(),
+        }
+    }
+
+    pub(super) fn stand(&self) -> MutexGuard<'_, Stand> {
+        self.stand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn node(&self) -> Option<String> {
+        self.stand().node.clone()
+    }
+
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.stand().session.clone()
+    }
+
+    pub(super) fn granted(&self) -> bool {
+        self.stand().grant.is_some()
+    }
+
+    /// Moves to another session, or to none: what it had in the old one is gone.
+    pub(super) fn move_to(&self, session: Option<Arc<Session>>) {
+        let mut stand = self.stand();
+        (stand.node, stand.grant, stand.unsure, stand.deleting) = (None, None, false, false);
+        stand.session = session;
+    }
+
+    /// Asks for a node, unless the place is being released: what a release asks then comes behind it.
+    pub(super) fn ask_for_node<T>(&self, ask: impl FnOnce() -> T) -> Option<T> {
+        let mut stand = self.stand();
+        if stand.over {
+            return None;
+        }
+        stand.unsure = true;
+        Some(ask())
+    }
+
+    /// From now on this task looks after it, and no other.
+    pub(super) fn hand_to(&self, task: AbortHandle) {
+        let mut stand = self.stand();
+        if stand.over {
+            task.abort();
+        }
+        if let Some(old) = stand.task.replace(task) {
+            old.abort();
+        }
+    }
+
+    /// Nothing new is asked for it any more.
+    pub(super) fn stop(&self) {
+        let mut stand = self.stand();
+        stand.over = true;
+        if let Some(task) = stand.task.take() {
+            task.abort();
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.stand().over
+    }
+
+    /// Its caller may count on it until then.
+    pub(super) fn leased(&self, until: Moment) {
+        self.lease.fetch_max(until.as_nanos(), Ordering::SeqCst);
+    }
+
+    pub(super) fn lease_end(&self) -> Moment {
+        Moment::from_nanos(self.lease.load(Ordering::SeqCst))
+    }
+}
+
+type Whose = (LockName, OwnerId);
+
+/// All places of this client.
+#[derive(Default)]
+pub(super) struct Places {
+    open: Mutex<HashMap<Whose, Arc<Place>>>,
+    /// The last ones that ended by themselves.
+    ended: Mutex<VecDeque<(Whose, LossCause)>>,
+}
+
+impl Places {
+    fn open(&self) -> MutexGuard<'_, HashMap<Whose, Arc<Place>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> MutexGuard<'_, VecDeque<(Whose, LossCause)>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn get(&self, name: &LockName, owner: OwnerId) -> Option<Arc<Place>> {
+        self.open().get(&(name.clone(), owner)).cloned()
+    }
+
+    /// The place that is there, or this one.
+    pub(super) fn enter(&self, place: Place) -> Arc<Place> {
+        let whose = (place.name.clone(), place.owner);
+        Arc::clone(self.open().entry(whose).or_insert_with(|| Arc::new(place)))
+    }
+
+    /// Forgets this place, if it is still the one that is known.
+    pub(super) fn remove(&self, place: &Arc<Place>) {
+        let whose = (place.name.clone(), place.owner);
+        let mut open = self.open();
+        if open.get(&whose).is_some_and(|known| Arc::ptr_eq(known, place)) {
+            open.remove(&whose);
+        }
+    }
+
+    /// The grant ended by itself: forgotten but for the cause.
+    pub(super) fn end(&self, place: &Arc<Place>, cause: LossCause) {
+        self.remove(place);
+        let mut ended = self.ended();
+        if ended.len() == REMEMBERED {
+            ended.pop_front();
+        }
+        ended.push_back(((place.name.clone(), place.owner), cause));
+    }
+
+    pub(super) fn why_ended(&self, name: &LockName, owner: OwnerId) -> Option<LossCause> {
+        let ended = self.ended();
+        let found = ended.iter().rev().find(|((whose, who), _)| whose == name && *who == owner);
+        found.map(|(_, cause)| *cause)
+    }
+
+    /// Those for which this holds.
+    pub(super) fn all(&self, wanted: impl Fn(&Place) -> bool) -> Vec<Arc<Place>> {
+        self.open().values().filter(|place| wanted(place)).cloned().collect()
+    }
+}

@@ -1,0 +1,177 @@
+//! Who holds and who waits, for one lock and for all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::LockName;
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::faults::{Code, Fault};
+use super::names::{RESERVED, name_of, path_of};
+use super::nodes::{Contender, Note, holder, in_order, strangers_label};
+use super::session::Session;
+use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo};
+use crate::error::Result;
+use crate::race::race;
+
+/// How many directories are asked for at once.
+const AT_ONCE: usize = 64;
+/// How long an observer trusts a watch.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long a look goes on trying over connections that break.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+impl Shared {
+    /// One lock.
+    pub(super) async fn inspect(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
+        let dir = path_of(&self.chroot, name);
+        let dir = dir.as_str();
+        self.persist(|control| {
+            Box::pin(async move {
+                let children = self.children_now(&control, dir).await?;
+                self.info(&control, name.clone(), dir, &in_order(&children), shown).await
+            })
+        })
+        .await
+    }
+
+    async fn info(
+        &self,
+        control: &Session,
+        name: LockName,
+        dir: &str,
+        line: &[Contender],
+        shown: usize,
+    ) -> Result<LockInfo, Fault> {
+        let wanted = line.iter().take(shown + 1);
+        let asked: Vec<_> =
+            wanted.map(|one| control.data(&format!("{dir}/{}", one.node))).collect();
+        let mut found = Vec::new();
+        let mut left = line.len();
+        for answer in asked {
+            match answer.await {
+                Ok(node) => found.push(Some(node)),
+                // Gone since the list was made.
+                Err(Fault::Said(Code::NoNode)) => left -= 1,
+                Err(Fault::Said(Code::NoAuth)) => found.push(None),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let mut found = found.into_iter();
+        let first = found.next().map(|first| match first {
+            Some((data, stat)) => holder(&data, &stat),
+            None => HolderInfo::stranger(),
+        });
+        let waiters = found.map(|waiter| {
+            let label = match waiter {
+                Some((data, _)) => {
+                    Note::read(&data).map_or_else(|| strangers_label(&data), |note| note.label)
+                }
+                None => HolderInfo::stranger().label,
+            };
+            WaiterInfo { label, waiting_for: None }
+        });
+        let waiters = waiters.collect();
+        let waiting = left.saturating_sub(usize::from(first.is_some()));
+        Ok(LockInfo { name, holder: first, waiting, waiters })
+    }
+
+    /// All locks below the chroot: every directory has to be looked at.
+    pub(super) async fn list(&self) -> Result<Vec<LockInfo>> {
+        self.persist(|control| Box::pin(self.walk(control))).await
+    }
+
+    async fn walk(&self, control: Arc<Session>) -> Result<Vec<LockInfo>, Fault> {
+        let root = if self.chroot.is_empty() { "/" } else { &self.chroot };
+        control.sync(root).await?;
+        let (mut locks, mut level) = (Vec::new(), vec![self.chroot.clone()]);
+        while !level.is_empty() {
+            let mut below = Vec::new();
+            for bunch in level.chunks(AT_ONCE) {
+                self.list_bunch(&control, bunch, &mut locks, &mut below).await?;
+            }
+            level = below;
+        }
+        locks.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(locks)
+    }
+
+    async fn list_bunch(
+        &self,
+        control: &Session,
+        bunch: &[String],
+        locks: &mut Vec<LockInfo>,
+        below: &mut Vec<String>,
+    ) -> Result<(), Fault> {
+        let path = |dir: &String| if dir.is_empty() { "/".to_owned() } else { dir.clone() };
+        let asked: Vec<_> = bunch.iter().map(|dir| control.children(&path(dir))).collect();
+        let mut found = Vec::new();
+        for (dir, answer) in bunch.iter().zip(asked) {
+            let children = match answer.await {
+                Ok(children) => children,
+                // Gone since, or none of our business.
+                Err(Fault::Said(Code::NoNode | Code::NoAuth)) => continue,
+                Err(fault) => return Err(fault),
+            };
+            let line = in_order(&children);
+            let top = *dir == self.chroot;
+            let system = |child: &str| {
+                top && (child == RESERVED || self.chroot.is_empty() && child == "zookeeper")
+            };
+            let others = children.iter().filter(|child| Contender::read(child).is_none());
+            below.extend(others.filter(|it| !system(it)).map(|child| format!("{dir}/{child}")));
+            if let Some(name) = name_of(&self.chroot, dir).filter(|_| !line.is_empty()) {
+                found.push((name, dir, line));
+            }
+        }
+        let asked =
+            found.iter().map(|(name, dir, line)| self.info(control, name.clone(), dir, line, 0));
+        for info in futures_util::future::join_all(asked).await {
+            let info = info?;
+            if info.holder.is_some() || info.waiting > 0 {
+                locks.push(info);
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves once the lock looks different.
+    pub(super) async fn changed(&self, name: LockName, seen: Option<Glimpse>) -> Result<LockInfo> {
+        let dir = path_of(&self.chroot, &name);
+        loop {
+            // Before the look, so that nothing is missed in between.
+            let told = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
+            let info = self.inspect(&name, LockInfo::SHOWN_WAITERS).await?;
+            if seen != Some(info.glimpse()) {
+                return Ok(info);
+            }
+            let again = self.around.clock.alarm(self.now() + LOOK_AGAIN);
+            race(told, again).await;
+        }
+    }
+
+    /// Asks until there is an answer, over connections and sessions that break in between.
+    async fn persist<'a, T>(
+        &self,
+        ask: impl Fn(Arc<Session>) -> BoxFuture<'a, Result<T, Fault>>,
+    ) -> Result<T> {
+        let give_up = self.now() + PATIENCE;
+        loop {
+            match ask(self.control()).await {
+                Ok(answer) => return Ok(answer),
+                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {}
+                Err(fault) => return Err(fault.into_error()),
+            }
+        }
+    }
+}
+
+/// Tells when contenders come or go, or the directory does.
+async fn watch(control: Arc<Session>, dir: String) -> Result<oneshot::Receiver<()>, Fault> {
+    match control.children_watched(&dir).await {
+        Ok((_, _, told)) => Ok(told),
+        Err(Fault::Said(Code::NoNode)) => Ok(control.exists_watched(&dir).await?.1),
+        Err(fault) => Err(fault),
+    }
+}
