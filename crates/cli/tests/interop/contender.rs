@@ -1,5 +1,7 @@
 //! One who holds a lock or waits for it, in a process of its own, whatever its make.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use rustix::process::Signal;
 
 use crate::worker::Worker;

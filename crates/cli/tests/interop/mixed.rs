@@ -2,6 +2,8 @@
 //! exclude each other. Each says when it begins and when it is through, and under which token, at the end of
 //! one file: the kernel puts these lines in order, so no clock is asked.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use std::fs::{OpenOptions, read_to_string, write};
 use std::io::Write as _;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Where makes meet, whatever the store: our command on it, a directory, and the name of a lock.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,6 +23,11 @@ impl Site {
         static SITES: AtomicUsize = AtomicUsize::new(0);
         let name = format!("lock-{}", SITES.fetch_add(1, Ordering::Relaxed));
         Self { store: Store::new(), url, name }
+    }
+
+    /// The same lock, by another URL.
+    pub(crate) fn by(&self, url: String) -> Self {
+        Self { store: Store::new(), url, name: self.name.clone() }
     }
 
     /// `fencepost` on this store.
