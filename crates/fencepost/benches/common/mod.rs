@@ -108,10 +108,15 @@ pub(crate) struct Waiters(pub(crate) Vec<(Child, BufReader<ChildStdout>)>);
 
 impl Waiters {
     pub(crate) fn start(count: usize, url: &str, rounds: usize) -> Outcome<Self> {
+        Self::start_as("waiter", count, url, rounds)
+    }
+
+    /// Processes that play another role: they say `ready`, wait for a line, and report as a waiter does.
+    pub(crate) fn start_as(role: &str, count: usize, url: &str, rounds: usize) -> Outcome<Self> {
         let mut waiters = Self(Vec::new());
         for _ in 0..count {
             let mut child = Command::new(std::env::current_exe()?)
-                .args(["waiter", url, &rounds.to_string()])
+                .args([role, url, &rounds.to_string()])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;

@@ -332,17 +332,6 @@ impl Shared {
         }
     }
 
-    /// A grant that nobody counts on goes to the next.
-    async fn take_back(&self, place: &Arc<Place>, session: &Session, node: &str) {
-        self.places.end(place, LossCause::Expired);
-        while session.delete(node).await.is_err_and(|fault| fault.passes()) {
-            self.around.clock.alarm(self.now() + Duration::from_millis(50)).await;
-        }
-        if place.liveness == Liveness::LeaseOnly {
-            self.close_later(session);
-        }
-    }
-
     /// The grant that this place has, if it is still there.
     async fn granted_before(&self, place: &Arc<Place>) -> Result<Option<Grant>> {
         let (session, node, grant) = {
@@ -465,11 +454,13 @@ fn guarantees() -> Guarantees {
         found: Vec::new(),
         under: [
             Kept::both(
-                "the lock is free when the session has timed out, half a TTL after the lease",
+                "the lock is free when its session has timed out: one and a half TTLs at most, and a tick",
             ),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every write is synced on a majority before it is answered"),
-            Kept::both("the new leader has every grant; sessions get their whole timeout again"),
+            Kept::both(
+                "the new leader has every grant, and gives each session its whole timeout again",
+            ),
             Kept::none_such("no wall clock is used"),
             Kept::both(
                 "a holder that is cut off is told before its session ends; without a quorum nobody \

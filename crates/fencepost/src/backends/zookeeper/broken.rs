@@ -55,21 +55,21 @@ impl Shared {
         dir: &str,
         mark: Mark,
     ) -> Result<Ended, Fault> {
-        for style in [Style::Curator, Style::Kazoo] {
-            let marker = self.marker(dir, &mark.prefix(style));
-            match session.delete(&marker).await {
-                Ok(()) => return Ok(Ended::Broken),
-                // Another user's, whom we may not clean up after.
-                Err(Fault::Said(Code::NoAuth)) => {
-                    if session.exists_watched(&marker).await?.0 {
-                        return Ok(Ended::Broken);
-                    }
+        let markers = [Style::Curator, Style::Kazoo].map(|it| self.marker(dir, &mark.prefix(it)));
+        let asked = markers.map(|marker| (session.data(&marker), marker));
+        let mut ended = Ended::Otherwise;
+        for (found, marker) in asked {
+            match found.await {
+                Ok(_) => {
+                    // If it can not be taken away now, a later break does it.
+                    let _ = session.delete(&marker).await;
+                    ended = Ended::Broken;
                 }
-                Err(Fault::Said(Code::NoNode)) => {}
+                Err(Fault::Said(Code::NoNode | Code::NoAuth)) => {}
                 Err(fault) => return Err(fault),
             }
         }
-        Ok(Ended::Otherwise)
+        Ok(ended)
     }
 
     /// Ends the present grant, whoever holds it.

@@ -155,6 +155,8 @@ impl Conn {
                 Some(order) => order,
                 None => match orders.poll_recv(context) {
                     Poll::Ready(Some(order)) => order,
+                    // Nobody will ask any more; what was asked is still carried out.
+                    Poll::Ready(None) if self.waits() => return None,
                     Poll::Ready(None) => return Some(Over::Left),
                     Poll::Pending => return None,
                 },
@@ -281,7 +283,7 @@ impl Conn {
         }
         let kept = self.core.kept();
         // Often enough that a write finds a base that is hardly older than it has to be (beat.rs).
-        let every = timeout / 12;
+        let every = timeout / 16;
         if kept && self.ping.is_none() && now.since(self.last_sent) >= every {
             self.began(now);
             self.pipe.put(&[&PING_NUMBER.to_be_bytes(), &PING.to_be_bytes()]);

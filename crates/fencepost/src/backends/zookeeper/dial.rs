@@ -84,9 +84,11 @@ impl Servers {
             Fault::Away(format!("{host} did not {what} within {}", short(limit)))
         };
         let open = Pipe::open(host, self.tls.as_ref());
-        let mut pipe = match race(open, self.clock.alarm(self.clock.now() + ACCEPT)).await {
+        // Encryption is a greeting of its own, and slow on a server that has just started.
+        let limit = if self.tls.is_some() { ACCEPT + GREET } else { ACCEPT };
+        let mut pipe = match race(open, self.clock.alarm(self.clock.now() + limit)).await {
             First::Left(opened) => opened.map_err(|error| broken(&error))?,
-            First::Right(()) => return Err(late("accept a connection", ACCEPT)),
+            First::Right(()) => return Err(late("accept a connection", limit)),
         };
         let sent = self.clock.now();
         pipe.put(&[&hello.bytes()]);

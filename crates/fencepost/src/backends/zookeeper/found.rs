@@ -53,15 +53,16 @@ impl Found {
                     .await;
             (host.to_string(), Server::read(srvr.as_deref()), conf.as_deref().and_then(limits))
         });
-        let told = futures_util::future::join_all(asked).await;
+        let config = shared.control().data(CONFIG);
+        let limit = servers.clock.alarm(servers.clock.now() + TELL);
+        let told = futures_util::future::join_all(asked);
+        let (told, config) = futures_util::future::join(told, race(config, limit)).await;
         let mut found = Self::default();
         for (host, server, limits) in told {
             found.servers.push((host, server));
             found.limits = found.limits.or(limits);
         }
-        let config = shared.control().data(CONFIG);
-        let limit = servers.clock.alarm(servers.clock.now() + TELL);
-        if let First::Left(Ok((config, _))) = race(config, limit).await {
+        if let First::Left(Ok((config, _))) = config {
             let text = String::from_utf8_lossy(&config).into_owned();
             let count = text.lines().filter(|line| line.starts_with("server.")).count();
             found.members = (count > 0).then_some(count);

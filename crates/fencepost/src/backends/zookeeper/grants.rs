@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, OwnerId, Ttl};
+use tokio::sync::watch;
 
 use super::Shared;
 use super::broken::Ended;
@@ -11,13 +12,18 @@ use super::faults::{Code, Fault};
 use super::line::gone;
 use super::names::path_of;
 use super::nodes::{Key, Mark, Note, in_order, token_of};
-use super::places::Place;
+use super::places::{Going, Place};
 use super::session::Session;
 use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
+use crate::counted::Counted;
 use crate::error::{Error, Result};
+use crate::race::race;
 
 /// How long a renewal or a release goes on trying over connections that break.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a release in the background leaves the servers alone after a failure, and after a refusal.
+const BREATH: Duration = Duration::from_millis(50);
+const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
@@ -79,9 +85,9 @@ fn longer_refused(name: &LockName, kept: Ttl, asked: Ttl) -> Error {
 /// A grant that another process took, by its owner: attaches to its session.
 async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<Arc<Place>> {
     let (dir, mark) = (path_of(&shared.chroot, name), Mark::of(name, owner));
-    let control = shared.control();
     let give_up = shared.now() + PATIENCE;
     loop {
+        let control = shared.control();
         match look_for(shared, &control, &dir, mark).await {
             Ok(Some((node, data, stat))) => {
                 let not_ours = || {
@@ -150,27 +156,59 @@ pub(super) async fn release(shared: &Arc<Shared>, name: &LockName, owner: OwnerI
             None => release_elsewhere(shared, name, owner).await,
         };
     };
+    let mut going = go(shared, &place);
+    let gone = going.wait_for(|going| matches!(going, Going::Gone(_)));
+    let limit = shared.around.clock.alarm(shared.now() + PATIENCE);
+    race(gone, limit).await;
+    let going = going.borrow().clone();
+    match going {
+        Going::Gone(released) => released.map_err(|cause| Error::not_held(name, cause)),
+        Going::Failing(fault) => Err(fault.into_error()),
+        Going::Asked => Err(Error::unreachable(format!(
+            "no ZooKeeper server of {} answered the release of \"{name}\" within {}",
+            shared.servers.shown(),
+            short(PATIENCE)
+        ))),
+    }
+}
+
+/// Lets go of a place in the background, for as long as it takes: its session may be shared and go on, so what
+/// is left here would not end by itself. It is over when its node is gone, or the session is.
+pub(super) fn go(shared: &Arc<Shared>, place: &Arc<Place>) -> watch::Receiver<Going> {
     // From here on the acquire asks for nothing more: what we ask comes behind all that it did.
     place.stop();
-    let Some(session) = place.session() else {
-        shared.places.remove(&place);
-        return Err(Error::not_held(name, None));
-    };
-    let give_up = shared.now() + PATIENCE;
-    loop {
-        match let_go(shared, &place, &session).await {
-            Ok(released) => {
-                shared.places.remove(&place);
-                if place.liveness == Liveness::LeaseOnly {
-                    shared.close_later(&session);
-                }
-                return released.map_err(|cause| Error::not_held(name, cause));
-            }
-            Err(Fault::Cut(_)) if shared.now() < give_up => {}
-            // The place stays known, so that the next release goes on from here.
-            Err(fault) => return Err(fault.into_error()),
-        }
+    let (told, first) = place.going();
+    if !first {
+        return told.subscribe();
     }
+    let (heard, counted) = (told.subscribe(), Counted::new(&shared.closing));
+    let (shared, place) = (Arc::clone(shared), Arc::clone(place));
+    let runtime = shared.around.runtime.clone();
+    runtime.spawn(async move {
+        let _counted = counted;
+        let session = place.session();
+        let released = loop {
+            let Some(session) = &session else { break Err(None) };
+            match let_go(&shared, &place, session).await {
+                Ok(released) => break released,
+                Err(Fault::Gone) => break Err(Some(LossCause::SessionGone)),
+                Err(fault) => {
+                    if !matches!(fault, Fault::Cut(_)) {
+                        told.send_replace(Going::Failing(fault.clone()));
+                    }
+                    // One who may not do it now may never; but it has to be asked again.
+                    let nap = if fault.passes() { BREATH } else { LATER };
+                    shared.around.clock.alarm(shared.now() + nap).await;
+                }
+            }
+        };
+        shared.places.remove(&place);
+        if let Some(session) = session.filter(|_| place.liveness == Liveness::LeaseOnly) {
+            shared.close_later(&session);
+        }
+        told.send_replace(Going::Gone(released));
+    });
+    heard
 }
 
 /// Takes the nodes of this place away. The inner error says why there were none.
@@ -221,10 +259,10 @@ async fn let_go(
 /// Releases what another process took.
 async fn release_elsewhere(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<()> {
     let (dir, mark) = (path_of(&shared.chroot, name), Mark::of(name, owner));
-    let control = shared.control();
     let give_up = shared.now() + PATIENCE;
     let mut cut = false;
     loop {
+        let control = shared.control();
         match take_away(shared, &control, name, owner, &dir).await {
             Ok(true) => return Ok(()),
             Ok(false) if cut => return Ok(()),
@@ -233,7 +271,9 @@ async fn release_elsewhere(shared: &Arc<Shared>, name: &LockName, owner: OwnerId
                 let cause = matches!(ended, Ok(Ended::Broken)).then_some(LossCause::Broken);
                 return Err(Error::not_held(name, cause));
             }
-            Err((deleting, Fault::Cut(_))) if shared.now() < give_up => cut |= deleting,
+            Err((deleting, Fault::Cut(_) | Fault::Gone)) if shared.now() < give_up => {
+                cut |= deleting;
+            }
             Err((_, fault)) => return Err(fault.into_error()),
         }
     }

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use super::faults::{Code, Fault};
+use super::grants::go;
 use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
 use super::ops::Make;
 use super::places::Place;
@@ -362,7 +363,12 @@ async fn look_after(shared: &Arc<Shared>, place: &Arc<Place>, own: oneshot::Rece
                 shared.ended(place, &session).await;
                 return;
             }
-            Told::LeaseOver => return shared.take_back(place, &session, &node).await,
+            // Who renews it later is told so; the release aborts this task.
+            Told::LeaseOver => {
+                shared.places.end(place, LossCause::Expired);
+                go(shared, place);
+                return;
+            }
             Told::Nothing => {}
         }
         // The connection broke, and the watch with it.

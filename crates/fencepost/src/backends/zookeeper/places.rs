@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 
+use super::faults::Fault;
 use super::nodes::Mark;
 use super::session::Session;
 use crate::backend::{Liveness, LossCause, LossSignal, Request};
@@ -49,6 +50,17 @@ pub(super) struct Stand {
     /// It is being released: no node is made any more.
     over: bool,
     task: Option<AbortHandle>,
+    going: Option<watch::Sender<Going>>,
+}
+
+/// How its release stands.
+#[derive(Clone, Debug)]
+pub(super) enum Going {
+    Asked,
+    /// The last attempt failed; there will be others.
+    Failing(Fault),
+    /// Nothing of it is left; or nothing was there, with the cause if that is known.
+    Gone(Result<(), Option<LossCause>>),
 }
 
 impl Place {
@@ -119,6 +131,14 @@ impl Place {
         if let Some(task) = stand.task.take() {
             task.abort();
         }
+    }
+
+    /// Where its release is told of, and whether we are the first to ask for it.
+    pub(super) fn going(&self) -> (watch::Sender<Going>, bool) {
+        let mut stand = self.stand();
+        let first = stand.going.is_none();
+        let told = stand.going.get_or_insert_with(|| watch::Sender::new(Going::Asked));
+        (told.clone(), first)
     }
 
     pub(super) fn is_over(&self) -> bool {

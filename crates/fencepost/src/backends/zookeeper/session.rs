@@ -400,7 +400,8 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
         waiting.retain(|order| !matches!(order, Order::Ask { answer, .. } if answer.is_closed()));
         // One that never was needs no end.
         let unmade = core.facts().id == 0 && matches!(waiting.front(), Some(Order::Close(_)));
-        if unmade || orders.is_closed() && orders.is_empty() {
+        let deserted = waiting.is_empty() && orders.is_closed() && orders.is_empty();
+        if unmade || deserted {
             break;
         }
         if !core.kept() && waiting.is_empty() {

@@ -1,0 +1,125 @@
+//! What others see of us, and we of them.
+
+use fencepost::LossCause;
+
+use super::common::{LONG, SOON, Site, connect, until, within};
+
+#[tokio::test]
+async fn our_nodes_are_called_as_curator_and_kazoo_call_theirs() {
+    let site = Site::shared();
+    for (style, start, middle) in [("", "_c_", "-lock-"), ("?style=kazoo", "", "__lock__")] {
+        let client = connect(&format!("{}{style}", site.url())).await;
+        let guard = client.lock("invoice/42").label("me").ttl(LONG).acquire().await.unwrap();
+        let nodes = site.children("/invoice/42");
+        let [node] = nodes.as_slice() else { panic!("{nodes:?}") };
+        assert!(node.starts_with(start), "{node}");
+        let (prefix, number) = node.split_at(node.len() - 10);
+        assert!(prefix.ends_with(middle) && number.parse::<u32>().is_ok(), "{node}");
+        assert!(!node.contains(&guard.owner().reveal()));
+        let path = format!("{}/invoice/42/{node}", site.chroot);
+        assert_eq!(site.server.get(&path).unwrap().unwrap(), "me\nfencepost 1 60000 -");
+        guard.release().await.unwrap();
+        assert!(site.children("/invoice/42").is_empty());
+    }
+}
+
+/// A node of another make stands in the same line; it is waited for, shown, broken on request, and never
+/// touched otherwise.
+#[tokio::test]
+async fn strangers_stand_in_the_same_line() {
+    let site = Site::shared();
+    let client = site.client().await;
+    client.lock("shared").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+    for (node, data, shown) in [
+        ("_c_x-lock-0000000000", "10.0.0.7", "another client (10.0.0.7)"),
+        ("abc__lock__0000000000", "", "another client"),
+        ("abc__rlock__0000000000", "reader", "another client (reader)"),
+    ] {
+        let path = format!("{}/shared/{node}", site.chroot);
+        site.server.create(&path, data).unwrap();
+        assert!(client.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
+        let info = client.inspect("shared").await.unwrap();
+        let holder = info.holder.unwrap();
+        assert_eq!(holder.label.as_str(), shown);
+        assert!(holder.token.is_some() && holder.ttl.is_none() && !holder.endless);
+        assert_eq!(client.list().await.unwrap().len(), 1);
+        let waiter = client.clone();
+        let waiting = tokio::spawn(async move { waiter.lock("shared").ttl(LONG).acquire().await });
+        until("it waits", async || client.inspect("shared").await.unwrap().waiting == 1).await;
+        assert_eq!(site.server.get(&path).unwrap().as_deref(), Some(data), "it was touched");
+        let broken = client.break_lock("shared").await.unwrap().unwrap();
+        assert_eq!(broken.token, holder.token);
+        let guard = within(SOON, "the next one", waiting).await.unwrap().unwrap();
+        assert!(guard.token() >= broken.floor);
+        guard.release().await.unwrap();
+    }
+    // Other makes look for no marker, so none is left.
+    assert!(site.children("/.fencepost/broken").is_empty());
+}
+
+/// A directory below is another lock, or somebody's data: it does not stand in line.
+#[tokio::test]
+async fn other_children_do_not_count() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let below = client.lock("a/b").ttl(LONG).acquire().await.unwrap();
+    for node in ["lease_holder", "x-lock-123", "x-0000000000"] {
+        site.server.create(&format!("{}/a/{node}", site.chroot), "").unwrap();
+    }
+    let guard = client.lock("a").ttl(LONG).try_acquire().await.unwrap().expect("it is free");
+    let names: Vec<_> = client.list().await.unwrap().iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(names, ["a", "a/b"]);
+    guard.release().await.unwrap();
+    below.release().await.unwrap();
+}
+
+/// Somebody removes our node by hand: the guard is told at once, and the next one has the lock.
+#[tokio::test]
+async fn a_node_that_is_deleted_by_hand_ends_the_guard_at_once() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let guard = client.lock("hand").ttl(LONG).acquire().await.unwrap();
+    let node = site.children("/hand").remove(0);
+    site.server.delete(&format!("{}/hand/{node}", site.chroot)).unwrap();
+    let cause = within(SOON, "the guard is told", guard.lost()).await;
+    assert_eq!(cause, LossCause::TakenOver);
+    client.lock("hand").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
+}
+
+/// kazoo#760, curator#600: the same while it waits. It takes another place, and its turn comes.
+#[tokio::test]
+async fn a_waiter_whose_node_is_deleted_takes_another_place() {
+    let site = Site::shared();
+    let (ours, theirs) = (site.client().await, site.client().await);
+    let guard = ours.lock("line").ttl(LONG).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { theirs.lock("line").ttl(LONG).acquire().await });
+    until("it waits", async || site.children("/line").len() == 2).await;
+    let mut line = site.children("/line");
+    line.sort_by_key(|node| node[node.len() - 10..].to_owned());
+    let first = line.remove(1);
+    site.server.delete(&format!("{}/line/{first}", site.chroot)).unwrap();
+    until("it waits again", async || {
+        let line = site.children("/line");
+        line.len() == 2 && !line.contains(&first)
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let next = within(SOON, "its turn", waiting).await.unwrap().unwrap();
+    assert!(next.token() > token);
+}
+
+/// The marker of a break tells its holder, who takes it away.
+#[tokio::test]
+async fn a_break_leaves_no_marker_once_its_holder_knows() {
+    let site = Site::shared();
+    let (ours, theirs) = (site.client().await, site.client().await);
+    for _ in 0..3 {
+        let guard = ours.lock("break").ttl(LONG).acquire().await.unwrap();
+        theirs.break_lock("break").await.unwrap().unwrap();
+        assert_eq!(within(SOON, "told", guard.lost()).await, LossCause::Broken);
+    }
+    until("no marker is left", async || site.children("/.fencepost/broken").is_empty()).await;
+    assert!(ours.list().await.unwrap().is_empty(), "our own nodes are no locks");
+}
