@@ -72,7 +72,7 @@ fn ours_of_both_styles_and_a_wide_kazoo_lose_no_update() {
 
 #[test]
 fn mixed_processes_lose_no_update_on_three_members() {
-    mixed_processes(Members::Three, &[Make::Ours, Make::Ours, Make::Curator, Make::Curator]);
+    mixed_processes(Members::Three, &[Make::Ours, Make::Ours, Make::Curator]);
     mixed_processes(Members::Three, &[Make::OursAsKazoo, Make::OursAsKazoo, Make::Kazoo]);
 }
 
