@@ -1,11 +1,13 @@
 //! What only ZooKeeper has: sessions, nodes that others see, ensembles. Against real servers.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "zookeeper/addresses.rs"]
 mod addresses;
 #[path = "zookeeper/common.rs"]
 mod common;
+#[path = "zookeeper/cuts.rs"]
+mod cuts;
 #[path = "zookeeper/members.rs"]
 mod members;
 #[path = "zookeeper/nodes.rs"]

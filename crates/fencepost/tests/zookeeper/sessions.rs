@@ -101,9 +101,10 @@ async fn a_lost_guard_does_not_hold_the_lock_with_its_session() {
     let other = ours.lock("other").ttl(BRIEF).acquire().await.unwrap();
     let guard = ours.lock("stuck").ttl(BRIEF).max_hold(BRIEF).acquire().await.unwrap();
     assert_eq!(within(SOON, "lost", guard.lost()).await, LossCause::MaxHold);
-    theirs.lock("stuck").ttl(LONG).acquire_within(BRIEF * 3).await.unwrap();
+    let next = theirs.lock("stuck").ttl(LONG).acquire_within(SOON).await.unwrap();
     other.check().unwrap();
     drop(guard);
+    next.check().unwrap();
 }
 
 /// A release that could not be made in time is made when the servers are back: the session is shared, so the

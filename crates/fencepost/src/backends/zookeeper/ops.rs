@@ -202,6 +202,24 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_any_bytes_are_read_without_a_panic() {
+        let (mut bytes, mut next) = (Vec::new(), 1_u32);
+        for _ in 0..20_000 {
+            next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Small numbers are likelier to be lengths that fit.
+            bytes.push(if next & 0x300_0000 == 0 { (next >> 8) as u8 } else { (next >> 30) as u8 });
+            if bytes.len() == 96 {
+                for cut in [0, 4, 17, 96] {
+                    let bytes = &bytes[..cut];
+                    let _ = (read_path(bytes), read_stat(bytes), read_data(bytes));
+                    let _ = (read_children(bytes), read_multi(bytes));
+                }
+                bytes.remove(0);
+            }
+        }
+    }
+
+    #[test]
     fn the_first_failure_of_a_multi_is_named() {
         let end = |out: Out| out.i32(-1).bool(true).i32(-1).0;
         let failed = |out: Out, error| out.i32(-1).bool(false).i32(error).i32(error);

@@ -1,0 +1,283 @@
+//! What a lock on ZooKeeper costs: `cargo bench -p fencepost --features zookeeper --bench zookeeper`.
+//!
+//! Side by side in one run, since machines are noisy: the library, whose tasks share one session, against the
+//! same requests by hand on one session, and by a thread with a session each. A session's reads wait for its
+//! writes, so several sessions get more out of a server. And the hand-off of processes.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
+use fencepost::Fencepost;
+use fencepost::clock::{BootClock, Clock};
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble};
+use tokio::sync::oneshot;
+
+fn main() -> Outcome<()> {
+    if common::is_waiter()? {
+        return Ok(());
+    }
+    let scale = if full() { 1 } else { 100 };
+    {
+        let server = ZooKeeper::builder().start()?;
+        // What a Java machine does in its first seconds is not what it does later.
+        by_hand("one server, warming up", &server.url(), server.address(), 8_000 / scale)?;
+        by_hand("one server", &server.url(), server.address(), 16_000 / scale)?;
+    }
+    {
+        let ensemble = ZooKeeperEnsemble::start()?;
+        let address = ensemble.members()[ensemble.leader()?].address();
+        by_hand("three servers", &format!("zookeeper://{address}"), address, 4_000 / scale)?;
+    }
+    hand_off(16, 200 / scale)
+}
+
+/// A session as somebody would write it who wants nothing but speed.
+struct Hand {
+    stream: TcpStream,
+    number: i32,
+}
+
+impl Hand {
+    fn connect(address: SocketAddr) -> Outcome<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let mut hand = Self { stream, number: 0 };
+        let mut hello = Vec::new();
+        hello.extend([0; 12]);
+        hello.extend(30_000_i32.to_be_bytes());
+        hello.extend([0; 8]);
+        text(&mut hello, &[0; 16]);
+        hand.stream.write_all(&framed(&hello))?;
+        hand.receive()?;
+        Ok(hand)
+    }
+
+    fn request(&mut self, operation: i32, body: &[u8]) -> Vec<u8> {
+        self.number += 1;
+        framed(&[&self.number.to_be_bytes(), &operation.to_be_bytes(), body].concat())
+    }
+
+    /// What follows the header of the answer.
+    fn receive(&mut self) -> Outcome<Vec<u8>> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut frame = vec![0; usize::try_from(i32::from_be_bytes(length))?];
+        self.stream.read_exact(&mut frame)?;
+        Ok(frame.split_off(16))
+    }
+
+    fn make(&mut self, path: &str, flags: i32) -> Outcome<String> {
+        let request = self.request(1, &create(path, flags));
+        self.stream.write_all(&request)?;
+        path_in(&self.receive()?)
+    }
+
+    /// The recipe: make a node, look who is first and which number ours has, take it away.
+    fn cycle(&mut self, dir: &str) -> Outcome<()> {
+        let node = self.make(&format!("{dir}/{NODE}"), 3)?;
+        let (list, stat) = (look(dir), look(&node));
+        let both = [self.request(8, &list), self.request(4, &stat)].concat();
+        self.stream.write_all(&both)?;
+        self.receive()?;
+        self.receive()?;
+        let request = self.request(2, &delete(&node));
+        self.stream.write_all(&request)?;
+        self.receive()?;
+        Ok(())
+    }
+}
+
+const NODE: &str = "_c_00000000-0000-0000-0000-000000000000-lock-";
+
+fn create(path: &str, flags: i32) -> Vec<u8> {
+    let mut body = Vec::new();
+    text(&mut body, path.as_bytes());
+    text(&mut body, b"127.0.0.1");
+    body.extend([0, 0, 0, 1, 0, 0, 0, 31]);
+    text(&mut body, b"world");
+    text(&mut body, b"anyone");
+    body.extend(flags.to_be_bytes());
+    body
+}
+
+fn look(path: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    text(&mut body, path.as_bytes());
+    body.push(0);
+    body
+}
+
+fn delete(path: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    text(&mut body, path.as_bytes());
+    body.extend((-1_i32).to_be_bytes());
+    body
+}
+
+fn path_in(answer: &[u8]) -> Outcome<String> {
+    Ok(String::from_utf8(answer.get(4..).unwrap_or_default().to_vec())?)
+}
+
+/// One session for many tasks: answers come in the order of the requests.
+struct One {
+    stream: tokio::net::TcpStream,
+    waiting: Mutex<VecDeque<oneshot::Sender<Vec<u8>>>>,
+}
+
+impl One {
+    fn start(address: SocketAddr) -> Outcome<Arc<Self>> {
+        let stream = Hand::connect(address)?.stream;
+        stream.set_nonblocking(true)?;
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        let one = Arc::new(Self { stream, waiting: Mutex::default() });
+        tokio::spawn(Arc::clone(&one).hear());
+        Ok(one)
+    }
+
+    async fn hear(self: Arc<Self>) {
+        let (mut inbox, mut space) = (Vec::new(), [0; 16 << 10]);
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut space) {
+                Ok(0) => return,
+                Ok(count) => inbox.extend(&space[..count]),
+                Err(_) => continue,
+            }
+            let mut taken = 0;
+            while let Some(length) = inbox.get(taken..taken + 4) {
+                let length = u32::from_be_bytes(length.try_into().unwrap_or_default()) as usize;
+                let Some(frame) = inbox.get(taken + 4..taken + 4 + length) else { break };
+                let waiting =
+                    self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                if let Some(waiting) = waiting {
+                    let _ = waiting.send(frame.get(16..).unwrap_or_default().to_vec());
+                }
+                taken += 4 + length;
+            }
+            inbox.drain(..taken);
+        }
+    }
+
+    fn ask(&self, operation: i32, body: &[u8]) -> oneshot::Receiver<Vec<u8>> {
+        let (answer, told) = oneshot::channel();
+        let frame = framed(&[&1_i32.to_be_bytes(), &operation.to_be_bytes(), body].concat());
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back(answer);
+        let sent = self.stream.try_write(&frame);
+        assert_eq!(sent.ok(), Some(frame.len()), "requests are small, the socket is roomy");
+        told
+    }
+
+    async fn cycle(&self, dir: &str) -> Outcome<()> {
+        let node = path_in(&self.ask(1, &create(&format!("{dir}/{NODE}"), 3)).await?)?;
+        let (list, stat) = (self.ask(8, &look(dir)), self.ask(4, &look(&node)));
+        list.await?;
+        stat.await?;
+        self.ask(2, &delete(&node)).await?;
+        Ok(())
+    }
+}
+
+fn one_session(
+    runtime: &tokio::runtime::Runtime,
+    one: &Arc<One>,
+    tasks: usize,
+    cycles: usize,
+) -> Outcome<Duration> {
+    let start = BootClock.now();
+    runtime.block_on(async {
+        let running: Vec<_> = (0..tasks)
+            .map(|task| {
+                let one = Arc::clone(one);
+                tokio::spawn(async move {
+                    let dir = format!("/hand-{task}");
+                    for _ in 0..cycles {
+                        one.cycle(&dir).await.map_err(|error| error.to_string())?;
+                    }
+                    Ok::<(), String>(())
+                })
+            })
+            .collect();
+        for task in running {
+            task.await??;
+        }
+        Ok(BootClock.now().since(start))
+    })
+}
+
+fn text(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend(i32::try_from(bytes.len()).unwrap_or(i32::MAX).to_be_bytes());
+    out.extend(bytes);
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    text(&mut frame, body);
+    frame
+}
+
+fn hand_cycles(hands: &mut [Hand], cycles: usize) -> Duration {
+    let start = BootClock.now();
+    std::thread::scope(|scope| {
+        for (number, hand) in hands.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let dir = format!("/hand-{number}");
+                for _ in 0..cycles {
+                    hand.cycle(&dir).expect("a server that answers");
+                }
+            });
+        }
+    });
+    BootClock.now().since(start)
+}
+
+fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<()> {
+    let runtime = runtime()?;
+    let fp = runtime.block_on(Fencepost::connect(url))?;
+    println!("zookeeper ({what}): uncontended acquire + release");
+    for tasks in [1, 16, 64] {
+        let count = if tasks == 1 { count / 4 } else { count };
+        let slices = 10;
+        let each = (count / slices / tasks).max(1);
+        let mut hands = (0..tasks).map(|_| Hand::connect(address)).collect::<Outcome<Vec<_>>>()?;
+        for (number, hand) in hands.iter_mut().enumerate() {
+            // It may be there already.
+            let _ = hand.make(&format!("/hand-{number}"), 0);
+        }
+        let one = runtime.block_on(async { One::start(address) })?;
+        let mut took = [Duration::ZERO; 3];
+        // Turn and turn about, so that a slow spell hits all.
+        for _ in 0..slices {
+            took[0] += hand_cycles(&mut hands, each);
+            took[1] += one_session(&runtime, &one, tasks, each)?;
+            took[2] += cycles(&runtime, &fp, tasks, each)?;
+        }
+        let total = slices * each * tasks;
+        println!("  {tasks:>3} tasks, by hand, a session each  {}", rate(total, took[0]));
+        println!("  {tasks:>3} tasks, by hand, one session     {}", rate(total, took[1]));
+        let ratio = took[1].as_secs_f64() / took[2].as_secs_f64();
+        println!(
+            "  {tasks:>3} tasks, ours                     {}  {ratio:.2}x",
+            rate(total, took[2])
+        );
+    }
+    Ok(())
+}
+
+fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
+    println!("zookeeper (one server): hand-off on one name, {processes} processes, 5 ms holds");
+    let server = ZooKeeper::builder().start()?;
+    for _ in 0..2 {
+        let mut waiters = Waiters::start(processes, &server.url(), rounds.max(3))?;
+        let (gaps, waits) = by_the_clock(&mut waiters)?;
+        println!("  hand-off   {}", percentiles(gaps));
+        println!("  wait       {}", percentiles(waits));
+    }
+    Ok(())
+}
