@@ -28,6 +28,7 @@
 //! our mark is there before another is made, and a release on the same session comes behind all of it.
 
 mod address;
+mod asks;
 mod beat;
 mod broken;
 mod conn;
@@ -35,6 +36,7 @@ mod dial;
 mod faults;
 mod found;
 mod grants;
+mod keep;
 mod line;
 mod names;
 mod nodes;
@@ -42,48 +44,36 @@ mod ops;
 mod pipe;
 mod places;
 mod session;
+mod shared;
 mod tls;
 mod views;
 mod wire;
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
-use tokio::sync::{oneshot, watch};
+use fencepost_core::{LockName, OwnerId, Ttl};
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use self::address::Style;
 pub(crate) use self::address::ZooKeeperUrl;
-use self::broken::Ended;
-use self::dial::Servers;
-use self::faults::{Code, Fault};
-use self::found::Found;
+use self::faults::Fault;
 use self::names::path_of;
-use self::nodes::{Contender, Key, Mark, in_order};
-use self::ops::{Access, Make};
-use self::places::{Place, Places};
-use self::session::Session;
+use self::places::Place;
+use self::shared::{CLOSE, Shared};
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, Liveness, LockInfo, LossCause, Observe,
-    Renewal, Renewed, Request, Surroundings, Wait,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Liveness, LockInfo, Observe, Renewal, Renewed,
+    Request, Surroundings, Wait,
 };
-use crate::counted::Counted;
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::race::race;
 
-/// How long a session stays that carries nothing.
-const IDLE: Duration = Duration::from_secs(30);
 /// How often sessions and places are looked at that nobody uses.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// How old what is known of the servers may be.
 const REFRESH: Duration = Duration::from_secs(5);
-/// How long to wait for sessions to be closed. They end by themselves otherwise.
-const CLOSE: Duration = Duration::from_secs(2);
 
 /// A store on one ZooKeeper ensemble.
 pub struct ZooKeeper {
@@ -91,39 +81,9 @@ pub struct ZooKeeper {
     upkeep: AbortHandle,
 }
 
-struct Shared {
-    around: Surroundings,
-    servers: Arc<Servers>,
-    chroot: String,
-    style: Style,
-    access: Access,
-    /// The sessions of this process's grants, by TTL in milliseconds.
-    sessions: Mutex<HashMap<u32, Arc<Session>>>,
-    places: Places,
-    /// Whether the servers know containers.
-    containers: AtomicBool,
-    /// How many things are under way that nobody waits for.
-    closing: watch::Sender<usize>,
-    /// What was last read of the servers, and when.
-    found: Mutex<(Found, Moment)>,
-}
-
 impl ZooKeeper {
     pub(crate) async fn open(url: ZooKeeperUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let clock = Arc::clone(&around.clock);
-        let servers = Servers::new(url.hosts, clock, url.tls, url.credentials);
-        let shared = Arc::new(Shared {
-            around: around.clone(),
-            servers: Arc::new(servers),
-            chroot: url.chroot,
-            style: url.style,
-            access: url.access,
-            sessions: Mutex::default(),
-            places: Places::default(),
-            containers: AtomicBool::new(true),
-            closing: watch::Sender::new(0),
-            found: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::new(url, around));
         shared.control().ready().await.map_err(Fault::into_error)?;
         shared.look_around().await;
         let weak = Arc::downgrade(&shared);
@@ -152,217 +112,6 @@ impl Drop for ZooKeeper {
             }
         }
     }
-}
-
-impl Shared {
-    fn now(&self) -> Moment {
-        self.around.clock.now()
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u32, Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reads what kind of servers these are.
-    async fn look_around(&self) {
-        self.found().1 = self.now();
-        let found = Found::read(self).await;
-        self.found().0 = found;
-    }
-
-    /// The session for what belongs to no grant: that of grants with the default TTL.
-    fn control(&self) -> Arc<Session> {
-        self.session_for(default_ttl(), Liveness::Process)
-    }
-
-    /// The session that carries grants of this TTL, or a script's grant alone.
-    fn session_for(&self, ttl: Ttl, liveness: Liveness) -> Arc<Session> {
-        let start = |kept| {
-            Session::start(&self.servers, timeout_for(ttl), None, kept, &self.around.runtime)
-        };
-        if liveness == Liveness::LeaseOnly {
-            return start(false);
-        }
-        let mut sessions = self.sessions();
-        if let Some(session) = sessions.get(&ttl.as_millis()).filter(|session| !session.is_over()) {
-            return Arc::clone(session);
-        }
-        let session = start(true);
-        sessions.insert(ttl.as_millis(), Arc::clone(&session));
-        session
-    }
-
-    /// A session that another process has made.
-    fn attach(&self, ttl: Ttl, key: Key) -> Arc<Session> {
-        Session::start(&self.servers, timeout_for(ttl), Some(key), false, &self.around.runtime)
-    }
-
-    /// Ends a session in the background.
-    fn close_later(&self, session: &Session) {
-        let (counted, closed) = (Counted::new(&self.closing), session.close());
-        let limit = self.around.clock.alarm(self.now() + CLOSE);
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            race(closed, limit).await;
-        });
-    }
-
-    /// Closes the sessions that carry nothing, and have not for so long.
-    fn close_idle(&self, idle: Duration) {
-        let mut sessions = self.sessions();
-        let unused = |ttl: u32, session: &Arc<Session>| {
-            // One is kept, so that a client that rests need not connect for its next lock.
-            let spared = ttl == default_ttl().as_millis() && !idle.is_zero();
-            // Under the lock nobody gets another handle.
-            let idle = Arc::strong_count(session) == 1 && session.unused_for() >= idle;
-            session.is_over() || idle && !spared
-        };
-        for (_, session) in sessions.extract_if(|ttl, session| unused(*ttl, session)) {
-            self.close_later(&session);
-        }
-    }
-
-    /// Lets go of what nobody uses.
-    fn tidy(&self) {
-        self.close_idle(IDLE);
-        // A script's grant that is not renewed here is kept by others, or ends. Whoever renews it here
-        // again finds it again.
-        let forgotten = self.places.all(|place| {
-            let unused = |session: &Arc<Session>| session.unused_for() > session.timeout();
-            place.liveness == Liveness::LeaseOnly
-                && place.granted()
-                && place.session().is_some_and(|session| unused(&session))
-        });
-        for place in forgotten {
-            self.places.remove(&place);
-            place.stop();
-            if let Some(session) = place.session() {
-                session.leave();
-            }
-        }
-    }
-
-    /// The path of a contender for this place's lock.
-    #[expect(clippy::unused_self, reason = "reads better beside the other paths")]
-    fn child(&self, place: &Place, contender: &Contender) -> String {
-        format!("{}/{}", place.dir, contender.node)
-    }
-
-    /// Makes the directory of a lock, and what is missing above it.
-    async fn make_directory(&self, session: &Session, dir: &str) -> Result<(), Fault> {
-        loop {
-            let containers = self.containers.load(Ordering::Relaxed);
-            let ends = dir.match_indices('/').map(|(at, _)| at).skip(1).chain([dir.len()]);
-            // All at once: what is there already says so.
-            let asked: Vec<_> = ends
-                .map(|end| {
-                    let make = if containers && end > self.chroot.len() {
-                        Make::Container
-                    } else {
-                        Make::Persistent
-                    };
-                    session.create(&dir[..end], b"", make, self.access)
-                })
-                .collect();
-            let (mut first, mut last) = (None, Ok(()));
-            for answer in asked {
-                last = match answer.await {
-                    Ok(_) | Err(Fault::Said(Code::NodeExists)) => Ok(()),
-                    Err(fault) => {
-                        first.get_or_insert_with(|| fault.clone());
-                        Err(fault)
-                    }
-                };
-            }
-            let Err(last) = last else { return Ok(()) };
-            match first.unwrap_or(last) {
-                Fault::Said(Code::Unimplemented) if containers => {
-                    self.containers.store(false, Ordering::Relaxed);
-                }
-                fault => return Err(fault),
-            }
-        }
-    }
-
-    /// The children of a directory, no older than now; none if it is not there.
-    async fn children_now(&self, session: &Session, dir: &str) -> Result<Vec<String>, Fault> {
-        let (synced, children) = (session.sync(dir), session.children(dir));
-        let (synced, children) = (synced.await, children.await);
-        synced?;
-        match children {
-            Err(Fault::Said(Code::NoNode)) => Ok(Vec::new()),
-            children => children,
-        }
-    }
-
-    /// The nodes of one owner, the first in line first.
-    async fn nodes_of(
-        &self,
-        session: &Session,
-        dir: &str,
-        mark: Mark,
-    ) -> Result<Vec<String>, Fault> {
-        let children = self.children_now(session, dir).await?;
-        let line = in_order(&children).into_iter().filter(|one| mark.is_on(&one.node));
-        Ok(line.map(|one| format!("{dir}/{}", one.node)).collect())
-    }
-
-    /// The grant's node is gone and its session is not: finds out why, once, and tells the guard.
-    async fn ended(&self, place: &Arc<Place>, session: &Session) -> LossCause {
-        let find_out = async || match self.find_marker(session, &place.dir, place.mark).await {
-            Ok(Ended::Broken) => LossCause::Broken,
-            Ok(Ended::Otherwise) => LossCause::TakenOver,
-            Err(_) => LossCause::SessionGone,
-        };
-        let cause = *place.cause.get_or_init(find_out).await;
-        self.lost(place, cause);
-        cause
-    }
-
-    /// The grant is gone.
-    fn lost(&self, place: &Arc<Place>, cause: LossCause) {
-        self.places.end(place, cause);
-        place.loss.fire(cause);
-        if place.liveness == Liveness::LeaseOnly
-            && let Some(session) = place.session()
-        {
-            self.close_later(&session);
-        }
-    }
-
-    /// The grant that this place has, if it is still there.
-    async fn granted_before(&self, place: &Arc<Place>) -> Result<Option<Grant>> {
-        let (session, node, grant) = {
-            let stand = place.stand();
-            (stand.session.clone(), stand.node.clone(), stand.grant)
-        };
-        let (Some(session), Some(node), Some((token, ttl))) = (session, node, grant) else {
-            return Ok(None);
-        };
-        let children = session.children(&node).await;
-        match children {
-            // It counts once it is renewed.
-            Ok(_) => {
-                let sent = Moment::default();
-                Ok(Some(Grant { token, ttl, sent, queued: true, presence: None }))
-            }
-            Err(Fault::Said(Code::NoNode) | Fault::Gone) => Ok(None),
-            Err(fault) => Err(fault.into_error()),
-        }
-    }
-}
-
-fn default_ttl() -> Ttl {
-    Ttl::new(crate::lock::DEFAULT_TTL).unwrap_or(Ttl::MAX)
-}
-
-/// The session timeout that carries a lease: half as long again.
-fn timeout_for(ttl: Ttl) -> Duration {
-    Duration::from_millis((u64::from(ttl.as_millis()) * 3).div_ceil(2))
 }
 
 /// Stops the task of an acquire that nobody waits for any more.

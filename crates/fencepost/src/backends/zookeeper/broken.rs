@@ -13,7 +13,6 @@ use std::time::Duration;
 use aws_lc_rs::digest::{SHA256, digest};
 use fencepost_core::{LockName, Token};
 
-use super::Shared;
 use super::address::Style;
 use super::faults::{Code, Fault};
 use super::line::gone;
@@ -21,6 +20,7 @@ use super::names::{RESERVED, path_of};
 use super::nodes::{Contender, Mark, Note, hex, holder, in_order};
 use super::ops::{Access, Make, Op};
 use super::session::Session;
+use super::shared::Shared;
 use crate::backend::Broken;
 use crate::counted::Counted;
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use fencepost_core::Moment;
+use fencepost_core::{Moment, Ttl};
 
 use super::address::Host;
 use super::conn::AUTH_NUMBER;
@@ -31,8 +31,8 @@ pub(super) struct Servers {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tls: Option<Tls>,
     pub(super) credentials: Option<String>,
-    /// Timeouts that were asked for and not given, so that each is told of once.
-    told: Mutex<HashSet<i32>>,
+    /// TTLs that were asked for and not given, so that each is told of once.
+    told: Mutex<HashSet<Ttl>>,
 }
 
 /// A connection that is greeted.
@@ -124,23 +124,21 @@ impl Servers {
             let auth = Out::default().i32(AUTH_NUMBER).i32(AUTH).i32(0);
             pipe.put(&[&auth.string("digest").string(credentials).0]);
         }
-        self.tell(hello.timeout_ms, welcome.timeout_ms);
         Ok(Greeted { pipe, welcome, sent })
     }
 
-    /// Says once when a server keeps another timeout than it was asked for.
-    fn tell(&self, asked: i32, kept: i32) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked == kept || told.len() >= 1000 || !told.insert(asked) {
+    /// Says once when the servers keep another lease than was asked for.
+    pub(super) fn tell(&self, asked: Ttl, kept: Ttl) {
+        if asked == kept {
             return;
         }
-        let lease =
-            |timeout: i32| short(Duration::from_millis(u64::from(timeout.unsigned_abs())) * 2 / 3);
-        tracing::warn!(
-            "asked for a TTL of {}, the server keeps {}: see minSessionTimeout and maxSessionTimeout \
-             in its configuration",
-            lease(asked),
-            lease(kept)
-        );
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < 1000 && told.insert(asked) {
+            let (asked, kept) = (short(asked.as_duration()), short(kept.as_duration()));
+            tracing::warn!(
+                "asked for a TTL of {asked}, the server keeps {kept}: see minSessionTimeout and \
+                 maxSessionTimeout in its configuration"
+            );
+        }
     }
 }

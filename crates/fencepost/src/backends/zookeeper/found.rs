@@ -7,10 +7,10 @@ use std::future::poll_fn;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use super::Shared;
 use super::address::Host;
 use super::dial::Servers;
 use super::pipe::Pipe;
+use super::shared::Shared;
 use crate::backend::short;
 use crate::race::{First, race};
 

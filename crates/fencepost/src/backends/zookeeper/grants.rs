@@ -6,7 +6,6 @@ use std::time::Duration;
 use fencepost_core::{LockName, OwnerId, Ttl};
 use tokio::sync::watch;
 
-use super::Shared;
 use super::broken::Ended;
 use super::faults::{Code, Fault};
 use super::line::gone;
@@ -14,6 +13,7 @@ use super::names::path_of;
 use super::nodes::{Key, Mark, Note, in_order, token_of};
 use super::places::{Going, Place};
 use super::session::Session;
+use super::shared::Shared;
 use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
 use crate::counted::Counted;
 use crate::error::{Error, Result};

@@ -11,16 +11,16 @@ use std::time::Duration;
 use fencepost_core::Moment;
 use tokio::sync::oneshot;
 
-use super::Shared;
 use super::faults::{Code, Fault};
-use super::grants::go;
+use super::keep::look_after;
 use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
 use super::ops::Make;
 use super::places::Place;
 use super::session::{Kept, Session};
-use crate::backend::{Acquired, Grant, HolderInfo, Liveness, LossCause, Wait};
+use super::shared::Shared;
+use crate::backend::{Acquired, Grant, HolderInfo, Liveness, Wait};
 use crate::error::Result;
-use crate::race::{First, race};
+use crate::race::race;
 
 /// How long a waiter puts up with servers that can not be reached.
 const OUTAGE: Duration = Duration::from_secs(5);
@@ -157,7 +157,7 @@ impl Line<'_> {
             return Ok(None);
         }
         let line = in_order(&children);
-        let ours = |contender: &Contender| self.shared.child(self.place, contender) == node;
+        let ours = |contender: &Contender| self.place.child(contender) == node;
         let double = line.iter().find(|other| self.place.mark.is_on(&other.node) && !ours(other));
         let Some(ahead) = line.iter().position(ours) else {
             return Err(Fault::NotNow("the server does not list our node yet".into()));
@@ -177,6 +177,7 @@ impl Line<'_> {
                     stat.czxid
                 ))
             })?;
+            self.shared.servers.tell(self.place.asked, ttl);
             self.place.stand().grant = Some((token, ttl));
             let (sent, queued) =
                 (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
@@ -187,7 +188,7 @@ impl Line<'_> {
             return self.withdraw(&session, &node, &line[0]).await.map(Some);
         }
         self.queued = true;
-        let before = self.shared.child(self.place, &line[ahead - 1]);
+        let before = self.place.child(&line[ahead - 1]);
         let gone = match session.children_watched(&before).await {
             Ok((_, _, gone)) => gone,
             Err(Fault::Said(Code::NoNode)) => return Ok(None),
@@ -281,7 +282,7 @@ impl Line<'_> {
         later: bool,
     ) -> Result<(), Fault> {
         let place = self.place;
-        let path = self.shared.child(place, double);
+        let path = place.child(double);
         let (data, stat) = match session.data(&path).await {
             Err(Fault::Said(Code::NoNode)) => return Ok(()),
             found => found?,
@@ -330,7 +331,7 @@ impl Line<'_> {
         node: &str,
         first: &Contender,
     ) -> Result<Stood, Fault> {
-        let asked = session.data(&self.shared.child(self.place, first));
+        let asked = session.data(&self.place.child(first));
         let deleted = session.delete(node);
         let seen = asked.await;
         gone(deleted.await)?;
@@ -350,72 +351,5 @@ pub(super) fn gone(deleted: Result<(), Fault>) -> Result<(), Fault> {
     match deleted {
         Err(Fault::Said(Code::NoNode) | Fault::Gone) => Ok(()),
         other => other,
-    }
-}
-
-/// Tells the guard when its node or its session goes; takes a grant back that is not renewed.
-async fn look_after(shared: &Arc<Shared>, place: &Arc<Place>, own: oneshot::Receiver<()>) {
-    let (Some(session), Some(node)) = (place.session(), place.node()) else { return };
-    let mut own = Some(own);
-    loop {
-        let told = match own.take() {
-            Some(told) => until_told(shared, place, told).await,
-            None => Told::Nothing,
-        };
-        match told {
-            Told::Gone if place.is_over() => return,
-            Told::Gone => {
-                shared.ended(place, &session).await;
-                return;
-            }
-            // Who renews it later is told so; the release aborts this task.
-            Told::LeaseOver => {
-                shared.places.end(place, LossCause::Expired);
-                go(shared, place);
-                return;
-            }
-            Told::Nothing => {}
-        }
-        // The connection broke, and the watch with it.
-        if !session.up_or_over().await {
-            return shared.lost(place, LossCause::SessionGone);
-        }
-        match session.children_watched(&node).await {
-            Ok((_, _, told)) => own = Some(told),
-            Err(Fault::Said(Code::NoNode)) if place.is_over() => return,
-            Err(Fault::Said(Code::NoNode)) => {
-                shared.ended(place, &session).await;
-                return;
-            }
-            Err(Fault::Gone) => return shared.lost(place, LossCause::SessionGone),
-            Err(_) => shared.around.clock.alarm(shared.now() + BREATH).await,
-        }
-    }
-}
-
-enum Told {
-    /// Our node is gone.
-    Gone,
-    /// The connection is.
-    Nothing,
-    /// Nobody counts on the grant any more.
-    LeaseOver,
-}
-
-/// Waits for word of our node, or for the end of the lease. The session is shared and goes on: a guard that
-/// is lost, or that its caller never took up, must not hold the lock as long as others live.
-async fn until_told(shared: &Shared, place: &Place, mut told: oneshot::Receiver<()>) -> Told {
-    loop {
-        let end = match place.liveness {
-            Liveness::Process => place.lease_end(),
-            // Its session ends with its lease; and others may renew it.
-            Liveness::LeaseOnly => Moment::NEVER,
-        };
-        match race(&mut told, shared.around.clock.alarm(end)).await {
-            First::Left(Ok(())) => return Told::Gone,
-            First::Left(Err(_)) => return Told::Nothing,
-            First::Right(()) if place.lease_end() <= shared.now() => return Told::LeaseOver,
-            First::Right(()) => {}
-        }
     }
 }

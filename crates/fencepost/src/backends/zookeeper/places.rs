@@ -9,7 +9,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 
 use super::faults::Fault;
-use super::nodes::Mark;
+use super::nodes::{Contender, Mark};
 use super::session::Session;
 use crate::backend::{Liveness, LossCause, LossSignal, Request};
 
@@ -82,6 +82,11 @@ impl Place {
 
     pub(super) fn stand(&self) -> MutexGuard<'_, Stand> {
         self.stand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The path of a contender for the same lock.
+    pub(super) fn child(&self, contender: &Contender) -> String {
+        format!("{}/{}", self.dir, contender.node)
     }
 
     pub(super) fn node(&self) -> Option<String> {

@@ -6,11 +6,11 @@ use std::time::Duration;
 use fencepost_core::LockName;
 use tokio::sync::oneshot;
 
-use super::Shared;
 use super::faults::{Code, Fault};
 use super::names::{RESERVED, name_of, path_of};
 use super::nodes::{Contender, Note, holder, in_order, strangers_label};
 use super::session::Session;
+use super::shared::Shared;
 use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo};
 use crate::error::Result;
 use crate::race::race;
