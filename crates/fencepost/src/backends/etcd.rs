@@ -43,7 +43,7 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::address::EtcdUrl;
 use self::faults::Fault;
-use self::found::Found;
+use self::found::{Found, Version};
 use self::keys::{Prefix, lease_of};
 use self::line::{Place, Waited, token_from};
 use self::link::Link;
@@ -152,7 +152,7 @@ impl Desk {
             let entered = desk.enter(&request, lease, limit).await;
             drop(under_way);
             let rest = async {
-                let mut place = entered?;
+                let Some(mut place) = entered? else { return Ok(Acquired::PlaceLost) };
                 if desk.is_first(&request.name, &mut place, limit).await? {
                     return granted(&place, place.old);
                 }
@@ -187,7 +187,8 @@ impl Desk {
     async fn withdraw(self: &Arc<Self>, name: &LockName, place: &Place) -> Result<Acquired, Fault> {
         let limit = self.now() + PATIENCE;
         let lease = place.lease;
-        let leaving = self.revoke(lease, limit);
+        // We shall say that nothing is left, so it goes on until that is so, whoever waits for it.
+        let leaving = self.revoke(lease, self.now() + ttl_from(place.ttl)?.as_duration());
         let asking = async {
             let holder = self.holder(name, limit).await?;
             match holder.filter(|kv| kv.lease != lease) {
@@ -266,7 +267,8 @@ impl Backend for Etcd {
     }
 
     fn guarantees(&self) -> Guarantees {
-        Guarantees { found: self.0.found.lines(), ..guarantees() }
+        let Found { lines, version, voters } = &self.0.found;
+        Guarantees { found: lines.clone(), ..guarantees(*version, *voters) }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -277,11 +279,51 @@ impl Backend for Etcd {
     }
 }
 
-fn guarantees() -> Guarantees {
+/// What an etcd of this version keeps that this many vote on: `guarantees_of("3.5.13", 3)`.
+#[must_use]
+pub fn guarantees_of(version: &str, voters: usize) -> Guarantees {
+    guarantees(found::version_of(version), voters)
+}
+
+/// Whether a version is this one of its series, or later.
+fn since(version: Version, in_3_4: u32, in_3_5: u32) -> bool {
+    match version {
+        (3, 4, patch) => patch >= in_3_4,
+        (3, 5, patch) => patch >= in_3_5,
+        version => version > (3, 5, 0),
+    }
+}
+
+fn correctness(version: Version, voters: usize) -> Correctness {
+    let unfit = |why: &str, remedy: &str| Correctness::Unfit {
+        why: why.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    match version {
+        (0, ..) => unfit(
+            "its members did not tell their version, so nobody knows what it keeps",
+            "try again when they answer",
+        ),
+        (3, 5, 0..3) => unfit(
+            "members of etcd 3.5.0 to 3.5.2 can come to differ after a crash",
+            "update it to 3.5.13 or later",
+        ),
+        _ if voters < 2 && !since(version, 21, 5) => unfit(
+            "a single etcd before 3.4.21 and 3.5.5 can lose in a crash what it has answered \
+             (etcd#14370)",
+            "update it, or use three members",
+        ),
+        _ => Correctness::Fit,
+    }
+}
+
+fn guarantees(version: Version, voters: usize) -> Guarantees {
+    // etcd#12528, #15247: a leader that stood still ends leases that are not its own any more.
+    let mended = since(version, 31, 13);
     Guarantees {
         backend: "etcd",
         scope: "all who use this cluster, other makes of client included",
-        correctness: Correctness::Fit,
+        correctness: correctness(version, voters),
         fifo: true,
         wake: "each waiter watches the one before it",
         clock: "the monotonic clock of the cluster's leader",
@@ -292,9 +334,17 @@ fn guarantees() -> Guarantees {
             Kept::both("the lock is free when the lease has run out"),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every grant is synced on a majority before it is answered"),
-            Kept::both(
-                "a new leader gives every lease its full time again; nobody is granted early",
-            ),
+            if mended {
+                Kept::both("a new leader gives every lease its full time again")
+            } else {
+                Kept {
+                    exclusion: Holds::No,
+                    tokens: Holds::Yes,
+                    note: "a new leader gives every lease its full time again; but a leader that stood \
+                           still and was replaced may end live leases when it wakes: fence the resource, \
+                           or update to 3.4.31, 3.5.13 or later",
+                }
+            },
             Kept::both("leases are counted on a monotonic clock"),
             Kept::both(
                 "a holder that is cut off is told before its lease ends; without a quorum nobody is \
@@ -318,5 +368,26 @@ impl Observe for Etcd {
 impl fmt::Debug for Etcd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Etcd({})", self.0.link.shown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_depends_on_the_version() {
+        let fit = |version, voters| guarantees_of(version, voters).correctness == Correctness::Fit;
+        assert!(fit("3.4.23", 1) && fit("3.5.5", 1) && fit("3.6.0-rc.1", 1) && fit("3.4.20", 3));
+        for (version, voters) in [("3.4.20", 1), ("3.5.4", 1), ("3.5.2", 3), ("", 3), ("x", 3)] {
+            assert!(!fit(version, voters), "{version}");
+        }
+        let failover = |version| guarantees_of(version, 3).under[3].exclusion;
+        for version in ["3.4.31", "3.5.13", "3.6.1", "4.0.0"] {
+            assert_eq!(failover(version), Holds::Yes, "{version}");
+        }
+        for version in ["3.4.30", "3.5.12", "3.3.99", ""] {
+            assert_eq!(failover(version), Holds::No, "{version}");
+        }
     }
 }

@@ -290,3 +290,21 @@ async fn a_break_that_never_arrived_is_asked_for_again() {
     assert_eq!(proxy.fired(), 1);
     assert!(theirs.inspect(name).await.unwrap().holder.is_none());
 }
+
+/// Somebody puts a value into the holder's key and so takes it off its lease. For everybody else it counts no
+/// more: the next one is granted. The holder must not go on, and its key must not stay for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_key_is_taken_off_its_lease_is_told() {
+    let etcd = shared();
+    let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let name = "hands/off-its-lease";
+    let guard = ours.lock(name).ttl(LEASE).acquire().await.unwrap();
+    let lease = line(&etcd, name)[0].clone();
+    etcd.etcdctl(&["put", &format!("{name}/{lease}"), "note"]).unwrap();
+    let next = theirs.lock(name).ttl(LONG).try_acquire().await.unwrap().unwrap();
+    assert!(next.token() > guard.token());
+    within(SOON, "the guard is lost", guard.lost()).await;
+    next.check().unwrap();
+    next.release().await.unwrap();
+    until("nothing is left of it", async || line(&etcd, name).is_empty()).await;
+}

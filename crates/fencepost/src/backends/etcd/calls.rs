@@ -1,5 +1,7 @@
 //! The calls that locks are made of, each in the words of etcd's interface.
 
+use std::collections::{HashMap, HashSet};
+
 use fencepost_core::Moment;
 use futures_util::{StreamExt as _, stream};
 use tonic::{Request, Response, Status, Streaming};
@@ -46,18 +48,24 @@ impl Link {
     ) -> Result<Answer<Vec<api::LeaseKeepAliveResponse>>, Fault> {
         self.call(&leases, limit, |channel, request: Request<&[i64]>| async move {
             let (metadata, extensions, leases) = request.into_parts();
-            let each: Vec<_> =
-                leases.iter().map(|id| api::LeaseKeepAliveRequest { id: *id }).collect();
-            let count = each.len();
+            let distinct: HashSet<i64> = leases.iter().copied().collect();
+            let count = distinct.len();
+            let each = distinct.into_iter().map(|id| api::LeaseKeepAliveRequest { id });
+            let each: Vec<_> = each.collect();
             let request = Request::from_parts(metadata, extensions, stream::iter(each));
             let mut stream =
                 LeaseClient::new(channel).lease_keep_alive(request).await?.into_inner();
-            let mut answers = Vec::with_capacity(count);
+            let mut answers = HashMap::with_capacity(count);
             while answers.len() < count {
                 let answer = stream.message().await?;
-                answers.push(answer.ok_or_else(|| Status::unavailable("the stream ended"))?);
+                let answer = answer.ok_or_else(|| Status::unavailable("the stream ended"))?;
+                answers.insert(answer.id, answer);
             }
-            Ok(Response::new(answers))
+            let in_order = leases.iter().map(|id| answers.get(id).copied());
+            let in_order: Option<Vec<_>> = in_order.collect();
+            let in_order =
+                in_order.ok_or_else(|| Status::unavailable("it answered for another lease"))?;
+            Ok(Response::new(in_order))
         })
         .await
     }
@@ -156,7 +164,7 @@ impl Sight<'_> {
             Ok(None) => Fault::Elsewhere(format!("{shown} ended the watch")),
             Err(status) => Fault::of(&status, shown),
         };
-        self.link.leave(self.at);
+        self.link.leave(self.at, self.failures);
         Err(fault)
     }
 }

@@ -72,7 +72,9 @@ impl Fault {
             Self::TooMany => {
                 Error::refused("etcd takes too few operations at once: raise its --max-txn-ops")
             }
-            Self::StaleLogin => Error::refused("etcd does not take our login: mend the URL"),
+            Self::StaleLogin => {
+                Error::unreachable("etcd does not take the login that it gave us: see its log")
+            }
         }
     }
 }

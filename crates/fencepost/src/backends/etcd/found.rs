@@ -9,10 +9,17 @@ use super::link::Link;
 use crate::race::{First, race};
 
 /// What was read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Found {
-    lines: Vec<(&'static str, String)>,
+    pub(super) lines: Vec<(&'static str, String)>,
+    /// The oldest version among the members that answered.
+    pub(super) version: Version,
+    /// How many members vote.
+    pub(super) voters: usize,
 }
+
+/// A version of etcd: major, minor, patch. All zero if it could not be read.
+pub(super) type Version = (u32, u32, u32);
 
 impl Found {
     /// Asks every member that the URL names. One that does not answer by then is said not to.
@@ -38,12 +45,18 @@ impl Found {
         };
         let (statuses, members) = join(join_all(asked), members).await;
         let members = members.map(|answer| answer.value.members).unwrap_or_default();
-        Self { lines: lines(link, &statuses, &members) }
+        let version = statuses.iter().flatten().map(|status| version_of(&status.version)).min();
+        let voters = members.iter().filter(|member| !member.is_learner).count();
+        let lines = lines(link, &statuses, &members);
+        Self { lines, version: version.unwrap_or_default(), voters }
     }
+}
 
-    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
-        self.lines.clone()
-    }
+/// What `3.4.23` or `3.6.0-rc.1` says.
+pub(super) fn version_of(text: &str) -> Version {
+    let mut parts = text.split(['.', '-', '+']).map(|part| part.parse().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    (next(), next(), next())
 }
 
 fn lines(

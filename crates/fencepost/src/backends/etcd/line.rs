@@ -19,6 +19,9 @@ use super::{BREATH, Desk, OUTAGE, OVERTIME, ttl_from};
 use crate::backend::{HolderInfo, Request};
 use crate::race::{First, race};
 
+/// How many keys are read at once.
+pub(super) const PAGE: i64 = 1000;
+
 /// What an acquisition has at etcd.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -58,13 +61,13 @@ pub(super) enum Waited {
 }
 
 impl Desk {
-    /// Takes a place, or finds the one that this owner has.
+    /// Takes a place, or finds the one that this owner has. `None` if it was gone as soon as it was there.
     pub(super) async fn enter(
         &self,
         request: &Request,
         lease: i64,
         limit: Moment,
-    ) -> Result<Place, Fault> {
+    ) -> Result<Option<Place>, Fault> {
         let queue = self.prefix.queue(&request.name);
         let seconds = i64::from(request.ttl.as_millis().div_ceil(1000));
         let key = queue.key(lease);
@@ -77,26 +80,35 @@ impl Desk {
         };
         // One after the other: sent at once, the key comes first every few times, is refused for want of
         // its lease, and costs one more sync than was won (measured).
+        let asked = self.now();
         let (ttl, sent, old) = match self.link.grant(lease, seconds, limit).await {
             Ok(granted) => (granted.value.ttl, granted.sent, granted.again),
             Err(Fault::LeaseExists) => (seconds, self.now(), true),
             Err(fault) => return Err(fault),
         };
-        let answer = self.link.txn(&txn, limit).await?.value;
+        // What was asked for first may have been granted and have run out by now, and etcd may have more
+        // than one revoke of it under way: an id is not used again.
+        if old && self.now().since(asked) >= request.ttl.as_duration() {
+            return Ok(None);
+        }
+        let answer = match self.link.txn(&txn, limit).await {
+            Err(Fault::NoLease { .. }) => return Ok(None),
+            answer => answer?.value,
+        };
         let fresh = answer.succeeded;
         let revision = answer.header.map_or(0, |header| header.revision);
         let mut kvs = found(answer).pop().unwrap_or_default().into_iter();
-        let made = kvs.next().filter(|kv| kv.key == key).map(|kv| kv.create_revision);
-        let made = made.ok_or_else(|| {
-            Fault::Elsewhere("etcd did not show the key that it had just made".into())
-        })?;
+        let Some(own) = kvs.next().filter(|own| own.key == key && queue.contends(own)) else {
+            return Ok(None);
+        };
+        let made = own.create_revision;
         let view = match kvs.next() {
             _ if !fresh => View::Unknown,
             None => View::First,
             Some(next) if queue.contends(&next) => View::Behind { key: next.key, revision },
             Some(_) => View::Unknown,
         };
-        Ok(Place { lease, made, ttl, sent, old, view })
+        Ok(Some(Place { lease, made, ttl, sent, old, view }))
     }
 
     /// Whether this place is first, as far as is known without asking.
@@ -135,7 +147,9 @@ impl Desk {
             let (revision, term) = (header.revision, header.raft_term);
             let mut found = found(answer).into_iter();
             let own = found.next().unwrap_or_default().pop();
-            if own.is_none_or(|own| own.create_revision != place.made) {
+            let still_ours =
+                |own: &api::KeyValue| own.create_revision == place.made && queue.contends(own);
+            if !own.as_ref().is_some_and(still_ours) {
                 return Ok((View::Gone, term));
             }
             let ahead = found.next().unwrap_or_default();
@@ -144,10 +158,13 @@ impl Desk {
                 return Ok((View::Behind { key: next.key.clone(), revision }, term));
             }
             // Keys of other locks may lie among those of this one: `a/b/...` among `a/...`.
-            if ahead.is_empty() || older.limit == 0 {
-                return Ok((View::First, term));
+            match ahead.last() {
+                Some(last) if is_full(&ahead, older.limit) => {
+                    older.max_create_revision = last.create_revision - 1;
+                    older.limit = PAGE;
+                }
+                _ => return Ok((View::First, term)),
             }
-            older.limit = 0;
         }
     }
 
@@ -169,17 +186,20 @@ impl Desk {
                 // A renewal, as renew.rs has it: if our turn has come, it is confirmed.
                 let kept = self.link.keep_alive(&[place.lease], limit).await?;
                 let answer = kept.value.into_iter().next().unwrap_or_default();
-                if answer.ttl <= 0 {
-                    return Ok(Waited::Gone);
-                }
                 beat = kept.sent + third;
                 let (view, term) = self.look(&queue, place, limit).await?;
                 place.view = view;
-                if answer.header.is_none_or(|header| header.raft_term != term) {
-                    place.view = View::Unknown;
-                    continue;
+                let counts = answer.header.is_some_and(|header| header.raft_term == term);
+                match place.view {
+                    View::Gone => return Ok(Waited::Gone),
+                    // Not in one term: nobody knows who answered.
+                    _ if !counts => {
+                        place.view = View::Unknown;
+                        continue;
+                    }
+                    _ if answer.ttl <= 0 => return Ok(Waited::Gone),
+                    _ => (place.sent, place.ttl) = (kept.sent, answer.ttl),
                 }
-                (place.sent, place.ttl) = (kept.sent, answer.ttl);
             }
             let (key, revision) = match &place.view {
                 View::First => return Ok(Waited::First),
@@ -228,14 +248,21 @@ impl Desk {
         limit: Moment,
     ) -> Result<Option<api::KeyValue>, Fault> {
         let queue = self.prefix.queue(name);
-        let mut range = first_of(&queue);
+        let mut range = api::RangeRequest { limit: 1, ..oldest_of(&queue) };
         loop {
             let kvs = self.link.range(&range, limit).await?.kvs;
-            let first = kvs.iter().position(|kv| queue.contends(kv));
-            match first {
-                Some(first) => return Ok(kvs.into_iter().nth(first)),
-                None if kvs.is_empty() || range.limit == 0 => return Ok(None),
-                None => range.limit = 0,
+            let first = kvs.iter().find(|kv| queue.contends(kv));
+            if let Some(first) = first {
+                let whole = range_of((first.key.clone(), Vec::new()));
+                let whole = self.link.range(&whole, limit).await?.kvs.pop();
+                return Ok(whole.filter(|kv| kv.create_revision == first.create_revision));
+            }
+            match kvs.last() {
+                Some(last) if is_full(&kvs, range.limit) => {
+                    range.min_create_revision = last.create_revision + 1;
+                    range.limit = PAGE;
+                }
+                _ => return Ok(None),
             }
         }
     }
@@ -296,13 +323,14 @@ fn youngest_of(queue: &Queue) -> api::RangeRequest {
     }
 }
 
-fn first_of(queue: &Queue) -> api::RangeRequest {
-    api::RangeRequest {
-        limit: 1,
-        sort_order: SortOrder::Ascend.into(),
-        sort_target: SortTarget::Create.into(),
-        ..range_of(queue.range())
-    }
+/// Without values, the oldest first.
+pub(super) fn oldest_of(queue: &Queue) -> api::RangeRequest {
+    api::RangeRequest { sort_order: SortOrder::Ascend.into(), ..youngest_of(queue) }
+}
+
+/// Whether there may be more than this many.
+fn is_full(kvs: &[api::KeyValue], limit: i64) -> bool {
+    i64::try_from(kvs.len()) == Ok(limit)
 }
 
 pub(super) fn token_from(revision: i64) -> Result<Token, Fault> {

@@ -27,8 +27,9 @@ use crate::url::servers::User;
 /// asked before the limit comes. In the next round twice that, and so on.
 const FIRST_TRY: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(1);
 const LONGEST_TRY: Duration = Duration::from_secs(4);
-/// How long to leave members alone when all of them have failed.
+/// How long to leave members alone when all of them have failed, and the second time twice that.
 const BREATH: Duration = Duration::from_millis(50);
+const LONGEST_BREATH: Duration = Duration::from_millis(500);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// How often a connection that is used is tried, and how long that may take. Members drop those who ask
 /// more often than every five seconds.
@@ -52,7 +53,8 @@ struct Member {
 
 struct Login {
     user: User,
-    token: Mutex<Option<MetadataValue<Ascii>>>,
+    /// Held while a new one is made.
+    token: tokio::sync::Mutex<Option<MetadataValue<Ascii>>>,
 }
 
 /// An answer, and what else is known of it.
@@ -74,7 +76,8 @@ impl Link {
         let mut start = [0; 8];
         let _ = getrandom::fill(&mut start);
         let start = usize::from_ne_bytes(start) % members.len();
-        let login = url.user.clone().map(|user| Login { user, token: Mutex::default() });
+        let login =
+            url.user.clone().map(|user| Login { user, token: tokio::sync::Mutex::default() });
         Self {
             members,
             current: AtomicUsize::new(start),
@@ -111,21 +114,20 @@ impl Link {
         let share = limit.since(self.clock().now()) / (2 * said.len() as u32).max(1);
         let first = share.clamp(FIRST_TRY.start, FIRST_TRY.end);
         loop {
-            let at = self.current.load(Ordering::Relaxed);
+            let (at, failures) = (self.current.load(Ordering::Relaxed), self.failures());
             let sent = self.clock().now();
             let round = (tries / self.members.len()).min(8);
             let patience = (first * (1 << round)).min(LONGEST_TRY);
             let until = (sent + patience).min(limit);
             match race(Box::pin(self.ask(at, message, &rpc)), self.clock().alarm(until)).await {
                 First::Left(Ok(value)) => return Ok(Answer { value, sent, again }),
-                First::Left(Err(Fault::Elsewhere(why))) => said[at] = why,
-                First::Left(Err(Fault::StaleLogin)) if logins < 2 => {
+                First::Left(Err(Fault::Elsewhere(why))) => {
+                    said[at] = why;
+                    self.leave(at, failures);
+                }
+                First::Left(Err(Fault::StaleLogin)) if self.login.is_some() && logins < 3 => {
                     logins += 1;
-                    if let Some(login) = &self.login {
-                        *login.token() = None;
-                        continue;
-                    }
-                    return Err(Fault::StaleLogin);
+                    continue;
                 }
                 First::Left(Err(Fault::NoLease { .. })) => return Err(Fault::NoLease { again }),
                 First::Left(Err(fault)) => return Err(fault),
@@ -134,19 +136,21 @@ impl Link {
                     if said[at].is_empty() {
                         said[at] = format!("no answer within {}", short(until.since(sent)));
                     }
-                    // The connection may be dead without knowing it.
-                    self.renew_channel(at);
+                    // A caller in a hurry is no fault of the member.
+                    if until < limit || until.since(sent) >= patience {
+                        self.give_up(at, failures);
+                    }
                 }
             }
             // Nobody knows how far it came.
             again = true;
-            self.leave(at);
             tries += 1;
+            if tries % self.members.len() == 0 {
+                let breath = (BREATH * (1 << round)).min(LONGEST_BREATH);
+                self.clock().alarm((self.clock().now() + breath).min(limit)).await;
+            }
             if self.clock().now() >= limit {
                 return Err(Fault::Unreachable(self.nobody(&said)));
-            }
-            if tries % self.members.len() == 0 {
-                self.clock().alarm((self.clock().now() + BREATH).min(limit)).await;
             }
         }
     }
@@ -161,11 +165,11 @@ impl Link {
         C: Future<Output = Result<Response<T>, Status>>,
     {
         let at = self.current.load(Ordering::Relaxed);
-        let request = self.request(at, message).await?;
-        let channel = self.members[at].channel().clone();
-        match Box::pin(rpc(channel, request)).await {
-            Ok(response) => Ok((response.into_inner(), at)),
-            Err(status) => Err(Fault::of(&status, &self.members[at].address.shown)),
+        match self.stream_at(at, message, rpc).await {
+            Err(Fault::StaleLogin) => {
+                Err(Fault::Elsewhere("the login was not valid any more".into()))
+            }
+            outcome => outcome,
         }
     }
 
@@ -180,30 +184,50 @@ impl Link {
         M: Clone,
         C: Future<Output = Result<Response<T>, Status>>,
     {
-        let request = self.request(at, message.clone()).await?;
-        let channel = self.members[at].channel().clone();
-        match Box::pin(rpc(channel, request)).await {
-            Ok(response) => Ok(response.into_inner()),
-            Err(status) => Err(Fault::of(&status, &self.members[at].address.shown)),
-        }
+        let answer = self.stream_at(at, message.clone(), rpc).await;
+        answer.map(|(answer, _)| answer)
     }
 
-    /// A member without a leader is to say so, and to end its streams.
-    async fn request<M>(&self, at: usize, message: M) -> Result<Request<M>, Fault> {
+    async fn stream_at<M, T, C>(
+        &self,
+        at: usize,
+        message: M,
+        rpc: impl FnOnce(Channel, Request<M>) -> C,
+    ) -> Result<(T, usize), Fault>
+    where
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
         let mut request = Request::new(message);
+        // A member without a leader is to say so, and to end its streams.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-        if let Some(login) = &self.login {
-            let token = login.token().clone();
-            let token = match token {
-                Some(token) => token,
-                None => self.log_in(at, login).await?,
-            };
-            request.metadata_mut().insert("token", token);
+        let token = match &self.login {
+            Some(login) => Some(self.token(at, login).await?),
+            None => None,
+        };
+        if let Some(token) = &token {
+            request.metadata_mut().insert("token", token.clone());
         }
-        Ok(request)
+        let channel = self.members[at].channel().clone();
+        let fault = match Box::pin(rpc(channel, request)).await {
+            Ok(response) => return Ok((response.into_inner(), at)),
+            Err(status) => Fault::of(&status, &self.members[at].address.shown),
+        };
+        if let (Fault::StaleLogin, Some(login)) = (&fault, &self.login) {
+            // Unless somebody has a new one by now.
+            let mut known = login.token.lock().await;
+            if *known == token {
+                *known = None;
+            }
+        }
+        Err(fault)
     }
 
-    async fn log_in(&self, at: usize, login: &Login) -> Result<MetadataValue<Ascii>, Fault> {
+    /// The login that is valid, or a new one: one is enough for all who ask.
+    async fn token(&self, at: usize, login: &Login) -> Result<MetadataValue<Ascii>, Fault> {
+        let mut known = login.token.lock().await;
+        if let Some(token) = &*known {
+            return Ok(token.clone());
+        }
         let member = &self.members[at];
         let channel = member.channel().clone();
         let request = api::AuthenticateRequest {
@@ -219,29 +243,37 @@ impl Link {
             }
             Err(status) => return Err(Fault::of(&status, &member.address.shown)),
         };
-        let token: MetadataValue<Ascii> = token
+        let mut token: MetadataValue<Ascii> = token
             .parse()
             .map_err(|_| Fault::Refused("the login that etcd gave is not printable".into()))?;
-        *login.token() = Some(token.clone());
+        token.set_sensitive(true);
+        *known = Some(token.clone());
         Ok(token)
     }
 
-    /// From now on another member is asked than this one.
-    pub(super) fn leave(&self, at: usize) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-        let next = (at + 1) % self.members.len();
-        let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+    /// From now on another member is asked than this one, unless one has failed since `failures` was read.
+    pub(super) fn leave(&self, at: usize, failures: usize) {
+        let next = failures.wrapping_add(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        if self.failures.compare_exchange(failures, next, set, fetch).is_ok() {
+            let next = (at + 1) % self.members.len();
+            let _ = self.current.compare_exchange(at, next, set, fetch);
+        }
+    }
+
+    /// The same for a member that does not answer: its connection may be dead without knowing it.
+    fn give_up(&self, at: usize, failures: usize) {
+        if self.failures() == failures {
+            let _on_ours = self.around.runtime.enter();
+            let member = &self.members[at];
+            *member.channel() = Member::connect(&member.address);
+        }
+        self.leave(at, failures);
     }
 
     /// As long as this stays the same, what was opened is not known to have failed.
     pub(super) fn failures(&self) -> usize {
         self.failures.load(Ordering::Relaxed)
-    }
-
-    fn renew_channel(&self, at: usize) {
-        let _on_ours = self.around.runtime.enter();
-        let member = &self.members[at];
-        *member.channel() = Member::connect(&member.address);
     }
 
     pub(super) fn count(&self) -> usize {
@@ -280,11 +312,5 @@ impl Member {
 
     fn channel(&self) -> MutexGuard<'_, Channel> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Login {
-    fn token(&self) -> MutexGuard<'_, Option<MetadataValue<Ascii>>> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

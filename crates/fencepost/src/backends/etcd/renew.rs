@@ -2,21 +2,23 @@
 //!
 //! A keep-alive is answered from the memory of whoever thinks it leads. A leader that stood still while
 //! another was elected answers it too, though the lease is out of its hands. So after the answer we read our
-//! own key through the cluster. If both answers are of the same term, then whoever leads in that term
-//! renewed the lease and still led when we read; a term has one leader. If the terms differ, it does not
-//! count, and we ask again.
+//! own key through the cluster. The term that an answer carries is that of the last entry its member had
+//! applied. A read through the cluster comes after an entry of the present leader's own term. So if the
+//! keep-alive carries the same term, it was answered under that leader, who still led when we read. If the
+//! terms differ, it does not count, and we ask again.
 
 use std::sync::atomic::Ordering;
 
 use fencepost_core::{Moment, Ttl};
+use futures_util::future::{join, join_all};
 
 use super::api;
-use super::calls::{found, get, range_of};
+use super::calls::{delete, found, get, made_at, range_of};
 use super::faults::Fault;
 use super::keys::{broken_prefix, lease_of};
 use super::line::token_from;
 use super::{Desk, PATIENCE, ttl_from};
-use crate::backend::{LossCause, Renewal, Renewed, short};
+use crate::backend::{BoxFuture, LossCause, Renewal, Renewed, short};
 use crate::error::{Error, Result};
 
 /// How often terms may differ in a row.
@@ -31,62 +33,62 @@ struct Kept {
 
 impl Desk {
     pub(super) async fn renew(&self, batch: &[Renewal]) -> Vec<Result<Renewed>> {
-        if batch.is_empty() {
-            return Vec::new();
-        }
-        // Whoever keeps a grant alive gives a renewal a third of its TTL: by then the next member was asked.
-        let patience = batch.iter().filter_map(|each| each.ttl).map(|ttl| ttl.as_duration() / 3);
+        // Whoever keeps a grant alive gives a renewal a third of its TTL: by then the next member was asked,
+        // and we have said what each of them answered.
+        let patience =
+            batch.iter().filter_map(|each| each.ttl).map(|ttl| ttl.as_duration() * 3 / 10);
         let limit = self.now() + patience.min().unwrap_or(PATIENCE).min(PATIENCE);
-        let kept = self.keep(batch, limit).await;
-        let kept = match kept {
-            Ok(kept) => kept,
-            Err(fault) => {
-                let each = batch.iter().map(|_| Err(fault.clone().into_error()));
-                return each.collect();
-            }
-        };
-        let mut answers = Vec::with_capacity(batch.len());
-        for (renewal, kept) in batch.iter().zip(kept) {
-            answers.push(self.judge(renewal, kept, limit).await);
-        }
-        answers
+        // In parts: a member that follows passes the keep-alives of a stream on one after the other.
+        let most = self.most_ops.load(Ordering::Relaxed);
+        let parts = batch.chunks(most).map(|part| self.renew_part(part, limit));
+        join_all(parts).await.into_iter().flatten().collect()
+    }
+
+    fn renew_part<'a>(
+        &'a self,
+        part: &'a [Renewal],
+        limit: Moment,
+    ) -> BoxFuture<'a, Vec<Result<Renewed>>> {
+        Box::pin(async move {
+            let kept = match self.keep(part, limit).await {
+                Ok(kept) => kept,
+                // What is refused to one, or to so many at once, is not refused to each.
+                Err(fault @ (Fault::TooMany | Fault::Refused(_))) if part.len() > 1 => {
+                    let (left, right) = part.split_at(part.len() / 2);
+                    if matches!(fault, Fault::TooMany) {
+                        self.most_ops.fetch_min(right.len(), Ordering::Relaxed);
+                    }
+                    let (mut left, right) =
+                        join(self.renew_part(left, limit), self.renew_part(right, limit)).await;
+                    left.extend(right);
+                    return left;
+                }
+                Err(fault) => {
+                    return part.iter().map(|_| Err(fault.clone().into_error())).collect();
+                }
+            };
+            let judged = part.iter().zip(kept).map(|(each, kept)| self.judge(each, kept, limit));
+            join_all(judged).await
+        })
     }
 
     /// Keeps the leases of a batch alive, and reads their keys.
     async fn keep(&self, batch: &[Renewal], limit: Moment) -> Result<Vec<Kept>, Fault> {
         let leases: Vec<_> = batch.iter().map(|each| lease_of(&each.name, each.owner)).collect();
-        let mut differed = 0;
-        'again: while differed < TRIES {
+        let reads = batch.iter().zip(&leases).map(|(each, lease)| {
+            get(range_of((self.prefix.queue(&each.name).key(*lease), Vec::new())))
+        });
+        let txn = api::TxnRequest { success: reads.collect(), ..api::TxnRequest::default() };
+        for _ in 0..TRIES {
             let beats = self.link.keep_alive(&leases, limit).await?;
-            let mut terms: Vec<_> =
-                beats.value.iter().map(|beat| term(beat.header.as_ref())).collect();
-            let mut keys = Vec::with_capacity(batch.len());
-            let most = self.most_ops.load(Ordering::Relaxed);
-            for chunk in batch.chunks(most) {
-                let reads = chunk.iter().map(|each| {
-                    let queue = self.prefix.queue(&each.name);
-                    get(range_of((queue.key(lease_of(&each.name, each.owner)), Vec::new())))
-                });
-                let txn =
-                    api::TxnRequest { success: reads.collect(), ..api::TxnRequest::default() };
-                let answer = match self.link.txn(&txn, limit).await {
-                    // This cluster takes fewer (--max-txn-ops).
-                    Err(Fault::TooMany) if most > 1 => {
-                        self.most_ops.store(most / 2, Ordering::Relaxed);
-                        continue 'again;
-                    }
-                    answer => answer?.value,
-                };
-                terms.push(term(answer.header.as_ref()));
-                keys.extend(found(answer).into_iter().map(|mut kvs| kvs.pop()));
-            }
-            let first = terms.first().copied().flatten();
-            if first.is_some() && terms.iter().all(|term| *term == first) {
+            let answer = self.link.txn(&txn, limit).await?.value;
+            let read_in = term(answer.header.as_ref());
+            if beats.value.iter().all(|beat| term(beat.header.as_ref()) == read_in) {
+                let keys = found(answer).into_iter().map(|mut kvs| kvs.pop());
                 let each = beats.value.iter().zip(keys);
                 let sent = beats.sent;
                 return Ok(each.map(|(beat, key)| Kept { ttl: beat.ttl, key, sent }).collect());
             }
-            differed += 1;
         }
         Err(Fault::Unreachable("etcd changes its leader again and again".into()))
     }
@@ -108,8 +110,18 @@ impl Desk {
             return Err(longer_refused(asked, ttl));
         }
         let token = token_from(key.create_revision).map_err(Fault::into_error)?;
-        // Somebody deleted the key and made it again: that was a new place in line.
-        if granted.is_some_and(|granted| granted != token) {
+        // Somebody made the key again, which was a new place in line, or took it off its lease, so that it
+        // counts no more.
+        let tied = self.prefix.queue(name).contends(&key);
+        if !tied || granted.is_some_and(|granted| granted != token) {
+            if !tied {
+                let stray = api::TxnRequest {
+                    compare: vec![made_at(key.key.clone(), key.create_revision)],
+                    success: vec![delete(key.key)],
+                    ..api::TxnRequest::default()
+                };
+                let _ = self.link.txn(&stray, limit).await;
+            }
             return Err(Error::not_held(name, Some(LossCause::TakenOver)));
         }
         Ok(Renewed { token, ttl, sent: kept.sent })

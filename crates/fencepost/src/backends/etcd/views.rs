@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use fencepost_core::LockName;
 use futures_util::future::join_all;
 
-use super::api::{self, range_request::SortOrder, range_request::SortTarget};
+use super::api;
 use super::calls::{Sight, range_of};
 use super::faults::Fault;
 use super::keys::{is_ours, label_of};
-use super::line::token_from;
+use super::line::{PAGE, oldest_of, token_from};
 use super::{BREATH, Desk, OUTAGE, PATIENCE};
 use crate::backend::{Broken, Glimpse, LockInfo, WaiterInfo};
 use crate::race::{First, race};
 
-/// How many keys are read at once.
-const PAGE: i64 = 1000;
 /// How many locks are asked about at once.
 const BUNCH: usize = 64;
-/// How many seconds a note stays of a grant that was broken.
+/// How many seconds a note stays of a grant that was broken, at least.
 const NOTE: i64 = 60;
+/// The longest lease that we make, in seconds.
+const DAY: i64 = 24 * 60 * 60;
 /// How long an observer trusts its watch.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 
@@ -33,25 +33,38 @@ impl Desk {
     pub(super) async fn inspect(&self, name: &LockName) -> Result<Seen, Fault> {
         let limit = self.now() + PATIENCE;
         let queue = self.prefix.queue(name);
-        let range = api::RangeRequest {
-            sort_order: SortOrder::Ascend.into(),
-            sort_target: SortTarget::Create.into(),
-            ..range_of(queue.range())
+        let mut range = api::RangeRequest { limit: PAGE, ..oldest_of(&queue) };
+        let mut line = Vec::new();
+        let revision = loop {
+            let page = self.link.range(&range, limit).await?;
+            let last = page.kvs.last().map(|kv| kv.create_revision);
+            line.extend(page.kvs.into_iter().filter(|kv| queue.contends(kv)));
+            // All pages show the same moment.
+            range.revision = page.header.map_or(0, |header| header.revision).max(range.revision);
+            match last {
+                Some(last) if page.more => range.min_create_revision = last + 1,
+                _ => break range.revision,
+            }
         };
-        let answer = self.link.range(&range, limit).await?;
-        let revision = answer.header.map_or(0, |header| header.revision);
-        let mut line = answer.kvs.into_iter().filter(|kv| queue.contends(kv));
-        let holder = match line.next() {
+        // Who they are is read of those alone that are shown.
+        let shown = line.iter().take(LockInfo::SHOWN_WAITERS + 1);
+        let asked = shown.map(|kv| async move {
+            let whole = api::RangeRequest { revision, ..range_of((kv.key.clone(), Vec::new())) };
+            self.link.range(&whole, limit).await.map(|mut answer| answer.kvs.pop())
+        });
+        let mut shown = Vec::new();
+        for kv in join_all(asked).await {
+            shown.extend(kv?);
+        }
+        let mut shown = shown.into_iter();
+        let holder = match shown.next() {
             Some(kv) => Some(self.holder_info(&kv, limit).await?),
             None => None,
         };
-        let waiting: Vec<_> = line.collect();
-        let waiters = waiting
-            .iter()
-            .take(LockInfo::SHOWN_WAITERS)
-            .map(|kv| WaiterInfo { label: label_of(kv), waiting_for: None });
-        let waiters = waiters.collect();
-        let info = LockInfo { name: name.clone(), holder, waiting: waiting.len(), waiters };
+        let waiters =
+            shown.map(|kv| WaiterInfo { label: label_of(&kv), waiting_for: None }).collect();
+        let waiting = line.len().saturating_sub(1);
+        let info = LockInfo { name: name.clone(), holder, waiting, waiters };
         Ok(Seen { info, revision })
     }
 
@@ -112,7 +125,9 @@ impl Desk {
         let limit = self.now() + PATIENCE;
         // Whom it is to hit is looked up first: asked again after a cut, it must not hit the next one.
         let Some(kv) = self.holder(name, limit).await? else { return Ok(None) };
-        let note = self.link.grant(0, NOTE, limit).await?.value.id;
+        // Until its holder has asked for a renewal, which may be a TTL away.
+        let ttl = self.link.time_to_live(kv.lease, limit).await?.granted_ttl;
+        let note = self.link.grant(0, ttl.clamp(NOTE, DAY), limit).await?.value.id;
         if !self.break_key(&kv, note, limit).await? {
             let _ = self.link.revoke(note, limit).await;
             return Ok(None);
