@@ -10,6 +10,8 @@ mod common;
 mod count;
 #[path = "interop/scene.rs"]
 mod scene;
+#[path = "interop/worker.rs"]
+mod worker;
 
 use std::time::Duration;
 

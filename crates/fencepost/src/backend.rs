@@ -150,6 +150,8 @@ pub struct Renewal {
     pub owner: OwnerId,
     /// A longer TTL from now on. A shorter one is not taken: a guard counts on the lease it was promised.
     pub ttl: Option<Ttl>,
+    /// The token that it was granted with, if the caller knows: a grant with another is not the one meant.
+    pub token: Option<Token>,
 }
 
 /// A renewed grant.

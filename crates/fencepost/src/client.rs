@@ -127,7 +127,7 @@ impl Fencepost {
 
     /// Renews a grant by its owner, for a script that acquired it in another process.
     pub async fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
-        let batch = vec![Renewal { name: LockName::new(name)?, owner, ttl }];
+        let batch = vec![Renewal { name: LockName::new(name)?, owner, ttl, token: None }];
         let answer = self.0.store.backend.renew(batch).await.pop();
         answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
     }

@@ -4,11 +4,11 @@
 //! `Lost`. Every reader settles that question itself, so a process that was frozen learns the truth from
 //! its first look, whether or not the keeper has woken yet. `Lost` and `Released` are final.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::watch;
 
 use crate::backend::{LossCause, Renewed};
@@ -63,6 +63,7 @@ pub(crate) struct Hold {
     pub(crate) id: u64,
     pub(crate) name: LockName,
     pub(crate) owner: OwnerId,
+    token: OnceLock<Token>,
     bounds: Bounds,
     clock: Arc<dyn Clock>,
     status: watch::Sender<Status>,
@@ -88,6 +89,7 @@ impl Hold {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             name,
             owner,
+            token: OnceLock::new(),
             bounds,
             clock,
             status: watch::Sender::new(status),
@@ -97,7 +99,8 @@ impl Hold {
     }
 
     /// The grant is there: its deadline counts from the request that it answers.
-    pub(crate) fn start(&self, sent: Moment, ttl: Ttl) {
+    pub(crate) fn start(&self, token: Token, sent: Moment, ttl: Ttl) {
+        let _ = self.token.set(token);
         self.progress();
         let now = self.clock.now();
         self.status.send_modify(|status| {
@@ -106,6 +109,11 @@ impl Hold {
             status.ttl = ttl;
             status.sent = sent;
         });
+    }
+
+    /// What the grant was made with, once it is there.
+    pub(crate) fn token(&self) -> Option<Token> {
+        self.token.get().copied()
     }
 
     pub(crate) fn renewed(&self, renewed: &Renewed) {

@@ -149,6 +149,7 @@ impl Keeper {
                 name: hold.name.clone(),
                 owner: hold.owner,
                 ttl: Some(hold.status().ttl),
+                token: hold.token(),
             })
             .collect();
         let shortest = batch.iter().map(|hold| hold.status().ttl).min().unwrap_or(Ttl::MIN);

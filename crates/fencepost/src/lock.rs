@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl};
 use tracing::Instrument as _;
 
 use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
@@ -195,13 +195,13 @@ impl Lock {
     async fn settle(&self, grant: Grant, hold: &Arc<Hold>, undo: Undo) -> Result<Option<Guard>> {
         let (mut sent, mut ttl) = (grant.sent, grant.ttl);
         if grant.queued {
-            match self.confirm(hold).await {
+            match self.confirm(hold, grant.token).await {
                 Ok(renewed) => (sent, ttl) = renewed,
                 Err(error) if matches!(error.kind(), ErrorKind::NotHeld(_)) => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
-        hold.start(sent, ttl);
+        hold.start(grant.token, sent, ttl);
         if hold.status().state != GuardState::Held {
             return Ok(None);
         }
@@ -212,8 +212,9 @@ impl Lock {
 
     /// A grant made while we waited may be as old as our place in the queue: ask once more, and count
     /// from that (P4).
-    async fn confirm(&self, hold: &Hold) -> Result<(Moment, Ttl)> {
-        let renewal = Renewal { name: hold.name.clone(), owner: hold.owner, ttl: None };
+    async fn confirm(&self, hold: &Hold, token: Token) -> Result<(Moment, Ttl)> {
+        let (name, owner) = (hold.name.clone(), hold.owner);
+        let renewal = Renewal { name, owner, ttl: None, token: Some(token) };
         let clock = &self.client.clock;
         let renew = self.client.store.backend.renew(vec![renewal]);
         match race(renew, clock.alarm(clock.now() + PATIENCE)).await {

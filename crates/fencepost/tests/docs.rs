@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fencepost::Fencepost;
 use fencepost::guarantees::{Correctness, Guarantees};
-use fencepost_testbed::{Persistence, Redis, ZooKeeper};
+use fencepost_testbed::{Etcd, Persistence, Redis, ZooKeeper};
 
 const START: &str = "<!-- from guarantees(), checked by tests -->\n";
 const END: &str = "<!-- end -->";
@@ -39,8 +39,9 @@ async fn the_docs_agree_with_the_code() {
     let (plain, redis) = (as_it_comes.url(), synced.url());
     let plain = Fencepost::connect(&plain).await.unwrap().guarantees();
     let redlock = format!("redlock://{},{}", synced.address(), as_it_comes.address());
+    let etcd = Etcd::builder().start().unwrap();
     let zookeeper = ZooKeeper::builder().start().unwrap();
-    for url in [&sqlite, "memory:", &redis, &redlock, &zookeeper.url()] {
+    for url in [&sqlite, "memory:", &redis, &redlock, &etcd.url(), &zookeeper.url()] {
         stores.push(Fencepost::connect(url).await.unwrap().guarantees());
     }
     let mut overview = String::from(

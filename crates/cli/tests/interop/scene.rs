@@ -1,17 +1,11 @@
 //! Redis servers with several makes of client on them: our command, and workers that use the real packages.
 
-use std::fs::{File, read_to_string};
-use std::io::Write as _;
-use std::path::PathBuf;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use fencepost_testbed::Redis;
-use rustix::process::Signal;
 
 use crate::common::{LIMIT, Running, Store, heard, wait_for};
-
-const PINNED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
-const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools");
+use crate::worker::{PINNED, TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,12 +108,7 @@ impl Scene {
     ) -> Worker {
         let ports: Vec<_> = servers.iter().map(|server| server.port().to_string()).collect();
         let mut command = match make {
-            Make::RedisPy => {
-                assert_installed("requirements.txt", "python/requirements.txt");
-                let mut command = Command::new(format!("{TOOLS}/python/bin/python"));
-                command.arg(format!("{PINNED}/redis_py.py"));
-                command
-            }
+            Make::RedisPy => python("redis_py.py"),
             Make::NpmRedlock => {
                 assert_installed("package-lock.json", "node/done.json");
                 let mut command = Command::new("node");
@@ -131,76 +120,5 @@ impl Scene {
         };
         command.args([&ports.join(","), name, &ttl_ms.to_string()]);
         Worker::start(command, &self.store)
-    }
-}
-
-/// Fails unless what is pinned here is what was installed.
-fn assert_installed(pinned: &str, installed: &str) {
-    let pinned = read_to_string(format!("{PINNED}/{pinned}")).unwrap();
-    let installed = read_to_string(format!("{TOOLS}/{installed}")).unwrap_or_default();
-    assert!(
-        pinned == installed,
-        "the lock clients of other makes are missing: run scripts/clients"
-    );
-}
-
-/// A process that uses another make's lock, as it is told line by line. Killed on drop.
-pub(crate) struct Worker {
-    process: Running,
-    orders: ChildStdin,
-    /// A file, since a pipe could not be read with a limit.
-    answers: PathBuf,
-    errors: PathBuf,
-    heard: usize,
-}
-
-impl Worker {
-    /// Returns when the client is ready.
-    fn start(mut command: Command, store: &Store) -> Self {
-        let said = tempfile::tempdir_in(store.dir.path()).unwrap().keep();
-        let (answers, errors) = (said.join("answers"), said.join("errors"));
-        command.stdin(Stdio::piped());
-        command.stdout(File::create(&answers).unwrap()).stderr(File::create(&errors).unwrap());
-        let mut child =
-            command.spawn().expect("a client of another make starts: run scripts/clients");
-        let orders = child.stdin.take().unwrap();
-        let mut worker = Self { process: Running::new(child), orders, answers, errors, heard: 0 };
-        assert_eq!(worker.answer(), "ready");
-        worker
-    }
-
-    /// Tells it what to do next.
-    pub(crate) fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
-    }
-
-    /// Waits for its next answer.
-    pub(crate) fn answer(&mut self) -> String {
-        let mut answer = None;
-        wait_for("an answer of another make", LIMIT, || {
-            let ended = self.process.has_ended();
-            answer = self.peek();
-            assert!(answer.is_some() || !ended, "{}", read_to_string(&self.errors).unwrap());
-            answer.is_some()
-        });
-        self.heard += 1;
-        answer.unwrap()
-    }
-
-    /// Its next answer, if it has come.
-    fn peek(&self) -> Option<String> {
-        let said = read_to_string(&self.answers).unwrap();
-        said.split_inclusive('\n').nth(self.heard)?.strip_suffix('\n').map(str::to_owned)
-    }
-
-    /// Tells it what to do and waits for the answer.
-    pub(crate) fn ask(&mut self, order: &str) -> String {
-        self.tell(order);
-        self.answer()
-    }
-
-    /// `kill -9`.
-    pub(crate) fn kill(&self) {
-        self.process.signal(Signal::KILL);
     }
 }

@@ -34,12 +34,12 @@ mod views;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Ttl};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::address::EtcdUrl;
 use self::faults::Fault;
@@ -79,6 +79,8 @@ struct Desk {
     prefix: Prefix,
     around: Surroundings,
     found: Found,
+    /// How many operations the cluster takes in one transaction, as far as is known.
+    most_ops: AtomicUsize,
     /// The leases of acquires and releases that are under way.
     under_way: watch::Sender<HashSet<i64>>,
 }
@@ -94,7 +96,8 @@ impl Etcd {
         let found = Found::read(&link, around.clock.now() + HEALTH_WITHIN).await;
         let around = around.clone();
         let under_way = watch::Sender::new(HashSet::new());
-        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, under_way }))))
+        let most_ops = AtomicUsize::new(calls::MOST_OPS);
+        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, most_ops, under_way }))))
     }
 }
 
@@ -121,26 +124,19 @@ impl Desk {
         &self.around.clock
     }
 
-    /// Runs `work` on our own thread, to its end, even if nobody waits for it any more. Nothing else about
-    /// this lease is done meanwhile.
-    async fn see_through<T: Send + 'static>(
-        self: &Arc<Self>,
-        lease: i64,
-        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
-    ) -> Result<T, Fault> {
+    /// Takes a lease onto the list of those that are under way, once it is not there any more: what is done
+    /// about one lease is done one after the other.
+    async fn under_way(self: &Arc<Self>, lease: i64) -> UnderWay {
         let mut listed = self.under_way.subscribe();
-        // The sender lives as long as we do, so waiting can not fail.
         while !self.under_way.send_if_modified(|leases| leases.insert(lease)) {
+            // The sender lives as long as we do, so waiting can not fail.
             let _ = listed.wait_for(|leases| !leases.contains(&lease)).await;
         }
-        let under_way = UnderWay { desk: Arc::clone(self), lease };
-        let task = self.around.runtime.spawn(async move {
-            let _under_way = under_way;
-            work.await
-        });
-        task.await.unwrap_or_else(|_| Err(Fault::Unreachable("the call to etcd panicked".into())))
+        UnderWay { desk: Arc::clone(self), lease }
     }
 
+    /// Takes a place in line, on our own thread and to the end of it even if nobody waits for it any more,
+    /// and waits there as long as somebody does.
     async fn acquire(self: &Arc<Self>, request: Request, wait: Wait) -> Result<Acquired, Fault> {
         let until = match wait {
             Wait::No => self.now() + PATIENCE,
@@ -149,27 +145,49 @@ impl Desk {
         };
         let limit = (self.now() + OUTAGE).min(until.max(self.now()) + OVERTIME);
         let lease = lease_of(&request.name, request.owner);
-        let (desk, name) = (Arc::clone(self), request.name.clone());
-        let entering = async move { desk.enter(&request, lease, limit).await };
-        let mut place = self.see_through(lease, entering).await?;
-        if self.is_first(&name, &mut place, limit).await? {
-            return granted(&place, place.old);
-        }
-        if wait == Wait::No {
-            return self.withdraw(&name, &place).await;
-        }
-        match self.wait(&name, &mut place, until).await? {
-            Waited::First => granted(&place, true),
-            Waited::Gone => Ok(Acquired::PlaceLost),
-            Waited::TooLate => self.withdraw(&name, &place).await,
-        }
+        let under_way = self.under_way(lease).await;
+        let desk = Arc::clone(self);
+        let (mut answer, answered) = oneshot::channel();
+        self.around.runtime.spawn(async move {
+            let entered = desk.enter(&request, lease, limit).await;
+            drop(under_way);
+            let rest = async {
+                let mut place = entered?;
+                if desk.is_first(&request.name, &mut place, limit).await? {
+                    return granted(&place, place.old);
+                }
+                if wait == Wait::No {
+                    return desk.withdraw(&request.name, &place).await;
+                }
+                match desk.wait(&request.name, &mut place, until).await? {
+                    Waited::First => granted(&place, false),
+                    Waited::Gone => Ok(Acquired::PlaceLost),
+                    Waited::TooLate => desk.withdraw(&request.name, &place).await,
+                }
+            };
+            if let First::Left(acquired) = race(rest, answer.closed()).await {
+                let _ = answer.send(acquired);
+            }
+        });
+        answered.await.unwrap_or_else(|_| Err(panicked()))
+    }
+
+    /// Revokes a lease, on our own thread and to the end of it.
+    async fn revoke(self: &Arc<Self>, lease: i64, limit: Moment) -> Result<(), Fault> {
+        let under_way = self.under_way(lease).await;
+        let desk = Arc::clone(self);
+        let task = self.around.runtime.spawn(async move {
+            let _under_way = under_way;
+            desk.link.revoke(lease, limit).await.map(|_| ())
+        });
+        task.await.unwrap_or_else(|_| Err(panicked()))
     }
 
     /// Leaves the line, and says who has the lock.
     async fn withdraw(self: &Arc<Self>, name: &LockName, place: &Place) -> Result<Acquired, Fault> {
         let limit = self.now() + PATIENCE;
-        let (desk, lease) = (Arc::clone(self), place.lease);
-        let leaving = self.see_through(lease, async move { desk.link.revoke(lease, limit).await });
+        let lease = place.lease;
+        let leaving = self.revoke(lease, limit);
         let asking = async {
             let holder = self.holder(name, limit).await?;
             match holder.filter(|kv| kv.lease != lease) {
@@ -180,7 +198,7 @@ impl Desk {
         let both = futures_util::future::join(leaving, asking);
         match race(both, self.clock().alarm(self.now() + FAREWELL)).await {
             First::Left((left, holder)) => match left {
-                Ok(_) | Err(Fault::NoLease { .. }) => {
+                Ok(()) | Err(Fault::NoLease { .. }) => {
                     Ok(Acquired::Held(holder.unwrap_or_default()))
                 }
                 Err(fault) => Err(fault),
@@ -193,16 +211,18 @@ impl Desk {
     async fn release(self: &Arc<Self>, name: &LockName, owner: OwnerId) -> Result<()> {
         let lease = lease_of(name, owner);
         let limit = self.now() + PATIENCE;
-        let desk = Arc::clone(self);
-        let revoking = async move { desk.link.revoke(lease, limit).await };
-        match self.see_through(lease, revoking).await {
-            Ok(_) | Err(Fault::NoLease { again: true }) => Ok(()),
+        match self.revoke(lease, limit).await {
+            Ok(()) | Err(Fault::NoLease { again: true }) => Ok(()),
             Err(Fault::NoLease { again: false }) => {
                 Err(Error::not_held(name, self.why_not(lease, limit).await))
             }
             Err(fault) => Err(fault.into_error()),
         }
     }
+}
+
+fn panicked() -> Fault {
+    Fault::Unreachable("a call to etcd panicked".into())
 }
 
 fn granted(place: &Place, queued: bool) -> Result<Acquired, Fault> {

@@ -173,7 +173,7 @@ impl Memory {
     }
 
     fn renew_one(&self, renewal: Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl } = renewal;
+        let Renewal { name, owner, ttl, .. } = renewal;
         let (mut state, now) = self.state();
         // A renewal keeps the TTL; a longer one is a retry of the acquire by its holder. A shorter one is
         // not taken: the guard counts on the lease that it was promised.

@@ -204,7 +204,7 @@ impl Redis {
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl } = renewal;
+        let Renewal { name, owner, ttl, .. } = renewal;
         let keys = self.prefix.keys(name)?;
         let ttl = ttl.map_or(0, Ttl::as_millis);
         let call = STEPS.renew.on(keys).arg(owner.reveal()).arg(ttl).arg(self.retention);

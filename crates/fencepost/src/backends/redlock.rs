@@ -172,7 +172,7 @@ impl Redlock {
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl } = renewal;
+        let Renewal { name, owner, ttl, .. } = renewal;
         if let Some(ttl) = ttl.filter(|ttl| *ttl > self.max_ttl) {
             return Err(Error::invalid(format!(
                 "a TTL of {} is longer than the redlock store takes: give at most {}",

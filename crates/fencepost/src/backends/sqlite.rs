@@ -159,7 +159,7 @@ impl Backend for Sqlite {
             let names: Vec<_> = batch.iter().map(|renewal| renewal.name.clone()).collect();
             let answers = self.desk.write(move |sheet| {
                 let renew = |renewal: &Renewal| {
-                    let Renewal { name, owner, ttl } = renewal;
+                    let Renewal { name, owner, ttl, .. } = renewal;
                     Ok(match steps::renew(sheet, name, *owner, *ttl)? {
                         Some(renewed) => Ok(renewed),
                         None => Err(steps::why_not_held(sheet, name, *owner)?),

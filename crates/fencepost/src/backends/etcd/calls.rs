@@ -104,6 +104,7 @@ impl Link {
     pub(super) async fn watch(&self, what: api::WatchCreateRequest) -> Result<Sight<'_>, Fault> {
         let create = api::watch_request::RequestUnion::CreateRequest(what);
         let first = api::WatchRequest { request_union: Some(create) };
+        let failures = self.failures();
         // Our side stays open: the watch ends with the stream.
         let requests = stream::iter([first]).chain(stream::pending());
         let rpc = |channel, request: Request<_>| async move {
@@ -112,7 +113,7 @@ impl Link {
         let opened: Result<(Streaming<api::WatchResponse>, usize), Fault> =
             self.stream(requests, rpc).await;
         let (stream, at) = opened?;
-        let mut sight = Sight { link: self, stream, at, since: 0 };
+        let mut sight = Sight { link: self, stream, at, failures, since: 0 };
         let created = sight.next().await?;
         sight.since = created.header.map_or(0, |header| header.revision);
         Ok(sight)
@@ -124,6 +125,8 @@ pub(super) struct Sight<'a> {
     link: &'a Link,
     stream: Streaming<api::WatchResponse>,
     at: usize,
+    /// Of the link, when it was opened.
+    failures: usize,
     /// All that happens after this revision is seen.
     pub(super) since: i64,
 }
@@ -134,6 +137,11 @@ impl Sight<'_> {
     pub(super) async fn changed(&mut self) -> Result<(), Fault> {
         while self.next().await?.events.is_empty() {}
         Ok(())
+    }
+
+    /// Whether nothing is known to have failed since it was opened. A member that stands still ends no watch.
+    pub(super) fn is_good(&self) -> bool {
+        self.failures == self.link.failures()
     }
 
     async fn next(&mut self) -> Result<api::WatchResponse, Fault> {

@@ -13,6 +13,8 @@ pub(super) enum Fault {
     LeaseExists,
     /// This member can not do it, or not now, or nobody knows whether it did: ask another.
     Elsewhere(String),
+    /// More operations in one transaction than this cluster takes.
+    TooMany,
     /// The login is not valid any more: make a new one.
     StaleLogin,
     /// Nobody can do it now.
@@ -29,6 +31,7 @@ impl Fault {
         match status.code() {
             Code::NotFound if has("lease not found") => Self::NoLease { again: false },
             Code::FailedPrecondition if has("lease already exists") => Self::LeaseExists,
+            Code::InvalidArgument if has("too many operations") => Self::TooMany,
             Code::Unauthenticated => Self::StaleLogin,
             Code::InvalidArgument if has("revision of auth store is old") => Self::StaleLogin,
             Code::InvalidArgument if has("user name is empty") => Self::Refused(format!(
@@ -66,6 +69,9 @@ impl Fault {
             Self::Unreachable(message) | Self::Elsewhere(message) => Error::unreachable(message),
             Self::NoLease { .. } => Error::unreachable("etcd does not know the lease any more"),
             Self::LeaseExists => Error::unreachable("etcd has a lease of that id already"),
+            Self::TooMany => {
+                Error::refused("etcd takes too few operations at once: raise its --max-txn-ops")
+            }
             Self::StaleLogin => Error::refused("etcd does not take our login: mend the URL"),
         }
     }

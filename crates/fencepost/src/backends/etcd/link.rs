@@ -5,6 +5,7 @@
 //! what is called must be the same when it is done twice, and the answer says that it was asked again.
 
 use std::future::Future;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,9 +23,9 @@ use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::url::servers::User;
 
-/// How long the first member asked may take before the next is asked; twice that for the second try, and
-/// so on.
-const FIRST_TRY: Duration = Duration::from_secs(1);
+/// How long the first member asked may take before the next is asked: short enough that every member is
+/// asked before the limit comes. In the next round twice that, and so on.
+const FIRST_TRY: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(1);
 const LONGEST_TRY: Duration = Duration::from_secs(4);
 /// How long to leave members alone when all of them have failed.
 const BREATH: Duration = Duration::from_millis(50);
@@ -38,6 +39,8 @@ pub(super) struct Link {
     members: Vec<Member>,
     /// The member that is asked.
     current: AtomicUsize,
+    /// How often a member failed.
+    failures: AtomicUsize,
     login: Option<Login>,
     around: Surroundings,
 }
@@ -72,7 +75,13 @@ impl Link {
         let _ = getrandom::fill(&mut start);
         let start = usize::from_ne_bytes(start) % members.len();
         let login = url.user.clone().map(|user| Login { user, token: Mutex::default() });
-        Self { members, current: AtomicUsize::new(start), login, around: around.clone() }
+        Self {
+            members,
+            current: AtomicUsize::new(start),
+            failures: AtomicUsize::new(0),
+            login,
+            around: around.clone(),
+        }
     }
 
     pub(super) fn clock(&self) -> &Arc<dyn Clock> {
@@ -99,11 +108,13 @@ impl Link {
         let mut said = vec![String::new(); self.members.len()];
         let (mut tries, mut logins) = (0, 0);
         let mut again = false;
+        let share = limit.since(self.clock().now()) / (2 * said.len() as u32).max(1);
+        let first = share.clamp(FIRST_TRY.start, FIRST_TRY.end);
         loop {
             let at = self.current.load(Ordering::Relaxed);
             let sent = self.clock().now();
-            let patience =
-                (FIRST_TRY * (1 << (tries / self.members.len()).min(2))).min(LONGEST_TRY);
+            let round = (tries / self.members.len()).min(8);
+            let patience = (first * (1 << round)).min(LONGEST_TRY);
             let until = (sent + patience).min(limit);
             match race(Box::pin(self.ask(at, message, &rpc)), self.clock().alarm(until)).await {
                 First::Left(Ok(value)) => return Ok(Answer { value, sent, again }),
@@ -119,7 +130,10 @@ impl Link {
                 First::Left(Err(Fault::NoLease { .. })) => return Err(Fault::NoLease { again }),
                 First::Left(Err(fault)) => return Err(fault),
                 First::Right(()) => {
-                    said[at] = format!("no answer within {}", short(until.since(sent)));
+                    // What it said before tells more than that it had no time to say it again.
+                    if said[at].is_empty() {
+                        said[at] = format!("no answer within {}", short(until.since(sent)));
+                    }
                     // The connection may be dead without knowing it.
                     self.renew_channel(at);
                 }
@@ -214,8 +228,14 @@ impl Link {
 
     /// From now on another member is asked than this one.
     pub(super) fn leave(&self, at: usize) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
         let next = (at + 1) % self.members.len();
         let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// As long as this stays the same, what was opened is not known to have failed.
+    pub(super) fn failures(&self) -> usize {
+        self.failures.load(Ordering::Relaxed)
     }
 
     fn renew_channel(&self, at: usize) {

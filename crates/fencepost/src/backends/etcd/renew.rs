@@ -6,14 +6,16 @@
 //! renewed the lease and still led when we read; a term has one leader. If the terms differ, it does not
 //! count, and we ask again.
 
+use std::sync::atomic::Ordering;
+
 use fencepost_core::{Moment, Ttl};
 
 use super::api;
-use super::calls::{MOST_OPS, found, get, range_of};
+use super::calls::{found, get, range_of};
 use super::faults::Fault;
 use super::keys::{broken_prefix, lease_of};
 use super::line::token_from;
-use super::{Desk, OUTAGE, ttl_from};
+use super::{Desk, PATIENCE, ttl_from};
 use crate::backend::{LossCause, Renewal, Renewed, short};
 use crate::error::{Error, Result};
 
@@ -32,7 +34,9 @@ impl Desk {
         if batch.is_empty() {
             return Vec::new();
         }
-        let limit = self.now() + OUTAGE;
+        // Whoever keeps a grant alive gives a renewal a third of its TTL: by then the next member was asked.
+        let patience = batch.iter().filter_map(|each| each.ttl).map(|ttl| ttl.as_duration() / 3);
+        let limit = self.now() + patience.min().unwrap_or(PATIENCE).min(PATIENCE);
         let kept = self.keep(batch, limit).await;
         let kept = match kept {
             Ok(kept) => kept,
@@ -51,19 +55,28 @@ impl Desk {
     /// Keeps the leases of a batch alive, and reads their keys.
     async fn keep(&self, batch: &[Renewal], limit: Moment) -> Result<Vec<Kept>, Fault> {
         let leases: Vec<_> = batch.iter().map(|each| lease_of(&each.name, each.owner)).collect();
-        for _ in 0..TRIES {
+        let mut differed = 0;
+        'again: while differed < TRIES {
             let beats = self.link.keep_alive(&leases, limit).await?;
             let mut terms: Vec<_> =
                 beats.value.iter().map(|beat| term(beat.header.as_ref())).collect();
             let mut keys = Vec::with_capacity(batch.len());
-            for chunk in batch.chunks(MOST_OPS) {
+            let most = self.most_ops.load(Ordering::Relaxed);
+            for chunk in batch.chunks(most) {
                 let reads = chunk.iter().map(|each| {
                     let queue = self.prefix.queue(&each.name);
                     get(range_of((queue.key(lease_of(&each.name, each.owner)), Vec::new())))
                 });
                 let txn =
                     api::TxnRequest { success: reads.collect(), ..api::TxnRequest::default() };
-                let answer = self.link.txn(&txn, limit).await?.value;
+                let answer = match self.link.txn(&txn, limit).await {
+                    // This cluster takes fewer (--max-txn-ops).
+                    Err(Fault::TooMany) if most > 1 => {
+                        self.most_ops.store(most / 2, Ordering::Relaxed);
+                        continue 'again;
+                    }
+                    answer => answer?.value,
+                };
                 terms.push(term(answer.header.as_ref()));
                 keys.extend(found(answer).into_iter().map(|mut kvs| kvs.pop()));
             }
@@ -73,16 +86,19 @@ impl Desk {
                 let sent = beats.sent;
                 return Ok(each.map(|(beat, key)| Kept { ttl: beat.ttl, key, sent }).collect());
             }
+            differed += 1;
         }
         Err(Fault::Unreachable("etcd changes its leader again and again".into()))
     }
 
     async fn judge(&self, renewal: &Renewal, kept: Kept, limit: Moment) -> Result<Renewed> {
-        let Renewal { name, owner, ttl: asked } = renewal;
+        let Renewal { name, owner, ttl: asked, token: granted } = renewal;
         let lease = lease_of(name, *owner);
         let Some(key) = kept.key.filter(|_| kept.ttl > 0) else {
             let cause = match self.why_not(lease, limit).await {
                 None if kept.ttl > 0 => Some(LossCause::Broken),
+                // A guard asks only while its lease should run: it was taken from it.
+                None => granted.map(|_| LossCause::SessionGone),
                 cause => cause,
             };
             return Err(Error::not_held(name, cause));
@@ -92,6 +108,10 @@ impl Desk {
             return Err(longer_refused(asked, ttl));
         }
         let token = token_from(key.create_revision).map_err(Fault::into_error)?;
+        // Somebody deleted the key and made it again: that was a new place in line.
+        if granted.is_some_and(|granted| granted != token) {
+            return Err(Error::not_held(name, Some(LossCause::TakenOver)));
+        }
         Ok(Renewed { token, ttl, sent: kept.sent })
     }
 

@@ -6,7 +6,7 @@ use fencepost_core::LockName;
 use futures_util::future::join_all;
 
 use super::api::{self, range_request::SortOrder, range_request::SortTarget};
-use super::calls::range_of;
+use super::calls::{Sight, range_of};
 use super::faults::Fault;
 use super::keys::{is_ours, label_of};
 use super::line::token_from;
@@ -144,7 +144,7 @@ impl Desk {
             let what =
                 api::WatchCreateRequest { key, range_end, ..api::WatchCreateRequest::default() };
             let watched = async {
-                let open = match sight.take() {
+                let open = match sight.take().filter(Sight::is_good) {
                     Some(open) => open,
                     None => self.link.watch(what).await?,
                 };

@@ -27,7 +27,7 @@ const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
-    let Renewal { name, owner, ttl } = renewal;
+    let Renewal { name, owner, ttl, .. } = renewal;
     let place = match shared.places.get(name, *owner) {
         Some(place) if place.granted() => place,
         Some(_) => return Err(Error::not_held(name, None)),

@@ -1,0 +1,83 @@
+//! One who holds a lock or waits for it, in a process of its own, whatever its make.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use rustix::process::Signal;
+
+use crate::worker::Worker;
+
+/// Killed on drop.
+pub(crate) struct Contender {
+    worker: Worker,
+    ways: Ways,
+}
+
+/// How one talks to it.
+pub(crate) struct Ways {
+    /// What stands before the token in what it says when it has the lock.
+    granted: &'static str,
+    release: Release,
+}
+
+enum Release {
+    Tell,
+    HangUp,
+    Terminate,
+}
+
+impl Ways {
+    /// A worker of ours that uses the other make's library.
+    pub(crate) const WORKER: Self = Self { granted: "granted ", release: Release::Tell };
+    /// `fencepost run NAME -- sh -c` [`HOLD`].
+    pub(crate) const FENCEPOST: Self = Self { granted: "token ", release: Release::HangUp };
+    /// `etcdctl -w fields lock NAME` or `elect NAME PROPOSAL`, which show their key.
+    pub(crate) const ETCDCTL: Self =
+        Self { granted: "\"CreateRevision\" : ", release: Release::Terminate };
+}
+
+/// Has the lock until its input ends.
+pub(crate) const HOLD: &str = "echo token $FENCEPOST_TOKEN; read end || :";
+
+impl Contender {
+    pub(crate) fn new(worker: Worker, ways: Ways) -> Self {
+        Self { worker, ways }
+    }
+
+    /// Its token, if it has the lock.
+    pub(crate) fn token(&self) -> Option<u64> {
+        token_in(&self.worker.lines(), self.ways.granted)
+    }
+
+    /// Waits until it has the lock; its token.
+    pub(crate) fn granted(&mut self) -> u64 {
+        let before = self.ways.granted;
+        self.worker.wait_for_line(|lines| token_in(&lines, before))
+    }
+
+    /// Has it release the lock, and end.
+    pub(crate) fn release(mut self) {
+        match self.ways.release {
+            Release::Tell => {
+                self.worker.tell("release");
+                self.worker.wait_for_line(|lines| lines.contains(&"released".into()).then_some(()));
+                self.worker.hang_up();
+            }
+            Release::HangUp => self.worker.hang_up(),
+            Release::Terminate => self.worker.signal(Signal::TERM),
+        }
+        assert_eq!(self.worker.end(), Some(0));
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&self) {
+        self.worker.kill();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.worker.has_ended()
+    }
+}
+
+fn token_in(lines: &[String], before: &str) -> Option<u64> {
+    lines.iter().find_map(|line| line.strip_prefix(before)?.parse().ok())
+}

@@ -1,0 +1,139 @@
+//! An etcd, or three members of one, with several makes of client on it.
+
+use std::ops::Deref;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use fencepost_testbed::{Etcd, EtcdCluster};
+
+use crate::contender::{Contender, Ways};
+use crate::mixed::{INCREMENT, Party, Tally, Way, count};
+use crate::site::{Site, shared};
+use crate::worker::{Worker, python};
+
+/// Whose lock it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Make {
+    Fencepost,
+    /// `etcdctl lock`.
+    Lock,
+    /// `etcdctl elect`.
+    Elect,
+    /// The lock service of etcd itself.
+    Service,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Members {
+    One,
+    Three,
+}
+
+enum Servers {
+    One(Arc<Etcd>),
+    Three(Arc<EtcdCluster>),
+}
+
+/// Servers, which tests share, and who is on them.
+pub(crate) struct Scene {
+    site: Site,
+    servers: Servers,
+    /// Clients go to one member after the other.
+    next: AtomicUsize,
+}
+
+impl Deref for Scene {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
+}
+
+impl Scene {
+    pub(crate) fn with(members: Members) -> Self {
+        static ONE: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
+        static THREE: Mutex<Weak<EtcdCluster>> = Mutex::new(Weak::new());
+        let servers = match members {
+            Members::One => Servers::One(shared(&ONE, || Etcd::builder().start().unwrap())),
+            Members::Three => Servers::Three(shared(&THREE, || EtcdCluster::start().unwrap())),
+        };
+        let url = match &servers {
+            Servers::One(etcd) => etcd.url(),
+            Servers::Three(cluster) => cluster.url(),
+        };
+        Self { site: Site::on(url), servers, next: AtomicUsize::new(0) }
+    }
+
+    /// A member, each time the next one.
+    pub(crate) fn member(&self) -> &Etcd {
+        match &self.servers {
+            Servers::One(etcd) => etcd,
+            Servers::Three(cluster) => {
+                let next = self.next.fetch_add(1, Ordering::Relaxed);
+                &cluster.members()[next % cluster.members().len()]
+            }
+        }
+    }
+
+    /// Starts one that holds the lock as soon as it gets it.
+    pub(crate) fn contend(&self, make: Make, ttl: u32) -> Contender {
+        self.contend_for(make, &self.name, ttl)
+    }
+
+    /// Starts one that holds a lock as soon as it gets it. An election's lease is of 60 s, whatever one asks
+    /// for.
+    pub(crate) fn contend_for(&self, make: Make, name: &str, ttl: u32) -> Contender {
+        let ttl_text = ttl.to_string();
+        let line = match make {
+            Make::Fencepost => return self.ours(name, ttl),
+            Make::Service => {
+                let mut worker = Worker::start(self.service(name, ttl), &self.store);
+                worker.tell("acquire");
+                return Contender::new(worker, Ways::WORKER);
+            }
+            Make::Lock => ["lock", "--ttl", &ttl_text, name],
+            Make::Elect => ["elect", "--", name, "node-3"],
+        };
+        let mut command = self.member().etcdctl_command();
+        command.args(["-w", "fields"]).args(line);
+        Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::ETCDCTL)
+    }
+
+    fn service(&self, name: &str, ttl: u32) -> Command {
+        let mut command = python("etcd_lock_service.py");
+        command.args([&self.member().port().to_string(), name, &ttl.to_string()]);
+        command
+    }
+
+    /// One who counts under a lock.
+    pub(crate) fn party<'a>(&'a self, number: usize, make: Make, name: &'a str) -> Party<'a> {
+        let way = match make {
+            Make::Fencepost => self.our_way(name),
+            Make::Lock => Way::Command(Box::new(move || {
+                // Not ETCD_LOCK_REV: that one is no token.
+                let script = format!(
+                    "token=$(etcdctl --endpoints=$member get -w fields $ETCD_LOCK_KEY | \
+                     sed -n 's/^\"CreateRevision\" : //p'); {INCREMENT}"
+                );
+                let member = self.member();
+                let mut command = member.etcdctl_command();
+                command.env("member", member.address().to_string());
+                command.args(["lock", name, "--", "sh", "-c", &script]);
+                command
+            })),
+            Make::Elect => Way::Holder(Box::new(move || self.contend_for(make, name, 60))),
+            Make::Service => Way::Worker(Worker::start(self.service(name, 10), &self.store)),
+        };
+        Party { who: format!("{make:?}-{number}"), way }
+    }
+
+    /// Has this crew count, each under its lock.
+    pub(crate) fn count(&self, crew: &[(Make, &str)], pause: Duration) -> Tally {
+        let parties = crew.iter().enumerate();
+        let parties = parties.map(|(number, (make, name))| self.party(number, *make, name));
+        count(self.store.dir.path(), pause, parties.collect())
+    }
+}

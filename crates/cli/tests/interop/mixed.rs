@@ -1,0 +1,184 @@
+//! Processes of several makes do a read, a pause and a write on one file, which loses updates unless they
+//! exclude each other. Each says when it begins and when it is through, and under which token, at the end of
+//! one file: the kernel puts these lines in order, so no clock is asked.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fs::{OpenOptions, read_to_string, write};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::thread::{ScopedJoinHandle, sleep};
+use std::time::Duration;
+
+use crate::contender::Contender;
+use crate::worker::Worker;
+
+/// How often each of our loops counts. The others go on until ours are through, so that they meet all along.
+const ROUNDS: u64 = 6;
+
+/// What a command does under the lock, in the directory of the files, with `who`, `token` and `pause` set.
+/// The workers do the same.
+pub(crate) const INCREMENT: &str = "echo $who $token in >> record; value=$(cat counter); sleep $pause; \
+                                    echo $((value + 1)) > counter; echo $who $token out >> record";
+
+/// One loop.
+pub(crate) struct Party<'a> {
+    pub(crate) who: String,
+    pub(crate) way: Way<'a>,
+}
+
+pub(crate) enum Way<'a> {
+    /// A command that takes the lock, runs [`INCREMENT`] and releases it. It sets the pace.
+    Ours(Box<dyn Fn() -> Command + Send + 'a>),
+    /// The same of another make, or without a lock.
+    Command(Box<dyn Fn() -> Command + Send + 'a>),
+    /// It only holds the lock; the work is done from here.
+    Holder(Box<dyn Fn() -> Contender + Send + 'a>),
+    Worker(Worker),
+}
+
+/// How it went.
+pub(crate) struct Tally {
+    rounds: u64,
+    counted: u64,
+    /// Who, token, `in` or `out`.
+    record: Vec<(String, u64, bool)>,
+}
+
+/// Has these count together in a directory.
+pub(crate) fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tally {
+    write(directory.join("counter"), "0\n").unwrap();
+    let enough = &directory.join("enough");
+    let until_enough = |once: &dyn Fn()| {
+        let mut rounds = 0;
+        while !enough.exists() {
+            once();
+            rounds += 1;
+        }
+        rounds
+    };
+    let mut rounds = 0;
+    std::thread::scope(|scope| {
+        let (mut ours, mut others, mut workers) = (Vec::new(), Vec::new(), Vec::new());
+        for Party { who, way } in parties {
+            match way {
+                Way::Ours(command) => ours.push(scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        increment(command(), &who, pause, directory);
+                    }
+                })),
+                Way::Command(command) => {
+                    others.push(scope.spawn(move || {
+                        until_enough(&|| increment(command(), &who, pause, directory))
+                    }));
+                }
+                Way::Holder(hold) => others.push(scope.spawn(move || {
+                    until_enough(&|| increment_under(hold(), &who, pause, directory))
+                })),
+                Way::Worker(mut worker) => {
+                    let pause = pause.as_millis();
+                    worker.tell(&format!("count {} {who} {pause}", directory.display()));
+                    workers.push(worker);
+                }
+            }
+        }
+        // If one of ours fails, the others must end as well.
+        let ours: Vec<_> = ours.into_iter().map(ScopedJoinHandle::join).collect();
+        write(enough, "").unwrap();
+        for ours in ours {
+            ours.unwrap();
+            rounds += ROUNDS;
+        }
+        rounds += others.into_iter().map(|other| other.join().unwrap()).sum::<u64>();
+        for worker in &mut workers {
+            let answer = worker.answer();
+            rounds += answer.parse::<u64>().expect(&answer);
+        }
+    });
+    let counted = read_to_string(directory.join("counter")).unwrap().trim().parse().unwrap();
+    let record = read_to_string(directory.join("record")).unwrap();
+    let record = record.lines().map(|line| {
+        let words: Vec<_> = line.split(' ').collect();
+        let [who, token, moment] = words[..] else { unreachable!("{line}") };
+        (who.to_owned(), token.parse().expect(line), moment == "in")
+    });
+    Tally { rounds, counted, record: record.collect() }
+}
+
+fn increment(mut command: Command, who: &str, pause: Duration, directory: &Path) {
+    command.current_dir(directory);
+    command.env("who", who).env("pause", pause.as_secs_f64().to_string());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{who}: {output:?}");
+}
+
+#[expect(clippy::disallowed_methods, reason = "this pause is what others must not get into")]
+fn increment_under(mut holder: Contender, who: &str, pause: Duration, directory: &Path) {
+    let token = holder.granted();
+    let record = |moment| {
+        let mut file =
+            OpenOptions::new().create(true).append(true).open(directory.join("record")).unwrap();
+        file.write_all(format!("{who} {token} {moment}\n").as_bytes()).unwrap();
+    };
+    let counter = directory.join("counter");
+    record("in");
+    let value: u64 = read_to_string(&counter).unwrap().trim().parse().unwrap_or(0);
+    sleep(pause);
+    write(&counter, format!("{}\n", value + 1)).unwrap();
+    record("out");
+    holder.release();
+}
+
+impl Tally {
+    pub(crate) fn lost(&self) -> u64 {
+        self.rounds - self.counted
+    }
+
+    /// How often somebody came in while somebody else was.
+    pub(crate) fn overlaps(&self) -> usize {
+        let mut inside: Vec<(&str, u64)> = Vec::new();
+        let mut overlaps = 0;
+        for (who, token, comes) in &self.record {
+            if *comes {
+                overlaps += usize::from(!inside.is_empty());
+                inside.push((who, *token));
+            } else {
+                inside.retain(|one| *one != (who, *token));
+            }
+        }
+        overlaps
+    }
+
+    /// Who came in, in order.
+    fn grants(&self) -> Vec<(&str, u64)> {
+        let came = self.record.iter().filter(|(_, _, comes)| *comes);
+        came.map(|(who, token, _)| (&**who, *token)).collect()
+    }
+
+    /// How often the lock went from one party to another.
+    fn changes(&self) -> usize {
+        self.grants().windows(2).filter(|pair| pair[0].0 != pair[1].0).count()
+    }
+
+    /// No update was lost and nobody was in while another was, though all were at it at the same time; and
+    /// the tokens of all makes rose together.
+    pub(crate) fn assert_excluded(&self) {
+        assert_eq!(self.lost(), 0, "updates were lost");
+        assert_eq!(self.overlaps(), 0, "{:?}", self.record);
+        let grants = self.grants();
+        assert_eq!(grants.len() as u64, self.rounds);
+        assert!(self.changes() >= 10, "they did not meet: {grants:?}");
+        assert!(grants.is_sorted_by(|earlier, later| earlier.1 < later.1), "{grants:?}");
+    }
+
+    pub(crate) fn report(&self, place: &str) {
+        println!(
+            "{place}: {} grants, {} lost, {} overlaps, {} changes of party",
+            self.rounds,
+            self.lost(),
+            self.overlaps(),
+            self.changes()
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! A ZooKeeper, or three members of one, with several makes of client on it.
+
+use std::ops::Deref;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
+
+use crate::contender::{Contender, Ways};
+use crate::mixed::{Party, Tally, Way, count};
+use crate::site::{Site, shared};
+use crate::worker::{TOOLS, Worker, assert_installed, python};
+
+/// Whose lock it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Make {
+    /// Ours, whose nodes are called as Curator's are.
+    Ours,
+    /// Ours with `?style=kazoo`.
+    OursAsKazoo,
+    /// kazoo's, as it is.
+    Kazoo,
+    /// kazoo's with `extra_lock_patterns=["-lock-"]`.
+    WideKazoo,
+    /// Curator's `InterProcessMutex`.
+    Curator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Members {
+    One,
+    Three,
+}
+
+enum Servers {
+    One(Arc<ZooKeeper>),
+    Three(Arc<ZooKeeperEnsemble>),
+}
+
+/// Servers, which tests share, and who is on them.
+pub(crate) struct Scene {
+    site: Site,
+    as_kazoo: Site,
+    servers: Servers,
+    /// Clients go to one member after the other.
+    next: AtomicUsize,
+}
+
+impl Deref for Scene {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
+}
+
+impl Scene {
+    pub(crate) fn with(members: Members) -> Self {
+        static ONE: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
+        static THREE: Mutex<Weak<ZooKeeperEnsemble>> = Mutex::new(Weak::new());
+        let start = || ZooKeeper::builder().start().unwrap();
+        let servers = match members {
+            Members::One => Servers::One(shared(&ONE, start)),
+            Members::Three => {
+                Servers::Three(shared(&THREE, || ZooKeeperEnsemble::start().unwrap()))
+            }
+        };
+        let url = match &servers {
+            Servers::One(zookeeper) => zookeeper.url(),
+            Servers::Three(ensemble) => ensemble.url(),
+        };
+        let as_kazoo = format!("{url}?style=kazoo");
+        let site = Site::on(url);
+        Self { as_kazoo: site.by(as_kazoo), site, servers, next: AtomicUsize::new(0) }
+    }
+
+    /// A member, each time the next one.
+    pub(crate) fn member(&self) -> &ZooKeeper {
+        match &self.servers {
+            Servers::One(zookeeper) => zookeeper,
+            Servers::Three(ensemble) => {
+                let next = self.next.fetch_add(1, Ordering::Relaxed);
+                &ensemble.members()[next % ensemble.members().len()]
+            }
+        }
+    }
+
+    /// Our command, as this make of ours.
+    pub(crate) fn site(&self, make: Make) -> &Site {
+        match make {
+            Make::Ours => &self.site,
+            Make::OursAsKazoo => &self.as_kazoo,
+            Make::Kazoo | Make::WideKazoo | Make::Curator => unreachable!("that is not us"),
+        }
+    }
+
+    /// A worker of another make, for one lock. Its session ends when it has not been heard of for so long.
+    pub(crate) fn worker(&self, make: Make, name: &str, session: Duration) -> Worker {
+        let mut command = match make {
+            Make::Kazoo | Make::WideKazoo => python("kazoo_lock.py"),
+            Make::Curator => curator(),
+            Make::Ours | Make::OursAsKazoo => unreachable!("that is us"),
+        };
+        let hosts = self.member().address().to_string();
+        command.args([&hosts, &format!("/{name}"), &session.as_millis().to_string()]);
+        if make == Make::WideKazoo {
+            command.arg("-lock-");
+        }
+        Worker::start(command, &self.store)
+    }
+
+    /// Starts one that holds the lock as soon as it gets it.
+    pub(crate) fn contend(&self, make: Make, ttl: u32) -> Contender {
+        self.contend_for(make, &self.name, ttl)
+    }
+
+    /// Starts one that holds a lock as soon as it gets it.
+    pub(crate) fn contend_for(&self, make: Make, name: &str, ttl: u32) -> Contender {
+        match make {
+            Make::Ours | Make::OursAsKazoo => self.site(make).ours(name, ttl),
+            Make::Kazoo | Make::WideKazoo | Make::Curator => {
+                let mut worker = self.worker(make, name, Duration::from_secs(ttl.into()));
+                worker.tell("acquire");
+                Contender::new(worker, Ways::WORKER)
+            }
+        }
+    }
+
+    /// One who counts under a lock.
+    pub(crate) fn party<'a>(&'a self, number: usize, make: Make, name: &'a str) -> Party<'a> {
+        let way = match make {
+            Make::Ours | Make::OursAsKazoo => self.site(make).our_way(name),
+            Make::Kazoo | Make::WideKazoo | Make::Curator => {
+                Way::Worker(self.worker(make, name, Duration::from_secs(10)))
+            }
+        };
+        Party { who: format!("{make:?}-{number}"), way }
+    }
+
+    /// Has this crew count, each under its lock.
+    pub(crate) fn count(&self, crew: &[(Make, &str)], pause: Duration) -> Tally {
+        let parties = crew.iter().enumerate();
+        let parties = parties.map(|(number, (make, name))| self.party(number, *make, name));
+        count(self.store.dir.path(), pause, parties.collect())
+    }
+}
+
+fn curator() -> Command {
+    assert_installed("CuratorLock.java", "java/CuratorLock.java");
+    let mut command = Command::new("java");
+    // It lives for seconds and does little.
+    command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx64m"]);
+    command.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error");
+    command.args(["-cp", &format!("{TOOLS}/java:{}", java_classpath().unwrap()), "CuratorLock"]);
+    command
+}

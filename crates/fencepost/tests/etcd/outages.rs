@@ -1,0 +1,149 @@
+//! No majority is there: all servers stand still, or crash, or two of three do.
+//!
+//! What must hold: nobody is granted anything (P5), a guard is lost by its own clock (P4) unless the servers
+//! are back before, and the same clients go on when they are.
+
+use std::time::Duration;
+
+use fencepost::{ErrorKind, GuardState, LossCause};
+use fencepost_testbed::{Etcd, EtcdCluster, EtcdMember};
+
+use crate::common::{
+    LEASE, LONG, SOON, connect, fails, granted, ms, nothing_is_left, now, pass, until,
+    until_renewed, until_waiting, waits, within,
+};
+
+/// How much later than its limit a call may come back on a busy machine.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// The servers freeze for longer than the lease, as in a snapshot of their machines. When they go on, the lease
+/// may have its full time again: the guard has been lost all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_servers_stand_still_past_the_lease() {
+    let cluster = EtcdCluster::start().unwrap();
+    let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+    let guard = ours.lock("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    let rival = waits(&theirs, "x", LEASE);
+    until_waiting(&theirs, "x", 1).await;
+    cluster.members().iter().for_each(|member| member.stop().unwrap());
+    let cause = within(SOON, "the guard is lost", guard.lost()).await;
+    assert_eq!(cause, LossCause::StoreUnreachable);
+    assert!(guard.deadline() <= now());
+    assert!(!rival.is_finished(), "nobody could grant it");
+
+    cluster.members().iter().for_each(|member| member.resume().unwrap());
+    let next = granted(rival).await;
+    assert!(next.token() > guard.token(), "{} after {}", next.token(), guard.token());
+    assert_eq!(guard.state(), GuardState::Lost(cause), "lost is lost");
+    fails(guard.release().await, &ErrorKind::Lost(cause), &["\"x\""]);
+    until_renewed(&next, 1).await;
+    assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_outlives_a_crash_of_all_servers() {
+    let cluster = EtcdCluster::start().unwrap();
+    let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+    let guard = ours.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
+    let rival = waits(&theirs, "x", 2 * LEASE);
+    until_waiting(&theirs, "x", 1).await;
+    cluster.members().iter().for_each(|member| member.kill().unwrap());
+    cluster.members().iter().for_each(|member| member.launch().unwrap());
+    cluster.wait_until_healthy().unwrap();
+    until_renewed(&guard, 2).await;
+    assert_eq!(guard.state(), GuardState::Held);
+    assert!(!rival.is_finished(), "it is held");
+    assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
+    let token = guard.token();
+    guard.release().await.unwrap();
+    assert!(granted(rival).await.token() > token);
+}
+
+/// redisson#4698: the renewal failed once, and was never tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_says_that_renewal_fails_and_is_held_again_when_the_server_is_back() {
+    let etcd = Etcd::builder().start().unwrap();
+    let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let guard = ours.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
+    etcd.kill().unwrap();
+    until("the renewal fails", async || guard.state() == GuardState::RenewalFailing).await;
+    guard.check().expect("failing is not lost");
+    etcd.start_again().unwrap();
+    until_renewed(&guard, 1).await;
+    until("it is held again", async || guard.state() == GuardState::Held).await;
+    assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let next = theirs.lock("x").acquire_within(SOON).await.unwrap();
+    assert!(next.token() > token);
+}
+
+/// node-redlock#288: contention and outage looked alike. Here whoever asks is told which members failed, and in
+/// time. When a quorum is back, the same clients are served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
+    let cluster = EtcdCluster::start().unwrap();
+    let leader = cluster.leader().unwrap();
+    let client = connect(&cluster.url()).await;
+    let guard = client.lock("held").ttl(2 * LEASE).acquire().await.unwrap();
+    let mut changes = guard.changes();
+    let gone: [&EtcdMember; 2] = [0, 2].map(|far| &cluster.members()[(leader + far) % 3]);
+    for member in gone {
+        member.kill().unwrap();
+    }
+    let all: Vec<_> = cluster.members().iter().map(|one| one.address().to_string()).collect();
+    let all: Vec<_> = all.iter().map(String::as_str).collect();
+
+    let limit = Duration::from_secs(3);
+    let inquiry = async {
+        let locked = client.lock("x").ttl(LONG).acquire_within(limit);
+        let locked = within(limit + SLACK, "it gives up", locked).await;
+        fails(locked, &ErrorKind::Unreachable, &all);
+    };
+    let trying = async {
+        let tried = client.lock("x").ttl(LONG).try_acquire();
+        let tried = within(ms(5000) + SLACK, "it gives up", tried).await;
+        fails(tried, &ErrorKind::Unreachable, &all);
+    };
+    let looking = async {
+        let seen = within(ms(5000) + SLACK, "it gives up", client.inspect("x")).await;
+        fails(seen, &ErrorKind::Unreachable, &all);
+    };
+    // The caller's own limit; the future is dropped, and what it may have asked for is undone.
+    let patient = async {
+        let waiting = client.lock("y").ttl(LONG).acquire();
+        tokio::select! {
+            outcome = waiting => panic!("{outcome:?}"),
+            () = pass(limit) => {}
+        }
+    };
+    // And one that sets no limit is told as well.
+    let endless = async {
+        let outcome = within(2 * SOON, "it gives up", client.lock("z").ttl(LONG).acquire()).await;
+        fails(outcome, &ErrorKind::Unreachable, &all);
+    };
+    let holding = async {
+        let mut states = Vec::new();
+        loop {
+            let (state, _) = within(SOON, "the guard changes", changes.next()).await;
+            states.push(state);
+            if matches!(state, GuardState::Lost(_)) {
+                return states;
+            }
+        }
+    };
+    let (states, ..) = tokio::join!(holding, inquiry, trying, looking, patient, endless);
+    let end = [GuardState::RenewalFailing, GuardState::Lost(LossCause::StoreUnreachable)];
+    assert!(states.ends_with(&end), "{states:?}");
+
+    gone[0].start_again().unwrap();
+    cluster.wait_until_healthy().unwrap();
+    let token = guard.token();
+    drop(guard);
+    for name in ["x", "y", "z", "held"] {
+        nothing_is_left(&client, name).await;
+    }
+    let next = client.lock("held").acquire_within(SOON).await.unwrap();
+    assert!(next.token() > token);
+}
