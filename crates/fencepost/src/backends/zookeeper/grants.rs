@@ -221,16 +221,22 @@ async fn let_go(
         let stand = place.stand();
         (stand.node.clone(), stand.unsure, stand.deleting)
     };
-    let nodes = match node {
-        Some(node) => vec![node],
-        None if unsure => match shared.nodes_of(session, &place.dir, place.mark).await {
-            Err(Fault::Gone) => return Ok(Err(Some(LossCause::SessionGone))),
-            nodes => nodes?,
-        },
-        None => Vec::new(),
-    };
     let mut released = false;
-    for node in nodes {
+    // First the node that we know of; if it is not there, what else has this owner's mark.
+    let mut nodes: Vec<String> = node.into_iter().collect();
+    let mut looked = if nodes.is_empty() { !unsure } else { again };
+    loop {
+        if nodes.is_empty() {
+            if released || looked {
+                break;
+            }
+            looked = true;
+            nodes = match shared.nodes_of(session, &place.dir, place.mark).await {
+                Err(Fault::Gone) => return Ok(Err(Some(LossCause::SessionGone))),
+                nodes => nodes?,
+            };
+        }
+        let Some(node) = nodes.pop() else { continue };
         match session.delete(&node).await {
             Ok(()) => released = true,
             Err(Fault::Said(Code::NoNode)) => {}
