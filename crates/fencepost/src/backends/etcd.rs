@@ -334,7 +334,9 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
             Kept::both("the lock is free when the lease has run out"),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every grant is synced on a majority before it is answered"),
-            if mended {
+            if voters == 1 {
+                Kept::none_such("it has one member")
+            } else if mended {
                 Kept::both("a new leader gives every lease its full time again")
             } else {
                 Kept {
