@@ -8,6 +8,9 @@ mod memory;
 #[cfg(feature = "redis")]
 #[path = "conformance/redis.rs"]
 mod redis;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[path = "conformance/served.rs"]
+mod served;
 #[cfg(feature = "sqlite")]
 #[path = "conformance/sqlite.rs"]
 mod sqlite;
@@ -27,12 +30,12 @@ fn main() -> ExitCode {
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
         #[cfg(feature = "etcd")]
-        Box::new(etcd::Alone::default()),
+        served::Served::<fencepost_testbed::Etcd>::boxed(),
         #[cfg(feature = "etcd")]
-        Box::new(etcd::Three::default()),
+        served::Served::<fencepost_testbed::EtcdCluster>::boxed(),
         #[cfg(feature = "zookeeper")]
-        Box::new(zookeeper::Alone::default()),
+        served::Served::<fencepost_testbed::ZooKeeper>::boxed(),
         #[cfg(feature = "zookeeper")]
-        Box::new(zookeeper::Three::default()),
+        served::Served::<fencepost_testbed::ZooKeeperEnsemble>::boxed(),
     ])
 }
