@@ -8,10 +8,20 @@ mod addresses;
 mod common;
 #[path = "zookeeper/cuts.rs"]
 mod cuts;
+#[path = "zookeeper/ensemble.rs"]
+mod ensemble;
+#[path = "zookeeper/hands.rs"]
+mod hands;
+#[path = "zookeeper/lines.rs"]
+mod lines;
 #[path = "zookeeper/members.rs"]
 mod members;
 #[path = "zookeeper/nodes.rs"]
 mod nodes;
+#[path = "zookeeper/outages.rs"]
+mod outages;
+#[path = "zookeeper/raw.rs"]
+mod raw;
 #[path = "zookeeper/scripts.rs"]
 mod scripts;
 #[path = "zookeeper/sessions.rs"]
