@@ -8,8 +8,12 @@ mod addresses;
 mod common;
 #[path = "zookeeper/cuts.rs"]
 mod cuts;
+#[path = "zookeeper/drains.rs"]
+mod drains;
 #[path = "zookeeper/ensemble.rs"]
 mod ensemble;
+#[path = "zookeeper/frozen.rs"]
+mod frozen;
 #[path = "zookeeper/hands.rs"]
 mod hands;
 #[path = "zookeeper/lines.rs"]
@@ -26,3 +30,5 @@ mod raw;
 mod scripts;
 #[path = "zookeeper/sessions.rs"]
 mod sessions;
+#[path = "zookeeper/told_in_time.rs"]
+mod told_in_time;
