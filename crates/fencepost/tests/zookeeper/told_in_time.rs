@@ -78,6 +78,8 @@ async fn a_client_that_is_cut_off_is_told_before_the_next_one_is_let_in() {
                 guard.check().expect("until it is cut off it holds");
                 ways.set(mode);
                 within(SOON, "it is lost", guard.lost()).await;
+                // As long as its requests arrive, its attempts to connect keep its session.
+                ways.set(Mode::Silent);
                 was_told_in_time(&guard, gone.await.unwrap(), &how).await;
                 drop((guard, client));
             }));
@@ -142,4 +144,21 @@ async fn a_session_that_the_server_cut_short_is_counted_short() {
     for task in tasks {
         task.await.unwrap();
     }
+}
+
+/// consul#4935: a client said lost and went on keeping its session, and nobody could acquire. Here the answers
+/// stay away: the guard is lost, and still each attempt to connect keeps the session, and so the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "BUG: a client that hears nothing keeps the node of a lost guard alive by its attempts to connect"]
+async fn a_guard_that_is_lost_is_not_kept_by_a_client_that_hears_nothing() {
+    let site = Site::shared();
+    let theirs = site.client().await;
+    let proxy = Proxy::to(site.server.address()).unwrap();
+    let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
+    let guard = client.lock("deaf").ttl(TTL).acquire().await.unwrap();
+    proxy.set_mode(Mode::DropAnswers);
+    within(SOON, "it is lost", guard.lost()).await;
+    // Ten leases and more.
+    let next = theirs.lock("deaf").ttl(LONG).acquire_within(SOON).await;
+    next.expect("nobody holds it").release().await.unwrap();
 }
