@@ -1,6 +1,6 @@
 //! What only ZooKeeper has: sessions, nodes that others see, ensembles. Against real servers.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 #[path = "zookeeper/addresses.rs"]
 mod addresses;

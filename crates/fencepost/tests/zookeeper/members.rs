@@ -183,6 +183,13 @@ async fn a_client_moves_on_from_a_leader_that_stands_still() {
     moves_on(Victim::Leader, |member| member.stop().unwrap()).await;
 }
 
+/// A leader that is cut off serves on for a moment, while the others elect another: what it says then must not
+/// be believed, and what it was told before is known to them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_moves_on_from_a_leader_that_is_cut_off() {
+    moves_on(Victim::Leader, ZooKeeperMember::cut_off).await;
+}
+
 /// kazoo#282: the watch hangs on the member that failed, and the holder releases at once, before the one who
 /// waits had a reason to ask anybody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

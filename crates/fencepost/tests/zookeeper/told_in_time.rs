@@ -25,7 +25,7 @@ fn next(seed: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed, from FENCEPOST_SEED or the clock.
+/// The seed, from `FENCEPOST_SEED` or the clock.
 fn seed() -> u64 {
     let given = std::env::var("FENCEPOST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| now().as_nanos());
