@@ -1,6 +1,6 @@
 //! What only ZooKeeper has: sessions, nodes that others see, ensembles. Against real servers.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 #[path = "zookeeper/addresses.rs"]
 mod addresses;
@@ -8,11 +8,27 @@ mod addresses;
 mod common;
 #[path = "zookeeper/cuts.rs"]
 mod cuts;
+#[path = "zookeeper/drains.rs"]
+mod drains;
+#[path = "zookeeper/ensemble.rs"]
+mod ensemble;
+#[path = "zookeeper/frozen.rs"]
+mod frozen;
+#[path = "zookeeper/hands.rs"]
+mod hands;
+#[path = "zookeeper/lines.rs"]
+mod lines;
 #[path = "zookeeper/members.rs"]
 mod members;
 #[path = "zookeeper/nodes.rs"]
 mod nodes;
+#[path = "zookeeper/outages.rs"]
+mod outages;
+#[path = "zookeeper/raw.rs"]
+mod raw;
 #[path = "zookeeper/scripts.rs"]
 mod scripts;
 #[path = "zookeeper/sessions.rs"]
 mod sessions;
+#[path = "zookeeper/told_in_time.rs"]
+mod told_in_time;

@@ -7,13 +7,21 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
-use fencepost::{Error, ErrorKind, Fencepost, Moment};
+use fencepost::{Error, ErrorKind, Fencepost, Guard, Moment};
 use fencepost_testbed::ZooKeeper;
+use tokio::task::JoinHandle;
 
 /// A TTL that does not run out during a test: what ends before it did not end by expiry.
 pub(crate) const LONG: Duration = Duration::from_mins(1);
 /// How long a thing may take that should happen at once; far below [`LONG`].
 pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// Room for an election and a move to another member, and short enough to see renewals.
+pub(crate) const LEASE: Duration = Duration::from_secs(6);
+
+pub(crate) const fn ms(span: u64) -> Duration {
+    Duration::from_millis(span)
+}
 
 /// A part of a server.
 pub(crate) struct Site {
@@ -92,6 +100,54 @@ pub(crate) async fn within<T>(limit: Duration, what: &str, future: impl Future<O
         value = future => value,
         () = pass(limit) => panic!("not within {limit:?}: {what}"),
     }
+}
+
+/// Somebody waits for the lock, as long as it takes.
+pub(crate) fn waits(
+    client: &Fencepost,
+    name: &str,
+    ttl: Duration,
+) -> JoinHandle<fencepost::Result<Guard>> {
+    tokio::spawn(client.lock(name).ttl(ttl).acquire())
+}
+
+/// The one who waited has the lock now.
+pub(crate) async fn granted(waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
+    let guard = within(SOON, "the waiter is granted", waiter).await.unwrap().unwrap();
+    guard.check().unwrap();
+    guard
+}
+
+/// Waits until the guard was renewed that often, and never lost meanwhile.
+pub(crate) async fn until_renewed(guard: &Guard, times: usize) {
+    for _ in 0..times {
+        let before = guard.deadline();
+        until("the guard is renewed", async || {
+            guard.check().expect("the guard is not lost");
+            guard.deadline() > before
+        })
+        .await;
+    }
+}
+
+/// Waits until this many wait for the lock.
+pub(crate) async fn until_waiting(client: &Fencepost, name: &str, count: usize) {
+    until(&format!("{count} wait for \"{name}\""), async || {
+        // The ensemble may be about to elect a leader.
+        client.inspect(name).await.is_ok_and(|info| info.waiting == count)
+    })
+    .await;
+}
+
+/// The lock can be had at once: nobody else's grant, and none that was given up, stands in the way.
+pub(crate) async fn nothing_is_left(client: &Fencepost, name: &str) {
+    let guard = client.lock(name).ttl(LONG).acquire_within(SOON).await;
+    guard.expect("what stood in the way should have been undone").release().await.unwrap();
+    until(&format!("nothing is left of \"{name}\""), async || {
+        let info = client.inspect(name).await.unwrap();
+        info.holder.is_none() && info.waiting == 0
+    })
+    .await;
 }
 
 /// The call failed like this, and says these words, on one line.

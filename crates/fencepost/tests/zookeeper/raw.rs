@@ -1,0 +1,123 @@
+//! A connection of our own to a server, in ZooKeeper's protocol: to look without the client that is tested, and
+//! to end one of its sessions behind its back.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use fencepost_testbed::ZooKeeper;
+
+use super::common::SOON;
+
+const EXISTS: i32 = 3;
+const SYNC: i32 = 9;
+const CLOSE: i32 = -11;
+const NO_NODE: i32 = -101;
+
+/// A session, ours or somebody's. It lasts as long as it is asked things, and ten seconds.
+pub(crate) struct Raw {
+    stream: TcpStream,
+    number: i32,
+}
+
+impl Raw {
+    pub(crate) fn connect(address: SocketAddr) -> Self {
+        Self::attach(address, 0, [0; 16])
+    }
+
+    fn attach(address: SocketAddr, session: i64, password: [u8; 16]) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut raw = Self { stream, number: 0 };
+        let timeout = 10_000_i32;
+        let hello = [
+            &[0; 12][..],
+            &timeout.to_be_bytes(),
+            &session.to_be_bytes(),
+            &16_i32.to_be_bytes(),
+            &password,
+        ];
+        raw.send(&hello.concat());
+        let welcome = raw.receive();
+        assert!(int(&welcome, 4) > 0, "the server takes this session");
+        raw
+    }
+
+    fn send(&mut self, body: &[u8]) {
+        let length = i32::try_from(body.len()).unwrap().to_be_bytes();
+        self.stream.write_all(&[&length, body].concat()).unwrap();
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length).unwrap();
+        let mut body = vec![0; u32::from_be_bytes(length) as usize];
+        self.stream.read_exact(&mut body).unwrap();
+        body
+    }
+
+    /// The error number of the answer.
+    fn ask(&mut self, code: i32, body: &[u8]) -> i32 {
+        self.number += 1;
+        self.send(&[&self.number.to_be_bytes(), &code.to_be_bytes(), body].concat());
+        let answer = self.receive();
+        assert_eq!(int(&answer, 0), self.number);
+        int(&answer, 12)
+    }
+
+    /// Whether the node is there, as the leader has it.
+    pub(crate) fn exists(&mut self, path: &str) -> bool {
+        let length = i32::try_from(path.len()).unwrap().to_be_bytes();
+        let path = [&length, path.as_bytes()].concat();
+        assert_eq!(self.ask(SYNC, &path), 0);
+        match self.ask(EXISTS, &[&path[..], &[0]].concat()) {
+            0 => true,
+            NO_NODE => false,
+            error => panic!("error {error}"),
+        }
+    }
+
+    /// Ends the session, and with it all its nodes.
+    pub(crate) fn close(mut self) {
+        assert_eq!(self.ask(CLOSE, &[]), 0);
+    }
+}
+
+fn int(bytes: &[u8], at: usize) -> i32 {
+    i32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+/// Ends the session that this node belongs to, as if its time were up: attaches to it and closes it.
+pub(crate) fn expire_session_of(server: &ZooKeeper, node: &str) {
+    let session = session_of(server, node);
+    Raw::attach(server.address(), session, password_of(session)).close();
+}
+
+/// The session that this node belongs to.
+pub(crate) fn session_of(server: &ZooKeeper, node: &str) -> i64 {
+    let dump = server.four_letter("dump").unwrap();
+    let (_, owned) = dump.split_once("Sessions with Ephemerals").expect("a list of sessions");
+    let mut session = None;
+    for line in owned.lines() {
+        if let Some(id) = line.strip_prefix("0x") {
+            session = i64::from_str_radix(id.trim_end_matches(':'), 16).ok();
+        } else if line.trim() == node {
+            return session.expect("nodes stand below their session");
+        }
+    }
+    panic!("{node} belongs to no session: {dump}")
+}
+
+/// ZooKeeper draws a session's password with `java.util.Random`, from its number and a constant.
+fn password_of(session: i64) -> [u8; 16] {
+    const MASK: u64 = (1 << 48) - 1;
+    const TIMES: u64 = 0x5_DEEC_E66D;
+    let mut seed = (session.cast_unsigned() ^ 0xB341_5C00 ^ TIMES) & MASK;
+    let mut password = [0; 16];
+    for word in password.chunks_mut(4) {
+        seed = (seed.wrapping_mul(TIMES) + 0xB) & MASK;
+        let drawn = (seed >> 16) as u32;
+        word.copy_from_slice(&drawn.to_le_bytes());
+    }
+    password
+}

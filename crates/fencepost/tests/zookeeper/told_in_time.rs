@@ -1,0 +1,164 @@
+//! P4 at the store: whenever and however a client is cut off, its guard is lost before the leader lets the next
+//! one in.
+//!
+//! An observer that is not cut off looks for the node all the time. The node is gone for sure at the moment
+//! when an answer says so; a guard whose deadline lies after that moment was held twice.
+
+use std::time::Duration;
+
+use fencepost::{Guard, Moment};
+use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperMember, wait};
+
+use super::common::{LONG, SOON, Site, connect, ms, now, pass, until, within};
+use super::ensemble::{Three, Ways};
+use super::raw::Raw;
+
+const TTL: Duration = Duration::from_secs(1);
+const ROUNDS: u64 = 4;
+
+/// The next of a row of numbers that look random (splitmix64).
+fn next(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *seed;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// The seed, from `FENCEPOST_SEED` or the clock.
+fn seed() -> u64 {
+    let given = std::env::var("FENCEPOST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| now().as_nanos());
+    println!("FENCEPOST_SEED={seed}");
+    seed
+}
+
+/// Watches the node until it is gone; the moment when that was sure.
+fn watch(at: &ZooKeeper, node: String) -> tokio::task::JoinHandle<Moment> {
+    let mut raw = Raw::connect(at.address());
+    tokio::task::spawn_blocking(move || {
+        wait::until(2 * SOON, "the node is gone", || Ok(!raw.exists(&node))).unwrap();
+        let gone = now();
+        raw.close();
+        gone
+    })
+}
+
+/// The guard was lost, and that before the node was gone.
+async fn was_told_in_time(guard: &Guard, gone: Moment, how: &str) {
+    within(SOON, "it is lost", guard.lost()).await;
+    assert!(guard.check().is_err());
+    let lost = guard.deadline();
+    assert!(lost <= gone, "{how}: held for {:?} after its node was gone", lost.since(gone));
+    println!("{how}: lost {:?} before its node was gone", gone.since(lost));
+}
+
+/// Clients on every member, the leader among them, are cut off at any moment between heartbeats, by a network
+/// that is silent, refuses, or loses one direction only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_cut_off_is_told_before_the_next_one_is_let_in() {
+    let mut seed = seed();
+    let three = Three::take();
+    let leader = three.leader().unwrap();
+    for round in 0..ROUNDS {
+        let mut tasks = Vec::new();
+        for at in 0..3 {
+            let ways = Ways::to(&three);
+            let client = ways.client_at(at, &[TTL]).await;
+            let name = format!("r{round}/{at}");
+            let guard = client.lock(&name).ttl(TTL).acquire().await.unwrap();
+            let node = format!("{}/{name}/{}", three.chroot, three.line(at, &name)[0]);
+            let gone = watch(&three.members()[leader], node);
+            let modes = [Mode::Silent, Mode::Refuse, Mode::DropAnswers, Mode::DropRequests];
+            let mode = modes[(next(&mut seed) % 4) as usize];
+            let after = ms(next(&mut seed) % 1500);
+            let how = format!("round {round}, {mode:?} after {after:?}, leader: {}", at == leader);
+            tasks.push(tokio::spawn(async move {
+                pass(after).await;
+                guard.check().expect("until it is cut off it holds");
+                ways.set(mode);
+                within(SOON, "it is lost", guard.lost()).await;
+                // As long as its requests arrive, its attempts to connect keep its session.
+                ways.set(Mode::Silent);
+                was_told_in_time(&guard, gone.await.unwrap(), &how).await;
+                drop((guard, client));
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+/// The follower is cut off from the others just when it has answered a heartbeat, and its client can reach no
+/// other member: the follower has not passed on that the client lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_beat_that_the_leader_has_not_heard_of_does_not_count_too_long() {
+    let three = Three::take();
+    for (round, ttl) in [TTL, 2 * TTL, TTL / 2].into_iter().enumerate() {
+        let leader = three.leader().unwrap();
+        let at = (leader + 1) % 3;
+        let ways = Ways::to(&three);
+        let client = ways.client_at(at, &[ttl]).await;
+        let name = format!("beat/{round}");
+        let guard = client.lock(&name).ttl(ttl).acquire().await.unwrap();
+        let node = format!("{}/{name}/{}", three.chroot, three.line(leader, &name)[0]);
+        let gone = watch(&three.members()[leader], node);
+        ways.shut_but(at);
+        let before = guard.deadline();
+        until("it is renewed", async || guard.deadline() > before).await;
+        let member: &ZooKeeperMember = &three.members()[at];
+        member.cut_off();
+        was_told_in_time(&guard, gone.await.unwrap(), &format!("{ttl:?}")).await;
+        member.heal();
+        three.wait_until_healthy().unwrap();
+    }
+}
+
+/// A server that keeps sessions for less than was asked for: the guard counts on what it keeps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_the_server_cut_short_is_counted_short() {
+    let builder = ZooKeeper::builder().tick_time(200).min_session_timeout(2500);
+    let server = builder.max_session_timeout(3000).start().unwrap();
+    let site = Site { server: server.into(), chroot: "/short".into() };
+    let mut seed = seed();
+    let mut tasks = Vec::new();
+    for (number, (asked, kept)) in
+        [(LONG, ms(2000)), (LONG, ms(2000)), (ms(200), ms(1666))].into_iter().enumerate()
+    {
+        let proxy = Proxy::to(site.server.address()).unwrap();
+        let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
+        let name = format!("x{number}");
+        let guard = client.lock(&name).ttl(asked).acquire().await.unwrap();
+        assert_eq!(guard.ttl().as_duration(), kept);
+        let node = format!("{}/{name}/{}", site.chroot, site.children(&format!("/{name}"))[0]);
+        let (gone, after) = (watch(&site.server, node), ms(next(&mut seed) % 2000));
+        tasks.push(tokio::spawn(async move {
+            pass(after).await;
+            guard.check().expect("it is renewed");
+            proxy.set_mode(Mode::Silent);
+            was_told_in_time(&guard, gone.await.unwrap(), &format!("asked {asked:?}")).await;
+            drop((guard, client));
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// consul#4935: a client said lost and went on keeping its session, and nobody could acquire. Here the answers
+/// stay away: the guard is lost, and still each attempt to connect keeps the session, and so the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "BUG: a client that hears nothing keeps the node of a lost guard alive by its attempts to connect"]
+async fn a_guard_that_is_lost_is_not_kept_by_a_client_that_hears_nothing() {
+    let site = Site::shared();
+    let theirs = site.client().await;
+    let proxy = Proxy::to(site.server.address()).unwrap();
+    let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
+    let guard = client.lock("deaf").ttl(TTL).acquire().await.unwrap();
+    proxy.set_mode(Mode::DropAnswers);
+    within(SOON, "it is lost", guard.lost()).await;
+    // Ten leases and more.
+    let next = theirs.lock("deaf").ttl(LONG).acquire_within(SOON).await;
+    next.expect("nobody holds it").release().await.unwrap();
+}
