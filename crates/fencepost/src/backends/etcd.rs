@@ -30,10 +30,12 @@ mod keys;
 mod line;
 mod link;
 mod renew;
+mod through;
 mod views;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -47,6 +49,7 @@ use self::found::{Found, Version};
 use self::keys::{Prefix, lease_of};
 use self::line::{Place, Waited, token_from};
 use self::link::Link;
+use self::through::Through;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, Observe, Renewal, Renewed,
     Request, Surroundings, Wait,
@@ -124,19 +127,25 @@ impl Desk {
         &self.around.clock
     }
 
+    fn through<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> Through<T> {
+        Through::new(self.link.caller_has_lane(), &self.around.runtime, work)
+    }
+
     /// Takes a lease onto the list of those that are under way, once it is not there any more: what is done
     /// about one lease is done one after the other.
     async fn under_way(self: &Arc<Self>, lease: i64) -> UnderWay {
-        let mut listed = self.under_way.subscribe();
         while !self.under_way.send_if_modified(|leases| leases.insert(lease)) {
+            let mut listed = self.under_way.subscribe();
             // The sender lives as long as we do, so waiting can not fail.
             let _ = listed.wait_for(|leases| !leases.contains(&lease)).await;
         }
         UnderWay { desk: Arc::clone(self), lease }
     }
 
-    /// Takes a place in line, on our own thread and to the end of it even if nobody waits for it any more,
-    /// and waits there as long as somebody does.
+    /// Takes a place in line, and waits there if it is not the first.
     async fn acquire(self: &Arc<Self>, request: Request, wait: Wait) -> Result<Acquired, Fault> {
         let until = match wait {
             Wait::No => self.now() + PATIENCE,
@@ -145,42 +154,54 @@ impl Desk {
         };
         let limit = (self.now() + OUTAGE).min(until.max(self.now()) + OVERTIME);
         let lease = lease_of(&request.name, request.owner);
+        let name = request.name.clone();
         let under_way = self.under_way(lease).await;
         let desk = Arc::clone(self);
+        // To its end, even if nobody waits for it any more: a release comes after that.
+        let entering = self.through(async move {
+            let _under_way = under_way;
+            let Some(mut place) = desk.enter(&request, lease, limit).await? else {
+                return Ok(None);
+            };
+            desk.see(&request.name, &mut place, limit).await?;
+            Ok(Some(place))
+        });
+        let Some(mut place) = entering.await? else { return Ok(Acquired::PlaceLost) };
+        if place.is_first() {
+            return granted(&place, place.old);
+        }
+        let desk = Arc::clone(self);
         let (mut answer, answered) = oneshot::channel();
+        // A place is kept from our own thread, and as long as somebody waits for it.
         self.around.runtime.spawn(async move {
-            let entered = desk.enter(&request, lease, limit).await;
-            drop(under_way);
-            let rest = async {
-                let Some(mut place) = entered? else { return Ok(Acquired::PlaceLost) };
-                if desk.is_first(&request.name, &mut place, limit).await? {
-                    return granted(&place, place.old);
-                }
+            let waiting = async {
                 if wait == Wait::No {
-                    return desk.withdraw(&request.name, &place).await;
+                    return desk.withdraw(&name, &place).await;
                 }
-                match desk.wait(&request.name, &mut place, until).await? {
+                match desk.wait(&name, &mut place, until).await? {
                     Waited::First => granted(&place, false),
                     Waited::Gone => Ok(Acquired::PlaceLost),
-                    Waited::TooLate => desk.withdraw(&request.name, &place).await,
+                    Waited::TooLate => desk.withdraw(&name, &place).await,
                 }
             };
-            if let First::Left(acquired) = race(rest, answer.closed()).await {
+            if let First::Left(acquired) = race(waiting, answer.closed()).await {
                 let _ = answer.send(acquired);
             }
         });
-        answered.await.unwrap_or_else(|_| Err(panicked()))
+        answered
+            .await
+            .unwrap_or_else(|_| Err(Fault::Unreachable("waiting for etcd panicked".into())))
     }
 
-    /// Revokes a lease, on our own thread and to the end of it.
+    /// Revokes a lease, to the end of it even if nobody waits for that any more.
     async fn revoke(self: &Arc<Self>, lease: i64, limit: Moment) -> Result<(), Fault> {
         let under_way = self.under_way(lease).await;
         let desk = Arc::clone(self);
-        let task = self.around.runtime.spawn(async move {
+        self.through(async move {
             let _under_way = under_way;
             desk.link.revoke(lease, limit).await.map(|_| ())
-        });
-        task.await.unwrap_or_else(|_| Err(panicked()))
+        })
+        .await
     }
 
     /// Leaves the line, and says who has the lock.
@@ -220,10 +241,6 @@ impl Desk {
             Err(fault) => Err(fault.into_error()),
         }
     }
-}
-
-fn panicked() -> Fault {
-    Fault::Unreachable("a call to etcd panicked".into())
 }
 
 fn granted(place: &Place, queued: bool) -> Result<Acquired, Fault> {

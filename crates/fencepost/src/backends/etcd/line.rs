@@ -38,6 +38,12 @@ pub(super) struct Place {
     view: View,
 }
 
+impl Place {
+    pub(super) fn is_first(&self) -> bool {
+        matches!(self.view, View::First)
+    }
+}
+
 /// What is ahead of a place.
 #[derive(Debug)]
 enum View {
@@ -111,17 +117,17 @@ impl Desk {
         Ok(Some(Place { lease, made, ttl, sent, old, view }))
     }
 
-    /// Whether this place is first, as far as is known without asking.
-    pub(super) async fn is_first(
+    /// Finds out what is ahead of a place, if that is not known.
+    pub(super) async fn see(
         &self,
         name: &LockName,
         place: &mut Place,
         limit: Moment,
-    ) -> Result<bool, Fault> {
+    ) -> Result<(), Fault> {
         if matches!(place.view, View::Unknown) {
             (place.view, _) = self.look(&self.prefix.queue(name), place, limit).await?;
         }
-        Ok(matches!(place.view, View::First))
+        Ok(())
     }
 
     /// What is ahead of this place now, and in which term.

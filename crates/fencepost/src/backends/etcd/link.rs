@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -30,6 +31,8 @@ const LONGEST_TRY: Duration = Duration::from_secs(4);
 /// How long to leave members alone when all of them have failed, and the second time twice that.
 const BREATH: Duration = Duration::from_millis(50);
 const LONGEST_BREATH: Duration = Duration::from_millis(500);
+/// After so many calls from a runtime it is worth a connection of its own.
+const BUSY: usize = 64;
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// How often a connection that is used is tried, and how long that may take. Members drop those who ask
 /// more often than every five seconds.
@@ -42,13 +45,18 @@ pub(super) struct Link {
     current: AtomicUsize,
     /// How often a member failed.
     failures: AtomicUsize,
+    /// How often a runtime asked that could have a lane.
+    calls: AtomicUsize,
     login: Option<Login>,
     around: Surroundings,
 }
 
 struct Member {
     address: Address,
+    /// On our own thread.
     channel: Mutex<Channel>,
+    /// On the runtime that has the lane.
+    lane: Mutex<Option<(Id, Channel)>>,
 }
 
 struct Login {
@@ -82,6 +90,7 @@ impl Link {
             members,
             current: AtomicUsize::new(start),
             failures: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
             login,
             around: around.clone(),
         }
@@ -207,7 +216,7 @@ impl Link {
         if let Some(token) = &token {
             request.metadata_mut().insert("token", token.clone());
         }
-        let channel = self.members[at].channel().clone();
+        let channel = self.members[at].channel_of_caller();
         let fault = match Box::pin(rpc(channel, request)).await {
             Ok(response) => return Ok((response.into_inner(), at)),
             Err(status) => Fault::of(&status, &self.members[at].address.shown),
@@ -229,7 +238,7 @@ impl Link {
             return Ok(token.clone());
         }
         let member = &self.members[at];
-        let channel = member.channel().clone();
+        let channel = member.channel_of_caller();
         let request = api::AuthenticateRequest {
             name: login.user.name.clone(),
             password: login.user.password.clone(),
@@ -253,6 +262,7 @@ impl Link {
 
     /// From now on another member is asked than this one, unless one has failed since `failures` was read.
     pub(super) fn leave(&self, at: usize, failures: usize) {
+        *self.members[at].lane() = None;
         let next = failures.wrapping_add(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         if self.failures.compare_exchange(failures, next, set, fetch).is_ok() {
@@ -269,6 +279,25 @@ impl Link {
             *member.channel() = Member::connect(&member.address);
         }
         self.leave(at, failures);
+    }
+
+    /// Whether this caller makes its calls on its own runtime: if that runs at any time, and asks all the
+    /// time. The hop to our thread and back is a good part of what a lock costs.
+    pub(super) fn caller_has_lane(&self) -> bool {
+        let Ok(caller) = Handle::try_current() else { return false };
+        // A runtime of one thread stands still whenever nobody waits on it.
+        if caller.runtime_flavor() != RuntimeFlavor::MultiThread {
+            return false;
+        }
+        let member = &self.members[self.current.load(Ordering::Relaxed)];
+        let mut lane = member.lane();
+        if lane.as_ref().is_some_and(|(owner, _)| *owner == caller.id()) {
+            return true;
+        }
+        if self.calls.fetch_add(1, Ordering::Relaxed) % BUSY == BUSY - 1 {
+            *lane = Some((caller.id(), Member::connect(&member.address)));
+        }
+        false
     }
 
     /// As long as this stays the same, what was opened is not known to have failed.
@@ -297,7 +326,20 @@ impl Link {
 impl Member {
     fn new(address: Address) -> Self {
         let channel = Mutex::new(Self::connect(&address));
-        Self { address, channel }
+        Self { address, channel, lane: Mutex::default() }
+    }
+
+    /// The lane's, for whoever runs on the lane's runtime.
+    fn channel_of_caller(&self) -> Channel {
+        let caller = Handle::try_current().ok().map(|caller| caller.id());
+        match &*self.lane() {
+            Some((owner, channel)) if Some(*owner) == caller => channel.clone(),
+            _ => self.channel().clone(),
+        }
+    }
+
+    fn lane(&self) -> MutexGuard<'_, Option<(Id, Channel)>> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connect(address: &Address) -> Channel {
