@@ -10,6 +10,8 @@ mod common;
 mod cuts;
 #[path = "zookeeper/members.rs"]
 mod members;
+#[path = "zookeeper/mended.rs"]
+mod mended;
 #[path = "zookeeper/nodes.rs"]
 mod nodes;
 #[path = "zookeeper/scripts.rs"]

@@ -117,7 +117,8 @@ impl Servers {
             First::Left(Err(error)) => return Err(broken(&error)),
             First::Right(()) => return Err(late("greet us", limit)),
         };
-        if welcome.timeout_ms <= 0 || welcome.session == 0 {
+        let another = hello.session != 0 && welcome.session != hello.session;
+        if welcome.timeout_ms <= 0 || welcome.session == 0 || another {
             return Err(Fault::Gone);
         }
         if let Some(credentials) = &self.credentials {

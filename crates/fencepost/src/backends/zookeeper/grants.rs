@@ -27,7 +27,7 @@ const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
-    let Renewal { name, owner, ttl, .. } = renewal;
+    let Renewal { name, owner, ttl, token: meant } = renewal;
     let place = match shared.places.get(name, *owner) {
         Some(place) if place.granted() => place,
         Some(_) => return Err(Error::not_held(name, None)),
@@ -45,12 +45,19 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
         let (Some(session), Some(node), Some((token, kept))) = (session, node, grant) else {
             return Err(Error::not_held(name, None));
         };
+        if meant.is_some_and(|meant| meant != token) {
+            return Err(Error::not_held(name, Some(LossCause::TakenOver)));
+        }
         if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
             return Err(longer_refused(name, kept, longer));
         }
         match session.set(&node, &written).await {
             Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
                 let ttl = session.ttl().map_err(Fault::into_error)?;
+                // A server with other limits may have changed it: the caller asks for this one from now on.
+                if let Some((_, kept)) = &mut place.stand().grant {
+                    *kept = ttl;
+                }
                 place.leased(sent + ttl.as_duration());
                 let due = sent + ttl.as_duration() / 3;
                 if due <= shared.now() {

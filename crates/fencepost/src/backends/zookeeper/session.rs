@@ -26,6 +26,7 @@ use super::faults::{Fault, malformed};
 use super::nodes::Key;
 use super::ops::Op;
 use super::wire::{Hello, Malformed};
+use crate::backend::LossSignal;
 use crate::clock::Clock;
 
 /// How long requests wait for a connection before they fail.
@@ -48,6 +49,9 @@ pub(super) struct Core {
     /// The timeout to ask for, in milliseconds.
     asked: i32,
     facts: Mutex<Facts>,
+    /// Whose grants it carries, to be told when it becomes shorter.
+    carried: Mutex<Vec<LossSignal>>,
+    runtime: Handle,
     state: watch::Sender<State>,
     /// How many want it kept alive.
     keepers: AtomicUsize,
@@ -125,6 +129,8 @@ impl Session {
             clock,
             asked: i32::try_from(asked.as_millis()).unwrap_or(i32::MAX),
             facts: Mutex::new(facts),
+            carried: Mutex::default(),
+            runtime: runtime.clone(),
             state: watch::Sender::new(State::Down),
             keepers: AtomicUsize::new(usize::from(kept)),
             used: AtomicU64::new(now.as_nanos()),
@@ -156,13 +162,21 @@ impl Session {
 
     /// The lease that it carries: two thirds of its timeout.
     pub(super) fn ttl(&self) -> Result<Ttl, Fault> {
-        let span = self.timeout() * 2 / 3;
-        Ttl::new(span.min(Ttl::MAX.as_duration())).map_err(|_| {
+        let timeout = self.timeout();
+        lease(timeout).ok_or_else(|| {
             Fault::Refused(format!(
-                "the server keeps a session for {:?} only: raise its maxSessionTimeout",
-                self.timeout()
+                "the server keeps a session for {timeout:?} only: raise its maxSessionTimeout"
             ))
         })
+    }
+
+    /// From now on it carries this guard's grant, or place.
+    pub(super) fn carry(&self, guard: &LossSignal) {
+        let mut carried = self.core.carried();
+        if carried.len() == carried.capacity() {
+            carried.retain(LossSignal::is_heard);
+        }
+        carried.push(guard.clone());
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -226,8 +240,34 @@ impl Core {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn carried(&self) -> MutexGuard<'_, Vec<LossSignal>> {
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn timeout(&self) -> Duration {
         self.facts().timeout
+    }
+
+    /// The server keeps the session for less than the one before it: no guard may count on more, from now on.
+    /// What the leader does with it counts from the hello, whose answer we have just heard.
+    fn shorten(&self, sent: Moment, timeout: Duration) {
+        tracing::warn!(
+            "a server of {} keeps a session for {timeout:?}, less than the one before: give all the same \
+             minSessionTimeout and maxSessionTimeout",
+            self.servers.shown()
+        );
+        let ttl = lease(timeout).unwrap_or(Ttl::MIN);
+        for guard in self.carried().iter().filter(|guard| guard.is_heard()) {
+            let Some(end) = guard.shorten(sent, ttl).filter(|end| *end < Moment::NEVER) else {
+                continue;
+            };
+            // Whoever keeps the lease may sleep for longer than it lasts now.
+            let (guard, alarm) = (guard.clone(), self.clock.alarm(end));
+            self.runtime.spawn(async move {
+                alarm.await;
+                guard.settle();
+            });
+        }
     }
 
     pub(super) fn kept(&self) -> bool {
@@ -269,12 +309,19 @@ impl Core {
         let hello =
             Hello { last_zxid: zxid, timeout_ms: self.asked, session: id, password: &password };
         let greeted = self.servers.greet(host, &hello).await?;
-        {
+        let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
+        let timeout = Duration::from_millis(timeout);
+        let shorter = {
             let mut facts = self.facts();
-            let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
-            facts.timeout = Duration::from_millis(timeout);
+            let shorter = id != 0 && timeout < facts.timeout;
+            facts.timeout = timeout;
             (facts.id, facts.password) = (greeted.welcome.session, greeted.welcome.password);
             facts.beat = Beat::new(greeted.sent, facts.timeout);
+            shorter
+        };
+        // Before anybody sees that it is up again.
+        if shorter {
+            self.shorten(greeted.sent, timeout);
         }
         self.set(State::Up);
         Ok(Conn::new(Arc::clone(self), greeted.pipe, host.to_string()))
@@ -290,6 +337,11 @@ impl Core {
             other => other.clone(),
         }
     }
+}
+
+/// The lease that a session of this timeout carries; `None` if it is too short for any.
+fn lease(timeout: Duration) -> Option<Ttl> {
+    Ttl::new((timeout * 2 / 3).min(Ttl::MAX.as_duration())).ok()
 }
 
 /// The task of a session, until it is over.
