@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use fencepost::GuardState;
-use fencepost_testbed::ZooKeeper;
+use fencepost::{ErrorKind, GuardState, LossCause};
+use fencepost_testbed::{Mode, Proxy, ZooKeeper};
 
-use super::common::{connect, now, pass, until, within};
+use super::common::{LONG, SOON, Site, connect, fails, now, pass, until, within};
 
 /// The server starts again with another longest session.
 fn limit(server: &ZooKeeper, from: u32, to: u32) {
@@ -52,4 +52,56 @@ async fn a_session_that_becomes_longer_keeps_its_guards() {
     assert_eq!(guard.state(), GuardState::Held);
     assert!(guard.remaining() > Duration::from_secs(4));
     guard.release().await.unwrap();
+}
+
+/// Each answer takes longer than a server gets at first.
+#[tokio::test]
+async fn a_slow_store_is_waited_for() {
+    let site = Site::shared();
+    let proxy = Proxy::to(site.server.address()).unwrap();
+    let url = format!("zookeeper://{}{}", proxy.address(), site.chroot);
+    for before in [false, true] {
+        let delay = Mode::Delay(Duration::from_millis(900));
+        proxy.set_mode(if before { delay } else { Mode::Pass });
+        let client = connect(&url).await;
+        proxy.set_mode(delay);
+        let lock = client.lock("slow").ttl(Duration::from_secs(30));
+        let guard = within(LONG, "granted", lock.acquire()).await.unwrap();
+        pass(Duration::from_secs(3)).await;
+        guard.check().unwrap();
+        within(LONG, "released", guard.release()).await.unwrap();
+        assert!(site.children("/slow").is_empty());
+    }
+}
+
+#[tokio::test]
+async fn unsafe_limits_are_unfit_for_correctness() {
+    let builder = || ZooKeeper::builder().tick_time(200);
+    let one = builder().max_session_timeout(60_000).start().unwrap();
+    let other = builder().max_session_timeout(3000).min_session_timeout(300).start().unwrap();
+    let refused = ErrorKind::Refused;
+    let both = connect(&format!("{},{}", one.url(), other.address())).await;
+    fails(both.lock("a").for_correctness().try_acquire().await, &refused, &["the same", "limits"]);
+    let found = both.guarantees().found;
+    assert!(found.iter().any(|(what, it)| *what == "TTL" && it.contains("different")), "{found:?}");
+    let low = connect(&other.url()).await;
+    fails(low.lock("a").for_correctness().try_acquire().await, &refused, &["two ticks"]);
+    let fit = connect(&one.url()).await;
+    fit.lock("a").for_correctness().acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Who broke first does not keep others from it.
+#[tokio::test]
+async fn a_break_under_another_acl_is_told_too() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let guard = client.lock("open").ttl(LONG).acquire().await.unwrap();
+    let address = site.server.address();
+    let url = format!("zookeeper://ann:secret@{address}{}?acl=creator", site.chroot);
+    let ann = connect(&url).await;
+    let hers = ann.lock("hers").ttl(LONG).acquire().await.unwrap();
+    ann.break_lock("hers").await.unwrap().unwrap();
+    assert_eq!(within(SOON, "she is told", hers.lost()).await, LossCause::Broken);
+    client.break_lock("open").await.unwrap().unwrap();
+    assert_eq!(within(SOON, "told", guard.lost()).await, LossCause::Broken);
 }
