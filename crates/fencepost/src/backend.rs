@@ -341,6 +341,7 @@ impl LossSignal {
 
     /// The store keeps this lease from now on, shorter than what it promised: a guard counts on no more
     /// than `sent + ttl` for all that was asked before `sent`. Gives when it ends; `None` if it has.
+    #[must_use = "nobody who waits hears of that end unless it is settled then"]
     pub fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
         self.0.upgrade()?.shorten(sent, ttl)
     }

@@ -1,5 +1,7 @@
 //! What a review found, and how it is now: servers that change their limits, answer slowly, or have ACLs.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
@@ -104,4 +106,37 @@ async fn a_break_under_another_acl_is_told_too() {
     assert_eq!(within(SOON, "she is told", hers.lost()).await, LossCause::Broken);
     client.break_lock("open").await.unwrap().unwrap();
     assert_eq!(within(SOON, "told", guard.lost()).await, LossCause::Broken);
+}
+
+/// Restored servers close on a session that has seen more than they know: it is over, and the next one works.
+#[tokio::test]
+async fn a_restored_server_is_used_again() {
+    let server = ZooKeeper::builder().tick_time(200).max_session_timeout(3000).start().unwrap();
+    let client = connect(&server.url()).await;
+    let (data, copy) = (server.directory().join("data"), server.directory().join("copy"));
+    let copy_all = |from: &Path, to: &Path| {
+        let _ = std::fs::remove_dir_all(to);
+        let done = Command::new("cp").arg("-r").args([from, to]).status().unwrap();
+        assert!(done.success());
+    };
+    server.kill().unwrap();
+    copy_all(&data, &copy);
+    server.start_again().unwrap();
+    let brief = Duration::from_secs(2);
+    for name in ["a", "b", "c"] {
+        client.lock(name).ttl(brief).acquire_within(SOON).await.unwrap().release().await.unwrap();
+    }
+    server.kill().unwrap();
+    copy_all(&copy, &data);
+    server.start_again().unwrap();
+    until("it is used again", async || {
+        match client.lock("a").ttl(brief).acquire_within(Duration::from_secs(2)).await {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+                false
+            }
+        }
+    })
+    .await;
 }

@@ -152,7 +152,7 @@ impl Shared {
                         Err(Fault::Said(Code::NoAuth)) => {
                             return self.hit_plainly(session, &node, sent).await;
                         }
-                        made => made?,
+                        answer => answer?,
                     }
                 }
                 // An older version of us made it for itself alone: then the holder is not told why.

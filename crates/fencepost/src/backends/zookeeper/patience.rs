@@ -1,7 +1,7 @@
 //! How long a server may leave us without an answer before we try another.
 //!
 //! Short at first, so that a caller with a limit of a few seconds, or a short lease, gets to a server that answers;
-//! longer after each that did not, since then it may be all of them that are slow. An answer sets it to
+//! longer once all have failed to in turn, since then it may be the store that is slow. An answer sets it to
 //! twice what that answer took: a store that is always slow is waited for, one that stands still is left.
 
 use std::time::Duration;
@@ -13,25 +13,34 @@ const FIRST: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const MOST: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience(Duration);
+pub(super) struct Patience {
+    limit: Duration,
+    /// How many have hung since the last answer.
+    hung: usize,
+}
 
 impl Patience {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self(first(timeout))
+        Self { limit: first(timeout), hung: 0 }
     }
 
     pub(super) fn limit(self) -> Duration {
-        self.0
+        self.limit
     }
 
-    /// A server did not answer for as long as that.
-    pub(super) fn hung(&mut self, timeout: Duration) {
-        self.0 = (self.0 * 2).clamp(first(timeout), most(timeout));
+    /// One of so many servers did not answer for as long as that.
+    pub(super) fn hung(&mut self, servers: usize, timeout: Duration) {
+        self.hung += 1;
+        if self.hung >= servers {
+            self.limit = (self.limit * 2).clamp(first(timeout), most(timeout));
+            self.hung = 0;
+        }
     }
 
     /// An answer took this long.
     pub(super) fn answered(&mut self, took: Duration, timeout: Duration) {
-        self.0 = took.saturating_mul(2).clamp(first(timeout), most(timeout));
+        self.limit = took.saturating_mul(2).clamp(first(timeout), most(timeout));
+        self.hung = 0;
     }
 }
 
@@ -55,7 +64,7 @@ mod tests {
         let mut patience = Patience::new(timeout);
         let mut waited = vec![patience.limit()];
         for _ in 0..4 {
-            patience.hung(timeout);
+            patience.hung(1, timeout);
             waited.push(patience.limit());
         }
         assert_eq!(waited, [ms(1500), ms(3000), ms(5000), ms(5000), ms(5000)]);
@@ -63,6 +72,11 @@ mod tests {
         assert_eq!(patience.limit(), ms(3200));
         patience.answered(ms(5), timeout);
         assert_eq!(patience.limit(), ms(1500));
+        // One of three is no reason to wait longer for the next.
+        for limit in [1500, 1500, 3000, 3000] {
+            patience.hung(3, timeout);
+            assert_eq!(patience.limit(), ms(limit));
+        }
         for (timeout, first, most) in [(400, 250, 250), (4000, 666, 1333), (6000, 1000, 2000)] {
             let timeout = ms(timeout);
             let mut patience = Patience::new(timeout);

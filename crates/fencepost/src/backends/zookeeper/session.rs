@@ -282,7 +282,7 @@ impl Core {
     pub(super) fn hung(&self) {
         let mut facts = self.facts();
         let timeout = facts.timeout;
-        facts.patience.hung(timeout);
+        facts.patience.hung(self.servers.hosts.len(), timeout);
     }
 
     pub(super) fn kept(&self) -> bool {
