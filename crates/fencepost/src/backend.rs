@@ -338,6 +338,26 @@ impl LossSignal {
             hold.lose(cause);
         }
     }
+
+    /// The store keeps this lease from now on, shorter than what it promised: a guard counts on no more
+    /// than `sent + ttl` for all that was asked before `sent`. Gives when it ends; `None` if it has.
+    #[must_use = "nobody who waits hears of that end unless it is settled then"]
+    pub fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
+        self.0.upgrade()?.shorten(sent, ttl)
+    }
+
+    /// Turns the guard lost if its time has come, for those who wait to hear of it.
+    pub fn settle(&self) {
+        if let Some(hold) = self.0.upgrade() {
+            hold.settle();
+        }
+    }
+
+    /// Whether anybody still hears it.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 /// An open file whose lock the kernel drops with the last process that has it: while it is locked, the

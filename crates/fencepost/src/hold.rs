@@ -45,9 +45,21 @@ pub(crate) struct Status {
     pub(crate) ttl: Ttl,
     /// When the request left that the deadline counts from.
     pub(crate) sent: Moment,
+    /// From when on the store keeps a shorter lease: what was sent before counts for no more than this.
+    cap: Option<(Moment, Ttl)>,
 }
 
 impl Status {
+    /// What a request counts for that left at `sent` and was promised `ttl`.
+    fn promised(&self, sent: Moment, ttl: Ttl) -> (Moment, Ttl) {
+        match self.cap {
+            Some((at, cap)) if sent < at => {
+                (deadline(sent, ttl).min(deadline(at, cap)), ttl.min(cap))
+            }
+            _ => (deadline(sent, ttl), ttl),
+        }
+    }
+
     /// When the guard ends if nothing more happens.
     pub(crate) fn end(&self) -> Moment {
         self.deadline.min(self.until)
@@ -83,8 +95,8 @@ impl Hold {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let now = clock.now();
         let never = Moment::NEVER;
-        let status =
-            Status { state: GuardState::Held, deadline: never, until: never, ttl, sent: now };
+        let (state, cap) = (GuardState::Held, None);
+        let status = Status { state, deadline: never, until: never, ttl, sent: now, cap };
         Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             name,
@@ -104,9 +116,8 @@ impl Hold {
         self.progress();
         let now = self.clock.now();
         self.status.send_modify(|status| {
-            status.deadline = deadline(sent, ttl);
+            (status.deadline, status.ttl) = status.promised(sent, ttl);
             status.until = self.bounds.max_hold.map_or(Moment::NEVER, |max| now + max);
-            status.ttl = ttl;
             status.sent = sent;
         });
     }
@@ -123,14 +134,31 @@ impl Hold {
                 return false;
             }
             status.state = GuardState::Held;
-            status.ttl = renewed.ttl;
+            let (deadline, ttl) = status.promised(renewed.sent, renewed.ttl);
+            status.ttl = ttl;
             // Answers may overtake each other; the later request's word stands.
             if renewed.sent > status.sent {
-                status.sent = renewed.sent;
-                status.deadline = deadline(renewed.sent, renewed.ttl);
+                (status.sent, status.deadline) = (renewed.sent, deadline);
             }
             true
         });
+    }
+
+    /// The store keeps a shorter lease from now on: whatever was or will be answered to a request that left
+    /// before `sent` counts until `sent + ttl` at most. Gives the deadline of a guard that is not over.
+    pub(crate) fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
+        self.status.send_if_modified(|status| {
+            status.cap = Some((sent, ttl));
+            // One that is not granted yet has no deadline to lower.
+            let granted = self.token.get().is_some();
+            if granted {
+                status.deadline = status.deadline.min(deadline(sent, ttl));
+                status.ttl = status.ttl.min(ttl);
+            }
+            granted
+        });
+        let status = self.status();
+        (!status.over()).then(|| status.end())
     }
 
     pub(crate) fn renewal_failed(&self) {
@@ -222,4 +250,39 @@ impl Hold {
 fn deadline(sent: Moment, ttl: Ttl) -> Moment {
     let ttl = ttl.as_duration();
     sent + ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::BootClock;
+
+    fn hold(ttl: Ttl) -> (Arc<Hold>, Moment) {
+        let (name, owner) = (LockName::new("a").unwrap(), OwnerId::from_bits(1));
+        (Hold::new(name, owner, ttl, Bounds::default(), Arc::new(BootClock)), BootClock.now())
+    }
+
+    #[test]
+    fn a_shorter_lease_counts_at_once_and_for_what_was_under_way() {
+        let [long, short] = [60, 6].map(|s| Ttl::new(Duration::from_secs(s)).unwrap());
+        let (hold, now) = hold(long);
+        let token = Token::new(1).unwrap();
+        // A waiter has no deadline yet.
+        let at = now + Duration::from_secs(1);
+        assert_eq!(hold.shorten(at, short), Some(Moment::NEVER));
+        hold.start(token, now, long);
+        assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(at, short), short));
+        let sent = now + Duration::from_millis(500);
+        hold.renewed(&Renewed { token, ttl: long, sent });
+        assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(at, short), short));
+        // Never raised by it; but a renewal that left later has its whole lease.
+        assert_eq!(hold.shorten(at + Duration::from_secs(2), long), Some(deadline(at, short)));
+        let sent = at + Duration::from_secs(3);
+        hold.renewed(&Renewed { token, ttl: long, sent });
+        assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(sent, long), long));
+        // One that is over already is lost.
+        let past = Moment::from_nanos(now.as_nanos().saturating_sub(60_000_000_000));
+        assert_eq!(hold.shorten(past, short), None);
+        assert!(hold.is_over());
+    }
 }

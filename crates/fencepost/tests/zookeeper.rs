@@ -20,6 +20,8 @@ mod hands;
 mod lines;
 #[path = "zookeeper/members.rs"]
 mod members;
+#[path = "zookeeper/mended.rs"]
+mod mended;
 #[path = "zookeeper/nodes.rs"]
 mod nodes;
 #[path = "zookeeper/outages.rs"]

@@ -41,6 +41,7 @@ mod line;
 mod names;
 mod nodes;
 mod ops;
+mod patience;
 mod pipe;
 mod places;
 mod session;
@@ -173,9 +174,9 @@ impl Backend for ZooKeeper {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let (lines, read) = {
+        let (lines, correctness, read) = {
             let found = self.shared.found();
-            (found.0.lines(), found.1)
+            (found.0.lines(), found.0.correctness(), found.1)
         };
         // Whoever asks again sees what has become of them.
         if self.shared.now().since(read) >= REFRESH {
@@ -183,7 +184,7 @@ impl Backend for ZooKeeper {
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
-        Guarantees { found: lines, ..guarantees() }
+        Guarantees { found: lines, correctness, ..guarantees() }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -209,7 +210,7 @@ fn guarantees() -> Guarantees {
         found: Vec::new(),
         under: [
             Kept::both(
-                "the lock is free when its session has timed out: one and a half TTLs at most, and a tick",
+                "the lock is free when its session has timed out: one and a half TTLs and a tick and a half at most; a failover starts it anew",
             ),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every write is synced on a majority before it is answered"),

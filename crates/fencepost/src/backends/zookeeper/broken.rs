@@ -87,7 +87,10 @@ impl Shared {
             let (found, mut sent) = match known {
                 Ok(None) => return Ok(None),
                 Ok(Some(known)) => known,
-                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => continue,
+                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {
+                    self.breathe().await;
+                    continue;
+                }
                 Err(fault) => return Err(fault.into_error()),
             };
             match self.hit(&session, &dir, &found, sent).await {
@@ -101,6 +104,7 @@ impl Shared {
                 Err(fault @ (Fault::Cut(_) | Fault::Gone)) if self.now() < give_up => {
                     sent |= matches!(fault, Fault::Cut(_));
                     target = Some((found, sent));
+                    self.breathe().await;
                 }
                 Err(fault) => return Err(fault.into_error()),
             }
@@ -135,18 +139,24 @@ impl Shared {
         let marker = self.marker(dir, target.contender.prefix());
         if !target.ours {
             // Other makes of client look for no marker.
-            return match session.delete(&node).await {
-                Ok(()) => Ok(true),
-                Err(Fault::Said(Code::NoNode)) => Ok(sent),
-                Err(fault) => Err(fault),
-            };
+            return self.hit_plainly(session, &node, sent).await;
         }
         loop {
             let make = Op::create(&marker, b"", Make::Persistent, Access::Open);
             match session.multi(&[make, Op::delete(&node)]).await? {
                 None => return Ok(true),
                 // The directory of markers is not there yet.
-                Some((0, -101)) => self.make_directory(session, &self.markers()).await?,
+                Some((0, -101)) => {
+                    // Open, whatever our nodes are: others that use this path break too.
+                    match self.make_directory_for(session, &self.markers(), Access::Open).await {
+                        Err(Fault::Said(Code::NoAuth)) => {
+                            return self.hit_plainly(session, &node, sent).await;
+                        }
+                        answer => answer?,
+                    }
+                }
+                // An older version of us made it for itself alone: then the holder is not told why.
+                Some((0, -102)) => return self.hit_plainly(session, &node, sent).await,
                 // It is gone: by the first attempt, or by itself.
                 Some((_, -101)) => return Ok(sent),
                 Some((_, -110)) => {
@@ -162,6 +172,14 @@ impl Shared {
                 }
                 Some((_, error)) => return Err(Fault::of(error, "the server")),
             }
+        }
+    }
+
+    async fn hit_plainly(&self, session: &Session, node: &str, sent: bool) -> Result<bool, Fault> {
+        match session.delete(node).await {
+            Ok(()) => Ok(true),
+            Err(Fault::Said(Code::NoNode)) => Ok(sent),
+            Err(fault) => Err(fault),
         }
     }
 

@@ -26,9 +26,6 @@ const EVENT: i32 = -1;
 const PING_NUMBER: i32 = -2;
 pub(super) const AUTH_NUMBER: i32 = -4;
 
-/// After so long without an answer to anybody a server is given up: long enough for a slow disk, short
-/// enough that there is time for another server.
-const HANG: (Duration, Duration) = (Duration::from_millis(250), Duration::from_millis(1500));
 /// How long a connection stays open that nobody uses and nothing keeps.
 const UNUSED: Duration = Duration::from_secs(2);
 
@@ -276,8 +273,9 @@ impl Conn {
         context: &mut Context<'_>,
     ) -> Poll<Option<Over>> {
         let (now, timeout) = (self.core.clock.now(), self.core.timeout());
-        let hang = (timeout / 3).clamp(HANG.0, HANG.1);
+        let hang = self.core.patience();
         if self.waits() && now.since(self.last_heard) >= hang {
+            self.core.hung();
             let why = format!("{} did not answer within {hang:?}", self.shown);
             return Poll::Ready(Some(Over::Cut(Fault::Cut(why))));
         }

@@ -43,6 +43,15 @@ pub(super) struct Greeted {
     pub(super) sent: Moment,
 }
 
+/// Why there is none.
+pub(super) enum Greeting {
+    /// It did not answer in time.
+    Late(String),
+    /// It closed the connection instead of an answer to our hello.
+    Shut(String),
+    Failed(Fault),
+}
+
 impl Servers {
     pub(super) fn new(
         hosts: Vec<Host>,
@@ -68,36 +77,51 @@ impl Servers {
     }
 
     /// Connects to one server. [`Fault::Gone`] if it says that the session has ended.
-    pub(super) async fn greet(&self, host: &Host, hello: &Hello<'_>) -> Result<Greeted, Fault> {
-        let broken = |error: &io::Error| {
-            let hint = match error.kind() {
-                // What a server does that has no quorum, or too many connections of ours.
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                    "it closed the connection: it may have no quorum, or too many connections"
-                        .into()
-                }
-                _ => error.to_string(),
-            };
-            Fault::Away(format!("no connection to {host}: {hint}"))
+    pub(super) async fn greet(
+        &self,
+        host: &Host,
+        hello: &Hello<'_>,
+        patience: Duration,
+    ) -> Result<Greeted, Greeting> {
+        let broken = |error: &io::Error| match error.kind() {
+            // What a server does that has no quorum, or too many connections of ours, or is behind what this
+            // session has seen.
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                let older = match hello.last_zxid {
+                    0 => "",
+                    _ => ", or data that is older than what this session has seen (restored?)",
+                };
+                Greeting::Shut(format!(
+                    "no connection to {host}: it closed the connection: it may have no quorum, or too \
+                     many connections (maxClientCnxns){older}"
+                ))
+            }
+            _ => Greeting::Failed(Fault::Away(format!("no connection to {host}: {error}"))),
         };
-        let late = |what: &str, limit: Duration| {
-            Fault::Away(format!("{host} did not {what} within {}", short(limit)))
-        };
+        let late =
+            |what: &str, limit: Duration| format!("{host} did not {what} within {}", short(limit));
+        let timeout = Duration::from_millis(u64::from(hello.timeout_ms.unsigned_abs()));
         let open = Pipe::open(host, self.tls.as_ref());
         // Encryption is a greeting of its own, and slow on a server that has just started.
-        let limit = if self.tls.is_some() { ACCEPT + GREET } else { ACCEPT };
+        let limit = if self.tls.is_some() {
+            ACCEPT + GREET
+        } else {
+            (timeout / 6)
+                .clamp(Duration::from_millis(100), ACCEPT)
+                .max((patience / 2).min(ACCEPT * 3))
+        };
         let mut pipe = match race(open, self.clock.alarm(self.clock.now() + limit)).await {
             First::Left(opened) => opened.map_err(|error| broken(&error))?,
-            First::Right(()) => return Err(late("accept a connection", limit)),
+            First::Right(()) => return Err(Greeting::Late(late("accept a connection", limit))),
         };
         let sent = self.clock.now();
         pipe.put(&[&hello.bytes()]);
         let limit = if hello.session == 0 {
             GREET
         } else {
-            let timeout = Duration::from_millis(u64::from(hello.timeout_ms.unsigned_abs()));
             (timeout / 4).clamp(Duration::from_millis(250), GREET)
         };
+        let limit = limit.max(patience);
         let greeting = poll_fn(|context| {
             ready!(pipe.poll_flush(context))?;
             loop {
@@ -113,12 +137,13 @@ impl Servers {
             }
         });
         let welcome = match race(greeting, self.clock.alarm(sent + limit)).await {
-            First::Left(Ok(welcome)) => welcome?,
+            First::Left(Ok(welcome)) => welcome.map_err(Greeting::Failed)?,
             First::Left(Err(error)) => return Err(broken(&error)),
-            First::Right(()) => return Err(late("greet us", limit)),
+            First::Right(()) => return Err(Greeting::Late(late("greet us", limit))),
         };
-        if welcome.timeout_ms <= 0 || welcome.session == 0 {
-            return Err(Fault::Gone);
+        let another = hello.session != 0 && welcome.session != hello.session;
+        if welcome.timeout_ms <= 0 || welcome.session == 0 || another {
+            return Err(Greeting::Failed(Fault::Gone));
         }
         if let Some(credentials) = &self.credentials {
             let auth = Out::default().i32(AUTH_NUMBER).i32(AUTH).i32(0);

@@ -97,7 +97,7 @@ impl Code {
                  name or chroot",
             ),
             Self::Unimplemented => {
-                (ErrorKind::Refused, "this ZooKeeper is too old: 3.4 or later is needed")
+                (ErrorKind::Refused, "this ZooKeeper is too old: 3.5 or later is needed")
             }
             // Somebody works on the same nodes; whoever asks again finds them settled.
             Self::NoNode | Self::NodeExists | Self::NotEmpty | Self::BadVersion => {

@@ -1,7 +1,7 @@
 //! What kind of ensemble this is, for `explain`: asked by the servers' four-letter words, one connection each.
 //!
 //! `srvr` is allowed unless the servers are told otherwise; `conf` is not, and then we do not know the limits
-//! of a session. Nothing here decides anything.
+//! of a session. What is known to be unsafe is unfit for correctness; what is not known is in the docs.
 
 use std::future::poll_fn;
 use std::task::{Poll, ready};
@@ -12,6 +12,7 @@ use super::dial::Servers;
 use super::pipe::Pipe;
 use super::shared::Shared;
 use crate::backend::short;
+use crate::guarantees::Correctness;
 use crate::race::{First, race};
 
 /// How long a server may take to tell of itself.
@@ -25,9 +26,17 @@ const CONFIG: &str = "/zookeeper/config";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     servers: Vec<(String, Server)>,
-    /// The shortest and the longest session, in milliseconds.
-    limits: Option<(u64, u64)>,
+    /// By those who tell.
+    limits: Vec<Limits>,
     members: Option<usize>,
+}
+
+/// What sessions a server grants, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limits {
+    tick: u64,
+    shortest: u64,
+    longest: u64,
 }
 
 /// What one server says.
@@ -60,7 +69,7 @@ impl Found {
         let mut found = Self::default();
         for (host, server, limits) in told {
             found.servers.push((host, server));
-            found.limits = found.limits.or(limits);
+            found.limits.extend(limits);
         }
         if let First::Left(Ok((config, _))) = config {
             let text = String::from_utf8_lossy(&config).into_owned();
@@ -97,15 +106,61 @@ impl Found {
         let serves = |server: &Server| matches!(server, Server::Serves { .. } | Server::Silent);
         let quorum = self.servers.iter().any(|(_, server)| serves(server));
         lines.push(("quorum", if quorum { "yes" } else { "no: nobody is granted" }.to_owned()));
-        let limits = self.limits.map_or_else(
-            || "not told (conf is not in 4lw.commands.whitelist)".to_owned(),
-            |(shortest, longest)| {
-                let lease = |timeout: u64| short(Duration::from_millis(timeout * 2 / 3));
-                format!("{} to {}, by its sessions' limits", lease(shortest), lease(longest))
-            },
-        );
+        let mut ranges: Vec<String> = Vec::new();
+        for Limits { shortest, longest, .. } in &self.limits {
+            let lease = |timeout: &u64| short(Duration::from_millis(timeout * 2 / 3));
+            let range = format!("{} to {}", lease(shortest), lease(longest));
+            if !ranges.contains(&range) {
+                ranges.push(range);
+            }
+        }
+        let limits = match ranges.as_slice() {
+            [] => "not told (conf is not in 4lw.commands.whitelist)".to_owned(),
+            [range] => format!("{range}, by its sessions' limits"),
+            ranges => format!("{}: the servers have different limits", ranges.join(" or ")),
+        };
         lines.push(("TTL", limits));
         lines
+    }
+
+    /// Whether what is known speaks against it.
+    pub(super) fn correctness(&self) -> Correctness {
+        let same = |one: &Limits| {
+            let first = self.limits.first().unwrap_or(one);
+            (one.shortest, one.longest) == (first.shortest, first.longest)
+        };
+        if !self.limits.iter().all(same) {
+            return Correctness::Unfit {
+                why:
+                    "its servers have different limits for a session, so one that moves to another \
+                      server may end before its guard knows"
+                        .into(),
+                remedy: "give all servers the same minSessionTimeout and maxSessionTimeout".into(),
+            };
+        }
+        // What a server says of its clients reaches the leader within half a tick, from an observer within one
+        // (beat.rs).
+        let observed = self
+            .servers
+            .iter()
+            .any(|(_, server)| matches!(server, Server::Serves { mode, .. } if mode == "observer"));
+        let ticks = if observed { 4 } else { 2 };
+        if self.limits.iter().any(|one| one.shortest < ticks * one.tick) {
+            let why = if observed { " through an observer" } else { "" };
+            return Correctness::Unfit {
+                why: format!(
+                    "its servers grant sessions of less than {ticks} ticks, which may end{why} before their \
+                     guard knows"
+                ),
+                remedy: if observed {
+                    "set minSessionTimeout to four ticks or more, or name no observers in the URL"
+                        .into()
+                } else {
+                    "leave minSessionTimeout at two ticks (its default) or more".into()
+                },
+            };
+        }
+        Correctness::Fit
     }
 }
 
@@ -124,9 +179,10 @@ impl Server {
     }
 }
 
-fn limits(conf: &str) -> Option<(u64, u64)> {
+fn limits(conf: &str) -> Option<Limits> {
     let after = |start: &str| conf.lines().find_map(|line| line.strip_prefix(start)?.parse().ok());
-    Some((after("minSessionTimeout=")?, after("maxSessionTimeout=")?))
+    let (tick, shortest) = (after("tickTime=")?, after("minSessionTimeout=")?);
+    Some(Limits { tick, shortest, longest: after("maxSessionTimeout=")? })
 }
 
 /// What a server answers to a word; `None` if it does not.
@@ -156,6 +212,8 @@ async fn ask(servers: &Servers, host: &Host, word: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    const DEFAULT: Limits = Limits { tick: 2000, shortest: 4000, longest: 40000 };
+
     #[test]
     fn servers_are_read() {
         let text = "Zookeeper version: 3.8.0-5a02a05, built on 2022-02-25 08:49 UTC\nLatency min/avg/max: \
@@ -168,7 +226,7 @@ mod tests {
         assert_eq!(Server::read(Some(refused)), Server::Silent);
         assert_eq!(Server::read(None), Server::Away);
         let conf = "tickTime=2000\nminSessionTimeout=4000\nmaxSessionTimeout=40000\n";
-        assert_eq!(limits(conf), Some((4000, 40000)));
+        assert_eq!(limits(conf), Some(DEFAULT));
         assert_eq!(limits("conf is not executed because"), None);
     }
 
@@ -179,7 +237,7 @@ mod tests {
             ("a:2181".into(), Server::Serves { mode, version }),
             ("b:2181".into(), Server::Away),
         ];
-        let found = Found { servers, limits: Some((4000, 40000)), members: Some(3) };
+        let found = Found { servers, limits: vec![DEFAULT; 2], members: Some(3) };
         let lines = found.lines();
         assert!(lines.contains(&("servers", "a:2181 leader, b:2181 does not answer".into())));
         assert!(lines.contains(&("quorum", "yes".into())));
@@ -187,7 +245,29 @@ mod tests {
         assert!(
             lines.iter().any(|(what, value)| *what == "TTL" && value.contains("2.6s to 26.6s"))
         );
+        assert_eq!(found.correctness(), Correctness::Fit);
         let none = Found { servers: vec![("a:1".into(), Server::Waits)], ..Found::default() };
         assert!(none.lines().iter().any(|(what, it)| *what == "quorum" && it.starts_with("no")));
+    }
+
+    #[test]
+    fn limits_that_are_unsafe_are_unfit() {
+        let unfit = |found: &Found| match found.correctness() {
+            Correctness::Fit => String::new(),
+            Correctness::Unfit { remedy, .. } => remedy,
+        };
+        let mut found = Found { limits: vec![DEFAULT], ..Found::default() };
+        assert_eq!(unfit(&found), "");
+        assert_eq!(unfit(&Found::default()), "", "not told");
+        let (mode, version) = ("observer".into(), "3.8.0".into());
+        found.servers.push(("a:1".into(), Server::Serves { mode, version }));
+        assert!(unfit(&found).contains("observers"));
+        found.limits[0].shortest = 8000;
+        assert_eq!(unfit(&found), "");
+        found.limits.push(DEFAULT);
+        assert!(unfit(&found).contains("the same"));
+        assert!(found.lines().iter().any(|(_, it)| it.contains("different limits")));
+        let low = Limits { shortest: 3999, ..DEFAULT };
+        assert!(unfit(&Found { limits: vec![low], ..Found::default() }).contains("two ticks"));
     }
 }

@@ -8,12 +8,11 @@ use tokio::sync::watch;
 
 use super::broken::Ended;
 use super::faults::{Code, Fault};
-use super::line::gone;
 use super::names::path_of;
 use super::nodes::{Key, Mark, Note, in_order, token_of};
 use super::places::{Going, Place};
 use super::session::Session;
-use super::shared::Shared;
+use super::shared::{BREATH, Shared};
 use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
 use crate::counted::Counted;
 use crate::error::{Error, Result};
@@ -21,13 +20,12 @@ use crate::race::race;
 
 /// How long a renewal or a release goes on trying over connections that break.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How long a release in the background leaves the servers alone after a failure, and after a refusal.
-const BREATH: Duration = Duration::from_millis(50);
+/// How long a release in the background leaves the servers alone after a refusal.
 const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
-    let Renewal { name, owner, ttl, .. } = renewal;
+    let Renewal { name, owner, ttl, token: meant } = renewal;
     let place = match shared.places.get(name, *owner) {
         Some(place) if place.granted() => place,
         Some(_) => return Err(Error::not_held(name, None)),
@@ -45,12 +43,19 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
         let (Some(session), Some(node), Some((token, kept))) = (session, node, grant) else {
             return Err(Error::not_held(name, None));
         };
+        if meant.is_some_and(|meant| meant != token) {
+            return Err(Error::not_held(name, Some(LossCause::TakenOver)));
+        }
         if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
             return Err(longer_refused(name, kept, longer));
         }
         match session.set(&node, &written).await {
             Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
                 let ttl = session.ttl().map_err(Fault::into_error)?;
+                // A server with other limits may have changed it: the caller asks for this one from now on.
+                if let Some((_, kept)) = &mut place.stand().grant {
+                    *kept = ttl;
+                }
                 place.leased(sent + ttl.as_duration());
                 let due = sent + ttl.as_duration() / 3;
                 if due <= shared.now() {
@@ -67,7 +72,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
                 shared.lost(&place, LossCause::SessionGone);
                 return Err(Error::not_held(name, Some(LossCause::SessionGone)));
             }
-            Err(Fault::Cut(_)) if shared.now() < give_up => {}
+            Err(Fault::Cut(_)) if shared.now() < give_up => shared.breathe().await,
             Err(fault) => return Err(fault.into_error()),
         }
     }
@@ -122,7 +127,7 @@ async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<A
                 let cause = matches!(ended, Ok(Ended::Broken)).then_some(LossCause::Broken);
                 return Err(Error::not_held(name, cause));
             }
-            Err(Fault::Cut(_) | Fault::Gone) if shared.now() < give_up => {}
+            Err(Fault::Cut(_) | Fault::Gone) if shared.now() < give_up => shared.breathe().await,
             Err(fault) => return Err(fault.into_error()),
         }
     }
@@ -137,7 +142,7 @@ async fn look_for(
 ) -> Result<Option<(String, Vec<u8>, super::wire::Stat)>, Fault> {
     let children = shared.children_now(control, dir).await?;
     let Some(first) = in_order(&children).into_iter().next() else { return Ok(None) };
-    if !mark.is_on(&first.node) {
+    if !mark.finder()(&first.node) {
         return Ok(None);
     }
     let node = format!("{dir}/{}", first.node);
@@ -222,8 +227,9 @@ async fn let_go(
         (stand.node.clone(), stand.unsure, stand.deleting)
     };
     let mut released = false;
-    // First the node that we know of; if it is not there, what else has this owner's mark.
-    let mut nodes: Vec<String> = node.into_iter().collect();
+    // First the node that we know of; if it is not there, or may not be the only one, what has this owner's
+    // mark.
+    let mut nodes: Vec<String> = node.filter(|_| !unsure).into_iter().collect();
     let mut looked = if nodes.is_empty() { !unsure } else { again };
     loop {
         if nodes.is_empty() {
@@ -232,6 +238,7 @@ async fn let_go(
             }
             looked = true;
             nodes = match shared.nodes_of(session, &place.dir, place.mark).await {
+                Err(Fault::Gone) if again => return Ok(Ok(())),
                 Err(Fault::Gone) => return Ok(Err(Some(LossCause::SessionGone))),
                 nodes => nodes?,
             };
@@ -279,6 +286,7 @@ async fn release_elsewhere(shared: &Arc<Shared>, name: &LockName, owner: OwnerId
             }
             Err((deleting, Fault::Cut(_) | Fault::Gone)) if shared.now() < give_up => {
                 cut |= deleting;
+                shared.breathe().await;
             }
             Err((_, fault)) => return Err(fault.into_error()),
         }
@@ -299,7 +307,11 @@ async fn take_away(
     for node in nodes {
         let (asked, deleted) = (control.data(&node), control.delete(&node));
         let data = asked.await;
-        gone(deleted.await).map_err(|fault| (true, fault))?;
+        // It is another session's: that ours has ended says nothing of it.
+        match deleted.await {
+            Ok(()) | Err(Fault::Said(Code::NoNode)) => {}
+            Err(fault) => return Err((true, fault)),
+        }
         // Its session has nothing left to carry.
         if let Ok((data, _)) = data
             && let Some(note) = Note::read(&data)

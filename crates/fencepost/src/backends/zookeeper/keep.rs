@@ -1,7 +1,6 @@
 //! Looks after a grant once it is made: in the same task that stood in line for it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencepost_core::Moment;
 use tokio::sync::oneshot;
@@ -12,9 +11,6 @@ use super::places::Place;
 use super::shared::Shared;
 use crate::backend::{Liveness, LossCause};
 use crate::race::{First, race};
-
-/// How long it leaves the servers alone after a failure.
-const BREATH: Duration = Duration::from_millis(50);
 
 /// Tells the guard when its node or its session goes; takes a grant back that is not renewed.
 pub(super) async fn look_after(
@@ -55,7 +51,7 @@ pub(super) async fn look_after(
                 return;
             }
             Err(Fault::Gone) => return shared.lost(place, LossCause::SessionGone),
-            Err(_) => shared.around.clock.alarm(shared.now() + BREATH).await,
+            Err(_) => shared.breathe().await,
         }
     }
 }

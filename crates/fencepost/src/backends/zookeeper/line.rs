@@ -17,7 +17,7 @@ use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
 use super::ops::Make;
 use super::places::Place;
 use super::session::{Kept, Session};
-use super::shared::Shared;
+use super::shared::{BREATH, Shared};
 use crate::backend::{Acquired, Grant, HolderInfo, Liveness, Wait};
 use crate::error::Result;
 use crate::race::race;
@@ -26,8 +26,6 @@ use crate::race::race;
 const OUTAGE: Duration = Duration::from_secs(5);
 /// How long one who does not wait goes on trying over connections that break.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How long it leaves them alone after a failure.
-const BREATH: Duration = Duration::from_millis(50);
 /// How often a directory may vanish before our eyes.
 const VANISHED: usize = 8;
 
@@ -157,8 +155,9 @@ impl Line<'_> {
             return Ok(None);
         }
         let line = in_order(&children);
-        let ours = |contender: &Contender| self.place.child(contender) == node;
-        let double = line.iter().find(|other| self.place.mark.is_on(&other.node) && !ours(other));
+        let own_name = node.rsplit('/').next().unwrap_or_default();
+        let (marked, ours) = (self.place.mark.finder(), |other: &Contender| other.node == own_name);
+        let double = line.iter().find(|other| marked(&other.node) && !ours(other));
         let Some(ahead) = line.iter().position(ours) else {
             return Err(Fault::NotNow("the server does not list our node yet".into()));
         };
@@ -288,14 +287,17 @@ impl Line<'_> {
             found => found?,
         };
         if stat.session == session.id() {
-            // Two of ours: the first keeps its place.
-            if later {
-                return gone(session.delete(&path).await);
+            // Two of ours: the first keeps its place. A release that comes meanwhile looks for both.
+            place.stand().unsure = true;
+            let (goes, stays) =
+                if later { (path.as_str(), None) } else { (node, Some((&path, data))) };
+            gone(session.delete(goes).await)?;
+            let mut stand = place.stand();
+            stand.unsure = false;
+            if let Some((path, data)) = stays {
+                (stand.node, stand.written) = (Some(path.clone()), data);
             }
-            return gone(session.delete(node).await).inspect(|()| {
-                let mut stand = place.stand();
-                (stand.node, stand.written) = (Some(path), data);
-            });
+            return Ok(());
         }
         // What a session left that is not ours is not ours (CURATOR-604). A script's is: the owner opens it.
         if place.liveness == Liveness::LeaseOnly

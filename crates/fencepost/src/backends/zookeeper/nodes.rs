@@ -45,9 +45,10 @@ impl Mark {
         }
     }
 
-    /// Whether this node is of this owner, in either style.
-    pub(super) fn is_on(self, node: &str) -> bool {
-        [Style::Curator, Style::Kazoo].iter().any(|style| node.starts_with(&self.prefix(*style)))
+    /// Says of a node whether it is of this owner, in either style.
+    pub(super) fn finder(self) -> impl Fn(&str) -> bool {
+        let prefixes = [Style::Curator, Style::Kazoo].map(|style| self.prefix(style));
+        move |node| prefixes.iter().any(|prefix| node.starts_with(prefix))
     }
 }
 
@@ -121,7 +122,8 @@ pub(super) fn in_order(children: &[String]) -> Vec<Contender> {
         children.iter().filter_map(|child| Contender::read(child)).collect();
     // All that live at one time lie within half of the counter's range.
     let pivot = found.first().map_or(0, |contender| contender.number);
-    found.sort_by_key(|contender| (contender.number.wrapping_sub(pivot), contender.node.clone()));
+    let distance = |contender: &Contender| contender.number.wrapping_sub(pivot);
+    found.sort_by(|a, b| distance(a).cmp(&distance(b)).then_with(|| a.node.cmp(&b.node)));
     found
 }
 
@@ -239,9 +241,9 @@ mod tests {
         assert_eq!((kazoo.len(), &kazoo[32..]), (40, "__lock__"));
         for style in [Style::Curator, Style::Kazoo] {
             let node = format!("{}0000000003", mark.prefix(style));
-            assert!(mark.is_on(&node));
-            assert!(!Mark::of(&name("b"), owner(7)).is_on(&node), "an owner is for one name");
-            assert!(!Mark::of(&name("a"), owner(8)).is_on(&node));
+            assert!(mark.finder()(&node));
+            assert!(!Mark::of(&name("b"), owner(7)).finder()(&node), "an owner is for one name");
+            assert!(!Mark::of(&name("a"), owner(8)).finder()(&node));
             assert!(!node.contains(&owner(7).reveal()));
         }
     }

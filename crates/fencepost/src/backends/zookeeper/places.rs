@@ -105,6 +105,9 @@ impl Place {
     pub(super) fn move_to(&self, session: Option<Arc<Session>>) {
         let mut stand = self.stand();
         (stand.node, stand.grant, stand.unsure, stand.deleting) = (None, None, false, false);
+        if let Some(session) = &session {
+            session.carry(&self.loss);
+        }
         stand.session = session;
     }
 

@@ -21,11 +21,13 @@ use tokio::sync::{oneshot, watch};
 
 use super::beat::Beat;
 use super::conn::{Conn, Over, Watch};
-use super::dial::Servers;
+use super::dial::{Greeting, Servers};
 use super::faults::{Fault, malformed};
 use super::nodes::Key;
 use super::ops::Op;
+use super::patience::Patience;
 use super::wire::{Hello, Malformed};
+use crate::backend::LossSignal;
 use crate::clock::Clock;
 
 /// How long requests wait for a connection before they fail.
@@ -48,6 +50,9 @@ pub(super) struct Core {
     /// The timeout to ask for, in milliseconds.
     asked: i32,
     facts: Mutex<Facts>,
+    /// Whose grants it carries, to be told when it becomes shorter.
+    carried: Mutex<Vec<LossSignal>>,
+    runtime: Handle,
     state: watch::Sender<State>,
     /// How many want it kept alive.
     keepers: AtomicUsize,
@@ -63,6 +68,7 @@ struct Facts {
     /// The last transaction that we saw: a server that is behind it does not take us.
     zxid: i64,
     beat: Beat,
+    patience: Patience,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,12 +125,15 @@ impl Session {
     ) -> Arc<Self> {
         let (clock, now) = (Arc::clone(&servers.clock), servers.clock.now());
         let (id, password) = key.map_or((0, vec![0; 16]), |key| (key.session, key.password));
-        let facts = Facts { id, password, timeout: asked, zxid: 0, beat: Beat::new(now, asked) };
+        let (beat, patience) = (Beat::new(now, asked), Patience::new(asked));
+        let facts = Facts { id, password, timeout: asked, zxid: 0, beat, patience };
         let core = Arc::new(Core {
             servers: Arc::clone(servers),
             clock,
             asked: i32::try_from(asked.as_millis()).unwrap_or(i32::MAX),
             facts: Mutex::new(facts),
+            carried: Mutex::default(),
+            runtime: runtime.clone(),
             state: watch::Sender::new(State::Down),
             keepers: AtomicUsize::new(usize::from(kept)),
             used: AtomicU64::new(now.as_nanos()),
@@ -156,13 +165,21 @@ impl Session {
 
     /// The lease that it carries: two thirds of its timeout.
     pub(super) fn ttl(&self) -> Result<Ttl, Fault> {
-        let span = self.timeout() * 2 / 3;
-        Ttl::new(span.min(Ttl::MAX.as_duration())).map_err(|_| {
+        let timeout = self.timeout();
+        lease(timeout).ok_or_else(|| {
             Fault::Refused(format!(
-                "the server keeps a session for {:?} only: raise its maxSessionTimeout",
-                self.timeout()
+                "the server keeps a session for {timeout:?} only: raise its maxSessionTimeout"
             ))
         })
+    }
+
+    /// From now on it carries this guard's grant, or place.
+    pub(super) fn carry(&self, guard: &LossSignal) {
+        let mut carried = self.core.carried();
+        if carried.len() == carried.capacity() {
+            carried.retain(LossSignal::is_heard);
+        }
+        carried.push(guard.clone());
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -226,8 +243,46 @@ impl Core {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn carried(&self) -> MutexGuard<'_, Vec<LossSignal>> {
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn timeout(&self) -> Duration {
         self.facts().timeout
+    }
+
+    /// The server keeps the session for less than the one before it: no guard may count on more, from now on.
+    /// What the leader does with it counts from the hello, whose answer we have just heard.
+    fn shorten(&self, sent: Moment, timeout: Duration) {
+        tracing::warn!(
+            "a server of {} keeps a session for {timeout:?}, less than the one before: give all the same \
+             minSessionTimeout and maxSessionTimeout",
+            self.servers.shown()
+        );
+        let ttl = lease(timeout).unwrap_or(Ttl::MIN);
+        for guard in self.carried().iter().filter(|guard| guard.is_heard()) {
+            let Some(end) = guard.shorten(sent, ttl).filter(|end| *end < Moment::NEVER) else {
+                continue;
+            };
+            // Whoever keeps the lease may sleep for longer than it lasts now.
+            let (guard, alarm) = (guard.clone(), self.clock.alarm(end));
+            self.runtime.spawn(async move {
+                alarm.await;
+                guard.settle();
+            });
+        }
+    }
+
+    /// How long a server may leave us without an answer.
+    pub(super) fn patience(&self) -> Duration {
+        self.facts().patience.limit()
+    }
+
+    /// One has left us without for that long.
+    pub(super) fn hung(&self) {
+        let mut facts = self.facts();
+        let timeout = facts.timeout;
+        facts.patience.hung(self.servers.hosts.len(), timeout);
     }
 
     pub(super) fn kept(&self) -> bool {
@@ -236,9 +291,12 @@ impl Core {
 
     /// A request was answered. From when that counts.
     pub(super) fn confirmed(&self, zxid: i64, sent: Moment, writes: bool) -> Moment {
+        let now = self.clock.now();
         let mut facts = self.facts();
         facts.zxid = facts.zxid.max(zxid);
-        facts.beat.confirm(sent);
+        facts.beat.confirm(sent, now);
+        let timeout = facts.timeout;
+        facts.patience.answered(now.since(sent), timeout);
         // A read may be answered by a server that the leader has not heard of for a while.
         if writes { facts.beat.credit(sent) } else { facts.beat.handshake() }
     }
@@ -257,24 +315,47 @@ impl Core {
         });
     }
 
-    async fn connect(self: &Arc<Self>, turn: usize) -> Result<Conn, Fault> {
+    /// `out`: all servers have closed on our hello for longer than the session lasts. They may have been
+    /// restored, and be behind what it has seen for ever.
+    async fn connect(self: &Arc<Self>, turn: usize, out: bool) -> Result<Conn, Greeting> {
         let hosts = &self.servers.hosts;
         let Some(host) = hosts.get(turn % hosts.len().max(1)) else {
-            return Err(Fault::Away("the URL names no server".into()));
+            return Err(Greeting::Failed(Fault::Away("the URL names no server".into())));
         };
-        let (id, zxid, password) = {
+        let (id, zxid, password, patience) = {
             let facts = self.facts();
-            (facts.id, facts.zxid, facts.password.clone())
+            (facts.id, facts.zxid, facts.password.clone(), facts.patience.limit())
         };
         let hello =
             Hello { last_zxid: zxid, timeout_ms: self.asked, session: id, password: &password };
-        let greeted = self.servers.greet(host, &hello).await?;
-        {
+        let greeted = match self.servers.greet(host, &hello, patience).await {
+            Err(Greeting::Shut(why)) if out && id != 0 && zxid != 0 => {
+                // One without a quorum would not take this either.
+                let hello = Hello { last_zxid: 0, ..hello };
+                return Err(match self.servers.greet(host, &hello, patience).await {
+                    Ok(_) | Err(Greeting::Failed(Fault::Gone)) => {
+                        tracing::warn!("{why}: a session of ours is given up");
+                        Greeting::Failed(Fault::Gone)
+                    }
+                    Err(_) => Greeting::Shut(why),
+                });
+            }
+            greeted => greeted?,
+        };
+        let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
+        let timeout = Duration::from_millis(timeout);
+        let shorter = {
             let mut facts = self.facts();
-            let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
-            facts.timeout = Duration::from_millis(timeout);
+            let shorter = id != 0 && timeout < facts.timeout;
+            facts.timeout = timeout;
             (facts.id, facts.password) = (greeted.welcome.session, greeted.welcome.password);
             facts.beat = Beat::new(greeted.sent, facts.timeout);
+            facts.patience.answered(self.clock.now().since(greeted.sent), timeout);
+            shorter
+        };
+        // Before anybody sees that it is up again.
+        if shorter {
+            self.shorten(greeted.sent, timeout);
         }
         self.set(State::Up);
         Ok(Conn::new(Arc::clone(self), greeted.pipe, host.to_string()))
@@ -292,10 +373,17 @@ impl Core {
     }
 }
 
+/// The lease that a session of this timeout carries; `None` if it is too short for any.
+fn lease(timeout: Duration) -> Option<Ttl> {
+    Ttl::new((timeout * 2 / 3).min(Ttl::MAX.as_duration())).ok()
+}
+
 /// The task of a session, until it is over.
 async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
     let mut waiting = VecDeque::new();
-    let (mut turn, mut failed, mut nap) = (core.servers.somewhere(), 0, BACKOFF.0);
+    let (mut turn, mut nap) = (core.servers.somewhere(), BACKOFF.0);
+    // How many have failed, and how many of the last have closed on our hello.
+    let (mut failed, mut shut) = (0, 0);
     let mut down_since = core.clock.now();
     let (clock, count) = (Arc::clone(&core.clock), core.servers.hosts.len().max(1));
     loop {
@@ -315,9 +403,10 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
             down_since = clock.now();
             continue;
         }
-        match core.connect(turn).await {
+        let out = shut >= count && clock.now().since(down_since) > core.timeout();
+        match core.connect(turn, out).await {
             Ok(conn) => {
-                failed = 0;
+                (failed, shut) = (0, 0);
                 let made = clock.now();
                 match conn.serve(&mut waiting, &mut orders).await {
                     Over::Closed | Over::Left => break,
@@ -329,12 +418,20 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                 down_since = clock.now();
                 if down_since.since(made) >= SETTLED {
                     nap = BACKOFF.0;
-                    continue;
                 }
             }
-            Err(Fault::Gone) => break,
-            Err(fault) => {
+            Err(Greeting::Failed(Fault::Gone)) => break,
+            Err(greeting) => {
                 failed += 1;
+                shut = if matches!(greeting, Greeting::Shut(_)) { shut + 1 } else { 0 };
+                let fault = match greeting {
+                    Greeting::Late(why) => {
+                        core.hung();
+                        Fault::Away(why)
+                    }
+                    Greeting::Shut(why) => Fault::Away(why),
+                    Greeting::Failed(fault) => fault,
+                };
                 tracing::debug!(?fault, "no connection");
                 let mut left = false;
                 while let Ok(order) = orders.try_recv() {

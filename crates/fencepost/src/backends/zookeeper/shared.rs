@@ -24,6 +24,8 @@ use crate::race::race;
 
 /// How long a session stays that carries nothing.
 const IDLE: Duration = Duration::from_secs(30);
+/// How long the servers are left alone after a failure.
+pub(super) const BREATH: Duration = Duration::from_millis(50);
 /// How long to wait for sessions to be closed. They end by themselves otherwise.
 pub(super) const CLOSE: Duration = Duration::from_secs(2);
 
@@ -64,6 +66,11 @@ impl Shared {
 
     pub(super) fn now(&self) -> Moment {
         self.around.clock.now()
+    }
+
+    /// Leaves the servers alone for a moment, after a failure.
+    pub(super) async fn breathe(&self) {
+        self.around.clock.alarm(self.now() + BREATH).await;
     }
 
     pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<u32, Arc<Session>>> {
@@ -155,6 +162,15 @@ impl Shared {
 
     /// Makes the directory of a lock, and what is missing above it.
     pub(super) async fn make_directory(&self, session: &Session, dir: &str) -> Result<(), Fault> {
+        self.make_directory_for(session, dir, self.access).await
+    }
+
+    pub(super) async fn make_directory_for(
+        &self,
+        session: &Session,
+        dir: &str,
+        access: Access,
+    ) -> Result<(), Fault> {
         loop {
             let containers = self.containers.load(Ordering::Relaxed);
             let ends = dir.match_indices('/').map(|(at, _)| at).skip(1).chain([dir.len()]);
@@ -166,7 +182,12 @@ impl Shared {
                     } else {
                         Make::Persistent
                     };
-                    session.create(&dir[..end], b"", make, self.access)
+                    session.create(
+                        &dir[..end],
+                        b"",
+                        make,
+                        if end > self.chroot.len() { access } else { self.access },
+                    )
                 })
                 .collect();
             let (mut first, mut last) = (None, Ok(()));
@@ -204,15 +225,28 @@ impl Shared {
         }
     }
 
-    /// The nodes of one owner, the first in line first.
+    /// The nodes of one owner, the first in line first; surely all of them that this session has asked for.
     pub(super) async fn nodes_of(
         &self,
         session: &Session,
         dir: &str,
         mark: Mark,
     ) -> Result<Vec<String>, Fault> {
-        let children = self.children_now(session, dir).await?;
-        let line = in_order(&children).into_iter().filter(|one| mark.is_on(&one.node));
+        // A sync is answered by a leader that is none any more. A write that fails is not: it is proposed like
+        // any other. No node has this name, since the servers put a number behind it.
+        let nowhere = session.delete(&format!("{dir}/{}", mark.prefix(self.style)));
+        let children = session.children(dir);
+        let (proven, children) = (nowhere.await, children.await);
+        match proven {
+            Ok(()) | Err(Fault::Said(_)) => {}
+            Err(fault) => return Err(fault),
+        }
+        let children = match children {
+            Err(Fault::Said(Code::NoNode)) => Vec::new(),
+            children => children?,
+        };
+        let ours = mark.finder();
+        let line = in_order(&children).into_iter().filter(|one| ours(&one.node));
         Ok(line.map(|one| format!("{dir}/{}", one.node)).collect())
     }
 

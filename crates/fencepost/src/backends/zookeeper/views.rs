@@ -160,7 +160,7 @@ impl Shared {
         loop {
             match ask(self.control()).await {
                 Ok(answer) => return Ok(answer),
-                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {}
+                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => self.breathe().await,
                 Err(fault) => return Err(fault.into_error()),
             }
         }
