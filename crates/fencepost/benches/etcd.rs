@@ -18,6 +18,7 @@ mod api {
     tonic::include_proto!("etcdserverpb");
 }
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::kv_client::KvClient;
@@ -87,6 +88,14 @@ async fn hand_cycle(channel: &Channel, name: &str, lease: i64) -> Result<(), ton
     Ok(())
 }
 
+/// An id that was not used before. A key that was deleted stays in etcd's index until a compaction, and every
+/// later look at the name passes it: used again, it would cost nothing.
+fn fresh_lease() -> i64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    i64::try_from(next >> 1).unwrap_or(i64::MAX)
+}
+
 fn hand_cycles(
     runtime: &tokio::runtime::Runtime,
     channel: &Channel,
@@ -100,9 +109,8 @@ fn hand_cycles(
             let channel = channel.clone();
             running.push(tokio::spawn(async move {
                 let name = format!("hand/{task}");
-                for cycle in 0..cycles {
-                    let lease = i64::try_from((task + 1) << 32 | (cycle + 1)).unwrap_or(i64::MAX);
-                    hand_cycle(&channel, &name, lease).await?;
+                for _ in 0..cycles {
+                    hand_cycle(&channel, &name, fresh_lease()).await?;
                 }
                 Ok::<(), tonic::Status>(())
             }));

@@ -149,7 +149,6 @@ async fn a_session_that_the_server_cut_short_is_counted_short() {
 /// consul#4935: a client said lost and went on keeping its session, and nobody could acquire. Here the answers
 /// stay away: the guard is lost, and still each attempt to connect keeps the session, and so the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "BUG: a client that hears nothing keeps the node of a lost guard alive by its attempts to connect"]
 async fn a_guard_that_is_lost_is_not_kept_by_a_client_that_hears_nothing() {
     let site = Site::shared();
     let theirs = site.client().await;

@@ -47,8 +47,6 @@ pub(super) struct Greeted {
 pub(super) enum Greeting {
     /// It did not answer in time.
     Late(String),
-    /// It closed the connection instead of an answer to our hello.
-    Shut(String),
     Failed(Fault),
 }
 
@@ -91,10 +89,10 @@ impl Servers {
                     0 => "",
                     _ => ", or data that is older than what this session has seen (restored?)",
                 };
-                Greeting::Shut(format!(
+                Greeting::Failed(Fault::Away(format!(
                     "no connection to {host}: it closed the connection: it may have no quorum, or too \
                      many connections (maxClientCnxns){older}"
-                ))
+                )))
             }
             _ => Greeting::Failed(Fault::Away(format!("no connection to {host}: {error}"))),
         };

@@ -315,9 +315,7 @@ impl Core {
         });
     }
 
-    /// `out`: all servers have closed on our hello for longer than the session lasts. They may have been
-    /// restored, and be behind what it has seen for ever.
-    async fn connect(self: &Arc<Self>, turn: usize, out: bool) -> Result<Conn, Greeting> {
+    async fn connect(self: &Arc<Self>, turn: usize) -> Result<Conn, Greeting> {
         let hosts = &self.servers.hosts;
         let Some(host) = hosts.get(turn % hosts.len().max(1)) else {
             return Err(Greeting::Failed(Fault::Away("the URL names no server".into())));
@@ -328,20 +326,7 @@ impl Core {
         };
         let hello =
             Hello { last_zxid: zxid, timeout_ms: self.asked, session: id, password: &password };
-        let greeted = match self.servers.greet(host, &hello, patience).await {
-            Err(Greeting::Shut(why)) if out && id != 0 && zxid != 0 => {
-                // One without a quorum would not take this either.
-                let hello = Hello { last_zxid: 0, ..hello };
-                return Err(match self.servers.greet(host, &hello, patience).await {
-                    Ok(_) | Err(Greeting::Failed(Fault::Gone)) => {
-                        tracing::warn!("{why}: a session of ours is given up");
-                        Greeting::Failed(Fault::Gone)
-                    }
-                    Err(_) => Greeting::Shut(why),
-                });
-            }
-            greeted => greeted?,
-        };
+        let greeted = self.servers.greet(host, &hello, patience).await?;
         let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
         let timeout = Duration::from_millis(timeout);
         let shorter = {
@@ -382,8 +367,7 @@ fn lease(timeout: Duration) -> Option<Ttl> {
 async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
     let mut waiting = VecDeque::new();
     let (mut turn, mut nap) = (core.servers.somewhere(), BACKOFF.0);
-    // How many have failed, and how many of the last have closed on our hello.
-    let (mut failed, mut shut) = (0, 0);
+    let mut failed = 0;
     let mut down_since = core.clock.now();
     let (clock, count) = (Arc::clone(&core.clock), core.servers.hosts.len().max(1));
     loop {
@@ -403,10 +387,15 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
             down_since = clock.now();
             continue;
         }
-        let out = shut >= count && clock.now().since(down_since) > core.timeout();
-        match core.connect(turn, out).await {
+        // No guard counts on it any more. If we hear nothing and are heard, each try to connect would keep it
+        // at the server, with all its nodes; and servers that were restored refuse it for ever.
+        if core.facts().id != 0 && clock.now().since(down_since) > core.timeout() {
+            tracing::warn!("a session with {} is given up", core.servers.shown());
+            break;
+        }
+        match core.connect(turn).await {
             Ok(conn) => {
-                (failed, shut) = (0, 0);
+                failed = 0;
                 let made = clock.now();
                 match conn.serve(&mut waiting, &mut orders).await {
                     Over::Closed | Over::Left => break,
@@ -423,13 +412,11 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
             Err(Greeting::Failed(Fault::Gone)) => break,
             Err(greeting) => {
                 failed += 1;
-                shut = if matches!(greeting, Greeting::Shut(_)) { shut + 1 } else { 0 };
                 let fault = match greeting {
                     Greeting::Late(why) => {
                         core.hung();
                         Fault::Away(why)
                     }
-                    Greeting::Shut(why) => Fault::Away(why),
                     Greeting::Failed(fault) => fault,
                 };
                 tracing::debug!(?fault, "no connection");
