@@ -2,7 +2,8 @@
 //!
 //! Side by side in one run, since machines are noisy: the library, whose tasks share one session, against the
 //! same requests by hand on one session, and by a thread with a session each. A session's reads wait for its
-//! writes, so several sessions get more out of a server. And the hand-off of processes.
+//! writes, so several sessions get more out of a server. And the hand-off of processes, against clients of
+//! Curator.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -10,13 +11,14 @@ mod common;
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
-use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble};
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
 use tokio::sync::oneshot;
 
 fn main() -> Outcome<()> {
@@ -271,13 +273,30 @@ fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<
 }
 
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
-    println!("zookeeper (one server): hand-off on one name, {processes} processes, 5 ms holds");
-    let server = ZooKeeper::builder().start()?;
+    println!("zookeeper (one server): hand-off on one name, {processes} clients, 5 ms holds");
+    let (server, rounds) = (ZooKeeper::builder().start()?, rounds.max(3));
+    // Twice, turn and turn about.
     for _ in 0..2 {
-        let mut waiters = Waiters::start(processes, &server.url(), rounds.max(3))?;
-        let (gaps, waits) = by_the_clock(&mut waiters)?;
-        println!("  hand-off   {}", percentiles(gaps));
-        println!("  wait       {}", percentiles(waits));
+        for what in ["ours, a process each", "Curator, a thread each"] {
+            let mut waiters = match what {
+                "ours, a process each" => Waiters::start(processes, &server.url(), rounds)?,
+                _ => curator(&server, processes, rounds)?,
+            };
+            let (gaps, waits) = by_the_clock(&mut waiters)?;
+            println!("  {what}: hand-off   {}", percentiles(gaps));
+            println!("  {what}: wait       {}", percentiles(waits));
+        }
     }
     Ok(())
+}
+
+/// The same by Curator's `InterProcessMutex`: clients with a session each, in one Java machine.
+fn curator(server: &ZooKeeper, clients: usize, rounds: usize) -> Outcome<Waiters> {
+    let mut command = Command::new("java");
+    command
+        .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", &java_classpath()?])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/CuratorWaiters.java"))
+        .args([&server.address().to_string(), "/curator/hand-off"])
+        .args([clients.to_string(), rounds.to_string()]);
+    Waiters::spawn(vec![command])
 }

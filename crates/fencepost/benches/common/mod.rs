@@ -111,15 +111,22 @@ impl Waiters {
         Self::start_as("waiter", count, url, rounds)
     }
 
-    /// Processes that play another role: they say `ready`, wait for a line, and report as a waiter does.
+    /// Processes of ours that play another role.
     pub(crate) fn start_as(role: &str, count: usize, url: &str, rounds: usize) -> Outcome<Self> {
+        let program = std::env::current_exe()?;
+        let command = || {
+            let mut command = Command::new(&program);
+            command.args([role, url, &rounds.to_string()]);
+            command
+        };
+        Self::spawn((0..count).map(|_| command()).collect())
+    }
+
+    /// Any processes that say `ready`, wait for a line, and report as a waiter does.
+    pub(crate) fn spawn(commands: Vec<Command>) -> Outcome<Self> {
         let mut waiters = Self(Vec::new());
-        for _ in 0..count {
-            let mut child = Command::new(std::env::current_exe()?)
-                .args([role, url, &rounds.to_string()])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()?;
+        for mut command in commands {
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let lines = BufReader::new(child.stdout.take().ok_or("no stdout")?);
             waiters.0.push((child, lines));
         }
