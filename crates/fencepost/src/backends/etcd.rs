@@ -70,6 +70,8 @@ const BREATH: Duration = Duration::from_millis(50);
 const OVERTIME: Duration = Duration::from_millis(100);
 /// How long one who came too late waits for its withdrawal, and to be told who has the lock.
 const FAREWELL: Duration = Duration::from_millis(120);
+/// The same for one that did not want to wait, and has no limit to keep.
+const TRY_FAREWELL: Duration = Duration::from_secs(2);
 /// How long we ask the members how they do when we connect.
 const HEALTH_WITHIN: Duration = Duration::from_millis(500);
 
@@ -176,12 +178,12 @@ impl Desk {
         self.around.runtime.spawn(async move {
             let waiting = async {
                 if wait == Wait::No {
-                    return desk.withdraw(&name, &place).await;
+                    return desk.withdraw(&name, &place, TRY_FAREWELL).await;
                 }
                 match desk.wait(&name, &mut place, until).await? {
                     Waited::First => granted(&place, false),
                     Waited::Gone => Ok(Acquired::PlaceLost),
-                    Waited::TooLate => desk.withdraw(&name, &place).await,
+                    Waited::TooLate => desk.withdraw(&name, &place, FAREWELL).await,
                 }
             };
             if let First::Left(acquired) = race(waiting, answer.closed()).await {
@@ -205,7 +207,12 @@ impl Desk {
     }
 
     /// Leaves the line, and says who has the lock.
-    async fn withdraw(self: &Arc<Self>, name: &LockName, place: &Place) -> Result<Acquired, Fault> {
+    async fn withdraw(
+        self: &Arc<Self>,
+        name: &LockName,
+        place: &Place,
+        farewell: Duration,
+    ) -> Result<Acquired, Fault> {
         let limit = self.now() + PATIENCE;
         let lease = place.lease;
         // We shall say that nothing is left, so it goes on until that is so, whoever waits for it.
@@ -218,7 +225,7 @@ impl Desk {
             }
         };
         let both = futures_util::future::join(leaving, asking);
-        match race(both, self.clock().alarm(self.now() + FAREWELL)).await {
+        match race(both, self.clock().alarm(self.now() + farewell)).await {
             First::Left((left, holder)) => match left {
                 Ok(()) | Err(Fault::NoLease { .. }) => {
                     Ok(Acquired::Held(holder.unwrap_or_default()))
