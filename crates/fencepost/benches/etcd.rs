@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
+use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testbed::{Etcd, EtcdCluster};
@@ -130,18 +130,14 @@ fn by_hand(what: &str, url: &str, address: &str, count: usize) -> Outcome<()> {
     println!("etcd ({what}): uncontended acquire + release");
     for tasks in [1, 16, 64] {
         let count = if tasks == 1 { count / 4 } else { count };
-        let slices = 10;
-        let each = (count / slices / tasks).max(1);
-        let (mut by_hand, mut ours) = (Duration::ZERO, Duration::ZERO);
-        // Turn and turn about, so that a slow spell hits both.
-        for _ in 0..slices {
-            by_hand += hand_cycles(&runtime, &channel, tasks, each)?;
-            ours += cycles(&runtime, &fp, tasks, each)?;
-        }
-        let total = slices * each * tasks;
-        println!("  {tasks:>3} tasks, by hand  {}", rate(total, by_hand));
-        let ratio = by_hand.as_secs_f64() / ours.as_secs_f64();
-        println!("  {tasks:>3} tasks, ours     {}  {ratio:.2}x by hand", rate(total, ours));
+        side_by_side(
+            tasks,
+            count,
+            &mut [
+                ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
+                ("by hand", &mut |each| hand_cycles(&runtime, &channel, tasks, each)),
+            ],
+        )?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
+use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testbed::{Persistence, Redis};
@@ -111,18 +111,14 @@ fn by_hand(persistence: Persistence, count: usize) -> Outcome<()> {
     for tasks in [1, 16, 64] {
         // One client waits for the wire; a tenth of the rounds tells as much.
         let count = if tasks == 1 { count / 10 } else { count };
-        let slices = 10;
-        let each = (count / slices / tasks).max(1);
-        let (mut by_hand, mut ours) = (Duration::ZERO, Duration::ZERO);
-        // Turn and turn about, so that a slow spell hits both.
-        for _ in 0..slices {
-            by_hand += hand_cycles(&runtime, &hand, tasks, each)?;
-            ours += cycles(&runtime, &fp, tasks, each)?;
-        }
-        let total = slices * each * tasks;
-        println!("  {tasks:>3} tasks, by hand  {}", rate(total, by_hand));
-        let ratio = by_hand.as_secs_f64() / ours.as_secs_f64();
-        println!("  {tasks:>3} tasks, ours     {}  {ratio:.2}x by hand", rate(total, ours));
+        side_by_side(
+            tasks,
+            count,
+            &mut [
+                ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
+                ("by hand", &mut |each| hand_cycles(&runtime, &hand, tasks, each)),
+            ],
+        )?;
     }
     Ok(())
 }

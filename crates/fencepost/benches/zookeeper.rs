@@ -1,9 +1,8 @@
 //! What a lock on ZooKeeper costs: `cargo bench -p fencepost --features zookeeper --bench zookeeper`.
 //!
 //! Side by side in one run, since machines are noisy: the library, whose tasks share one session, against the
-//! same requests by hand on one session, and by a thread with a session each. A session's reads wait for its
-//! writes, so several sessions get more out of a server. And the hand-off of processes, against clients of
-//! Curator.
+//! same requests by hand on one session, of the crate `zookeeper-client` and on a bare socket. And the hand-off
+//! of processes, against clients of Curator.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -15,11 +14,12 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, rate, runtime};
+use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
 use tokio::sync::oneshot;
+use zookeeper_client::{Acls, Client, CreateMode};
 
 fn main() -> Outcome<()> {
     if common::is_waiter()? {
@@ -72,6 +72,9 @@ impl Hand {
         self.stream.read_exact(&mut length)?;
         let mut frame = vec![0; usize::try_from(i32::from_be_bytes(length))?];
         self.stream.read_exact(&mut frame)?;
+        if is_event(&frame) {
+            return self.receive();
+        }
         Ok(frame.split_off(16))
     }
 
@@ -80,22 +83,10 @@ impl Hand {
         self.stream.write_all(&request)?;
         path_in(&self.receive()?)
     }
-
-    /// The recipe: make a node, look who is first and which number ours has, take it away.
-    fn cycle(&mut self, dir: &str) -> Outcome<()> {
-        let node = self.make(&format!("{dir}/{NODE}"), 3)?;
-        let (list, stat) = (look(dir), look(&node));
-        let both = [self.request(8, &list), self.request(4, &stat)].concat();
-        self.stream.write_all(&both)?;
-        self.receive()?;
-        self.receive()?;
-        let request = self.request(2, &delete(&node));
-        self.stream.write_all(&request)?;
-        self.receive()?;
-        Ok(())
-    }
 }
 
+/// The children of a node, with what is known of it.
+const LOOK: i32 = 12;
 const NODE: &str = "_c_00000000-0000-0000-0000-000000000000-lock-";
 
 fn create(path: &str, flags: i32) -> Vec<u8> {
@@ -109,10 +100,10 @@ fn create(path: &str, flags: i32) -> Vec<u8> {
     body
 }
 
-fn look(path: &str) -> Vec<u8> {
+fn look(path: &str, watch: bool) -> Vec<u8> {
     let mut body = Vec::new();
     text(&mut body, path.as_bytes());
-    body.push(0);
+    body.push(u8::from(watch));
     body
 }
 
@@ -121,6 +112,10 @@ fn delete(path: &str) -> Vec<u8> {
     text(&mut body, path.as_bytes());
     body.extend((-1_i32).to_be_bytes());
     body
+}
+
+fn is_event(frame: &[u8]) -> bool {
+    frame.starts_with(&(-1_i32).to_be_bytes())
 }
 
 fn path_in(answer: &[u8]) -> Outcome<String> {
@@ -155,12 +150,15 @@ impl One {
             while let Some(length) = inbox.get(taken..taken + 4) {
                 let length = u32::from_be_bytes(length.try_into().unwrap_or_default()) as usize;
                 let Some(frame) = inbox.get(taken + 4..taken + 4 + length) else { break };
+                taken += 4 + length;
+                if is_event(frame) {
+                    continue;
+                }
                 let waiting =
                     self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 if let Some(waiting) = waiting {
                     let _ = waiting.send(frame.get(16..).unwrap_or_default().to_vec());
                 }
-                taken += 4 + length;
             }
             inbox.drain(..taken);
         }
@@ -176,31 +174,47 @@ impl One {
         told
     }
 
+    /// The recipe, by the requests that the library makes: a node, a look who is first, a watch on ours, which
+    /// also tells its number, and the node away again; that fires the watch.
     async fn cycle(&self, dir: &str) -> Outcome<()> {
         let node = path_in(&self.ask(1, &create(&format!("{dir}/{NODE}"), 3)).await?)?;
-        let (list, stat) = (self.ask(8, &look(dir)), self.ask(4, &look(&node)));
+        let (list, own) = (self.ask(LOOK, &look(dir, false)), self.ask(LOOK, &look(&node, true)));
         list.await?;
-        stat.await?;
+        own.await?;
         self.ask(2, &delete(&node)).await?;
         Ok(())
     }
 }
 
-fn one_session(
+/// The same requests by the crate. Two are under way at once, as with the others.
+async fn crate_cycle(client: &Client, dir: &str) -> Outcome<()> {
+    let contender = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let prefix = format!("{dir}/{NODE}");
+    let (_, number) = client.create(&prefix, b"127.0.0.1", &contender).await?;
+    let node = format!("{prefix}{number}");
+    let (list, own) = (client.get_children(dir), client.get_and_watch_children(&node));
+    list.await?;
+    own.await?;
+    client.delete(&node, None).await?;
+    Ok(())
+}
+
+/// Cycles of each of these tasks, in a directory of its own.
+fn by_tasks<C: Future<Output = Outcome<()>> + Send>(
     runtime: &tokio::runtime::Runtime,
-    one: &Arc<One>,
     tasks: usize,
-    cycles: usize,
+    each: usize,
+    cycle: &(impl Fn(String) -> C + Clone + Send + 'static),
 ) -> Outcome<Duration> {
     let start = BootClock.now();
     runtime.block_on(async {
         let running: Vec<_> = (0..tasks)
             .map(|task| {
-                let one = Arc::clone(one);
+                let cycle = cycle.clone();
                 tokio::spawn(async move {
-                    let dir = format!("/hand-{task}");
-                    for _ in 0..cycles {
-                        one.cycle(&dir).await.map_err(|error| error.to_string())?;
+                    for _ in 0..each {
+                        let done = cycle(format!("/hand-{task}")).await;
+                        done.map_err(|error| error.to_string())?;
                     }
                     Ok::<(), String>(())
                 })
@@ -224,50 +238,36 @@ fn framed(body: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn hand_cycles(hands: &mut [Hand], cycles: usize) -> Duration {
-    let start = BootClock.now();
-    std::thread::scope(|scope| {
-        for (number, hand) in hands.iter_mut().enumerate() {
-            scope.spawn(move || {
-                let dir = format!("/hand-{number}");
-                for _ in 0..cycles {
-                    hand.cycle(&dir).expect("a server that answers");
-                }
-            });
-        }
-    });
-    BootClock.now().since(start)
-}
-
 fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<()> {
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(url))?;
-    println!("zookeeper ({what}): uncontended acquire + release");
+    let mut hand = Hand::connect(address)?;
+    for number in 0..64 {
+        // It may be there already.
+        let _ = hand.make(&format!("/hand-{number}"), 0);
+    }
+    let one = runtime.block_on(async { One::start(address) })?;
+    let of_socket = move |dir: String| {
+        let one = Arc::clone(&one);
+        async move { one.cycle(&dir).await }
+    };
+    let client = runtime.block_on(Client::connect(&address.to_string()))?;
+    let of_crate = move |dir: String| {
+        let client = client.clone();
+        async move { crate_cycle(&client, &dir).await }
+    };
+    println!("zookeeper ({what}): uncontended acquire + release, tasks share a session");
     for tasks in [1, 16, 64] {
         let count = if tasks == 1 { count / 4 } else { count };
-        let slices = 10;
-        let each = (count / slices / tasks).max(1);
-        let mut hands = (0..tasks).map(|_| Hand::connect(address)).collect::<Outcome<Vec<_>>>()?;
-        for (number, hand) in hands.iter_mut().enumerate() {
-            // It may be there already.
-            let _ = hand.make(&format!("/hand-{number}"), 0);
-        }
-        let one = runtime.block_on(async { One::start(address) })?;
-        let mut took = [Duration::ZERO; 3];
-        // Turn and turn about, so that a slow spell hits all.
-        for _ in 0..slices {
-            took[0] += hand_cycles(&mut hands, each);
-            took[1] += one_session(&runtime, &one, tasks, each)?;
-            took[2] += cycles(&runtime, &fp, tasks, each)?;
-        }
-        let total = slices * each * tasks;
-        println!("  {tasks:>3} tasks, by hand, a session each  {}", rate(total, took[0]));
-        println!("  {tasks:>3} tasks, by hand, one session     {}", rate(total, took[1]));
-        let ratio = took[1].as_secs_f64() / took[2].as_secs_f64();
-        println!(
-            "  {tasks:>3} tasks, ours                     {}  {ratio:.2}x",
-            rate(total, took[2])
-        );
+        side_by_side(
+            tasks,
+            count,
+            &mut [
+                ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
+                ("zookeeper-client", &mut |each| by_tasks(&runtime, tasks, each, &of_crate)),
+                ("a bare socket", &mut |each| by_tasks(&runtime, tasks, each, &of_socket)),
+            ],
+        )?;
     }
     Ok(())
 }

@@ -218,6 +218,17 @@ impl HolderInfo {
     }
 }
 
+/// What a person reads as a client that is not ours: with what it says of itself.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) fn strangers_label(data: &[u8]) -> Label {
+    let text = std::str::from_utf8(data).unwrap_or_default();
+    let text: String = text.chars().take(60).collect();
+    match Label::new(&format!("another client ({text})")) {
+        Ok(label) if !text.trim().is_empty() => label,
+        _ => HolderInfo::stranger().label,
+    }
+}
+
 /// Who waits for a lock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaiterInfo {
@@ -412,4 +423,18 @@ pub struct Surroundings {
     pub clock: Arc<dyn crate::clock::Clock>,
     /// The client's own runtime, on a thread of its own, for tasks and sockets.
     pub runtime: tokio::runtime::Handle,
+}
+
+#[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strangers_words_are_shown_if_they_can_be() {
+        assert_eq!(strangers_label(b"127.0.0.1").as_str(), "another client (127.0.0.1)");
+        for nothing in [&b""[..], b"\xff", b"\n", b" "] {
+            assert_eq!(strangers_label(nothing).as_str(), "another client");
+        }
+        assert!(strangers_label("ü".repeat(400).as_bytes()).as_str().len() <= Label::MAX_BYTES);
+    }
 }

@@ -47,6 +47,41 @@ pub(crate) fn cycles(
     })
 }
 
+/// One of those who are measured: how long this many cycles of each task take it.
+pub(crate) type Contestant<'a> = (&'a str, &'a mut dyn FnMut(usize) -> Outcome<Duration>);
+
+/// Lets them do the same, turn and turn about in short slices, so that a slow spell hits all. The figure that
+/// counts is the first one's speed against each other's: the middle one of the slices' ratios.
+pub(crate) fn side_by_side<const N: usize>(
+    tasks: usize,
+    count: usize,
+    contestants: &mut [Contestant<'_>; N],
+) -> Outcome<()> {
+    let slices = (count / tasks).clamp(1, 40);
+    let each = (count / tasks / slices).max(1);
+    let mut took = [const { Vec::new() }; N];
+    for slice in 0..slices {
+        // Each goes first as often as any other.
+        for turn in 0..N {
+            let which = (slice + turn) % N;
+            took[which].push((contestants[which].1)(each)?);
+        }
+    }
+    for (which, (what, _)) in contestants.iter().enumerate() {
+        let both = took[which].iter().zip(&took[0]);
+        let mut ratios: Vec<_> =
+            both.map(|(its, ours)| its.as_secs_f64() / ours.as_secs_f64()).collect();
+        ratios.sort_by(f64::total_cmp);
+        let rate = rate(slices * each * tasks, took[which].iter().sum());
+        print!("  {tasks:>3} tasks, {what:<18} {rate}");
+        match ratios.get(ratios.len() / 2).filter(|_| which > 0) {
+            Some(middle) => println!("  ours is {middle:.2}x"),
+            None => println!(),
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn rate(count: usize, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use fencepost_core::Moment;
@@ -87,8 +87,16 @@ impl<B: Bell> Drop for Alarm<B> {
 
 /// The alarms of this process and the kernel timer behind them.
 pub(super) struct Alarms {
-    table: Mutex<AlarmTable>,
+    pending: Mutex<Pending>,
     timer: Timer,
+}
+
+#[derive(Default)]
+struct Pending {
+    table: AlarmTable,
+    /// When the timer rings: no later than the first alarm. Most alarms are taken back before they ring, and
+    /// one ring for nothing costs less than a timer that is set anew for each.
+    armed: Option<Moment>,
 }
 
 impl Alarms {
@@ -101,7 +109,7 @@ impl Alarms {
         }
         let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         if ALARMS.get().is_none() {
-            let alarms = Arc::new(Self { table: Mutex::default(), timer: Timer::new()? });
+            let alarms = Arc::new(Self { pending: Mutex::default(), timer: Timer::new()? });
             let ringer = Arc::clone(&alarms);
             let thread = std::thread::Builder::new().name("fencepost-clock".into());
             thread.spawn(move || ringer.ring_for_ever())?;
@@ -110,14 +118,19 @@ impl Alarms {
         ALARMS.get().ok_or_else(|| std::io::ErrorKind::Other.into())
     }
 
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ring_for_ever(&self) {
         loop {
             self.timer.wait();
             let due = {
-                let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-                let due = table.take_due(timer::now());
+                let mut pending = self.pending();
+                let due = pending.table.take_due(timer::now());
                 // Armed under the lock: an earlier alarm that is set meanwhile can not be overwritten.
-                self.timer.arm(table.first());
+                pending.armed = pending.table.first();
+                self.timer.arm(pending.armed);
                 due
             };
             due.into_iter().for_each(Waker::wake);
@@ -130,16 +143,17 @@ impl Bell for Arc<Alarms> {
         if timer::now() >= at {
             return false;
         }
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        table.set(at, id, waker);
-        if table.first() == Some(at) {
-            self.timer.arm(Some(at));
+        let mut pending = self.pending();
+        pending.table.set(at, id, waker);
+        if pending.armed.is_none_or(|armed| at < armed) {
+            pending.armed = Some(at);
+            self.timer.arm(pending.armed);
         }
         true
     }
 
     fn unset(&self, at: Moment, id: u64) {
         // The timer may still ring for it; then nothing is due and it is armed for the next.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner).unset(at, id);
+        self.pending().table.unset(at, id);
     }
 }

@@ -15,6 +15,7 @@ use aws_lc_rs::digest;
 use fencepost_core::{Label, LockName, OwnerId};
 
 use super::api::KeyValue;
+use crate::backend::strangers_label;
 
 const OURS: &str = "\nfencepost 1";
 const BROKEN: &str = "fencepost.broken/";
@@ -109,13 +110,10 @@ pub(super) fn is_ours(kv: &KeyValue) -> bool {
 /// Who a person reads as the holder.
 pub(super) fn label_of(kv: &KeyValue) -> Label {
     let text = std::str::from_utf8(&kv.value).unwrap_or_default();
-    let said = text.strip_suffix(OURS).unwrap_or(text);
-    let label = if is_ours(kv) || said.is_empty() {
-        Label::new(said)
-    } else {
-        Label::new(&format!("another client ({said})"))
-    };
-    label.unwrap_or_else(|_| Label::new("another client").expect("a fixed label is valid"))
+    match text.strip_suffix(OURS).map(Label::new) {
+        Some(Ok(label)) => label,
+        _ => strangers_label(&kv.value),
+    }
 }
 
 /// The first key behind all that start so; "all" if there is none.

@@ -20,13 +20,11 @@ use super::names::{RESERVED, path_of};
 use super::nodes::{Contender, Mark, Note, hex, holder, in_order};
 use super::ops::{Access, Make, Op};
 use super::session::Session;
-use super::shared::Shared;
+use super::shared::{PATIENCE, Shared};
 use crate::backend::Broken;
 use crate::counted::Counted;
 use crate::error::{Error, Result};
 
-/// How long a break goes on trying over connections that break.
-const PATIENCE: Duration = Duration::from_secs(4);
 /// How long a marker is kept for a holder that does not come back.
 const KEPT: Duration = Duration::from_hours(1);
 /// How many markers one break looks at.

@@ -12,14 +12,12 @@ use super::names::path_of;
 use super::nodes::{Key, Mark, Note, in_order, token_of};
 use super::places::{Going, Place};
 use super::session::Session;
-use super::shared::{BREATH, Shared};
+use super::shared::{BREATH, PATIENCE, Shared};
 use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
 use crate::counted::Counted;
 use crate::error::{Error, Result};
 use crate::race::race;
 
-/// How long a renewal or a release goes on trying over connections that break.
-const PATIENCE: Duration = Duration::from_secs(4);
 /// How long a release in the background leaves the servers alone after a refusal.
 const LATER: Duration = Duration::from_secs(5);
 

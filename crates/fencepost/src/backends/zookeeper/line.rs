@@ -17,15 +17,13 @@ use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
 use super::ops::Make;
 use super::places::Place;
 use super::session::{Kept, Session};
-use super::shared::{BREATH, Shared};
+use super::shared::{BREATH, PATIENCE, Shared};
 use crate::backend::{Acquired, Grant, HolderInfo, Liveness, Wait};
 use crate::error::Result;
 use crate::race::race;
 
 /// How long a waiter puts up with servers that can not be reached.
 const OUTAGE: Duration = Duration::from_secs(5);
-/// How long one who does not wait goes on trying over connections that break.
-const PATIENCE: Duration = Duration::from_secs(4);
 /// How often a directory may vanish before our eyes.
 const VANISHED: usize = 8;
 

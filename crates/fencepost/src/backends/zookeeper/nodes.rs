@@ -19,7 +19,7 @@ use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
 
 use super::address::Style;
 use super::wire::Stat;
-use crate::backend::HolderInfo;
+use crate::backend::{HolderInfo, strangers_label};
 
 /// Which nodes are an owner's: what stands in their names.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,12 +63,10 @@ fn hash(purpose: &str, name: &LockName, owner: OwnerId) -> [u8; 32] {
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String can not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    const DIGITS: [char; 16] =
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    let digits = |byte: &u8| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
+    bytes.iter().flat_map(digits).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
@@ -164,16 +162,6 @@ pub(super) fn holder(data: &[u8], stat: &Stat) -> HolderInfo {
             HolderInfo { label: note.label, token, ttl: Some(note.ttl), ..HolderInfo::stranger() }
         }
         None => HolderInfo { label: strangers_label(data), token, ..HolderInfo::stranger() },
-    }
-}
-
-/// What a person reads as a client that is not ours: with what it says of itself.
-pub(super) fn strangers_label(data: &[u8]) -> Label {
-    let text = std::str::from_utf8(data).unwrap_or_default();
-    let text: String = text.chars().filter(|sign| !sign.is_control()).take(60).collect();
-    match Label::new(&format!("another client ({text})")) {
-        Ok(label) if !text.trim().is_empty() => label,
-        _ => HolderInfo::stranger().label,
     }
 }
 
@@ -304,15 +292,6 @@ mod tests {
         ] {
             assert_eq!(Note::read(bad), None, "{bad:?}");
         }
-    }
-
-    #[test]
-    fn a_strangers_words_are_shown_if_they_can_be() {
-        assert_eq!(strangers_label(b"127.0.0.1").as_str(), "another client (127.0.0.1)");
-        for nothing in [&b""[..], b"\xff", b"\n", b" "] {
-            assert_eq!(strangers_label(nothing).as_str(), "another client");
-        }
-        assert!(strangers_label("ü".repeat(400).as_bytes()).as_str().len() <= Label::MAX_BYTES);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One connection's bytes, in both directions.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -65,8 +66,8 @@ impl Pipe {
 
     /// Reads what has come; an error at the end of the stream.
     pub(super) fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut space = [0; 16 << 10];
-        let mut space = ReadBuf::new(&mut space);
+        let mut space = [const { MaybeUninit::uninit() }; 16 << 10];
+        let mut space = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut *self.stream).poll_read(context, &mut space))?;
         if space.filled().is_empty() {
             return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));

@@ -26,6 +26,8 @@ use crate::race::race;
 const IDLE: Duration = Duration::from_secs(30);
 /// How long the servers are left alone after a failure.
 pub(super) const BREATH: Duration = Duration::from_millis(50);
+/// How long one who wants an answer goes on trying over connections that break.
+pub(super) const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to wait for sessions to be closed. They end by themselves otherwise.
 pub(super) const CLOSE: Duration = Duration::from_secs(2);
 

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 
 use super::faults::{Code, Fault};
 use super::names::{RESERVED, name_of, path_of};
-use super::nodes::{Contender, Note, holder, in_order, strangers_label};
+use super::nodes::{Contender, Note, holder, in_order};
 use super::session::Session;
-use super::shared::Shared;
-use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo};
+use super::shared::{PATIENCE, Shared};
+use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo, strangers_label};
 use crate::error::Result;
 use crate::race::race;
 
@@ -19,8 +19,6 @@ use crate::race::race;
 const AT_ONCE: usize = 64;
 /// How long an observer trusts a watch.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long a look goes on trying over connections that break.
-const PATIENCE: Duration = Duration::from_secs(4);
 
 impl Shared {
     /// One lock.
