@@ -10,6 +10,8 @@ mod common;
 mod count;
 #[path = "interop/scene.rs"]
 mod scene;
+#[path = "interop/site.rs"]
+mod site;
 #[path = "interop/worker.rs"]
 mod worker;
 
@@ -135,7 +137,7 @@ fn a_holder_of_another_make_is_seen_and_gives_75() {
         let mut holder = scene.worker(make, "x", 30_000);
         assert_eq!(holder.ask("acquire"), "granted");
         let held = scene.held("x");
-        let seen = scene.show("x");
+        let seen = scene.show_of("x");
         assert!(seen["holder"].is_object() && seen["token"].is_null(), "{seen}");
         let left = seen["holder"]["left_ms"].as_u64().unwrap();
         assert!((1..=30_000).contains(&left), "{seen}");
@@ -143,11 +145,7 @@ fn a_holder_of_another_make_is_seen_and_gives_75() {
         assert_eq!(code, Some(0), "{err}");
         let token = out.lines().find(|line| line.starts_with("token")).unwrap();
         assert_eq!(token.split_whitespace().last(), Some("-"), "{out}");
-        for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
-            let line = [&["run"], patience, &["x", "--", "echo", "never"]].concat();
-            let (code, out, err) = scene.say(&line);
-            assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
-        }
+        scene.assert_refused("x");
         scene.assert_kept("x", &held);
         assert_eq!(holder.ask("release"), "released");
     });
@@ -156,17 +154,12 @@ fn a_holder_of_another_make_is_seen_and_gives_75() {
 #[test]
 fn our_release_and_renewal_leave_a_lock_of_another_make_alone() {
     with_each(|scene, make| {
-        let ours = Ours::acquire(scene, "100ms");
+        let ours = scene.acquire(&["--wait", "30s", "--ttl", "100ms", "x"]);
         scene.wait_until_free("x");
         let mut holder = scene.worker(make, "x", 30_000);
         assert_eq!(holder.ask("acquire"), "granted");
         let held = scene.held("x");
-        for verb in ["renew", "release"] {
-            for owner in [&*ours.owner, "0123456789abcdef0123456789abcdef"] {
-                let (code, _, err) = scene.say(&[verb, "x", "--owner", owner]);
-                assert_eq!(code, Some(76), "{make:?}, {verb}: {err}");
-            }
-        }
+        scene.assert_anothers("x", &ours.owner);
         scene.assert_kept("x", &held);
         assert_eq!(holder.ask("extend"), "extended");
         assert_eq!(holder.ask("release"), "released");
@@ -179,33 +172,16 @@ fn a_make_that_lost_its_lock_to_us_is_told_so_and_takes_nothing() {
         let mut late = scene.worker(make, "x", 300);
         assert_eq!(late.ask("acquire"), "granted");
         // We wait for the end of its lease.
-        let ours = Ours::acquire(scene, "30s");
+        let ours = scene.acquire(&["--wait", "30s", "--ttl", "30s", "x"]);
         let held = scene.held("x");
         let error = if make == Make::RedisPy { "LockNotOwnedError" } else { "LockError" };
         assert_eq!(late.ask("extend"), error);
         assert_eq!(late.ask("release"), error);
         scene.assert_kept("x", &held);
-        assert_eq!(scene.show("x")["token"], ours.token);
+        assert_eq!(scene.show_of("x")["token"], ours.token);
         for verb in ["renew", "release"] {
             let (code, _, err) = scene.say(&[verb, "x", "--owner", &ours.owner]);
             assert_eq!(code, Some(0), "{make:?}, {verb}: {err}");
         }
     });
-}
-
-/// A lock that `fencepost acquire` took.
-struct Ours {
-    owner: String,
-    token: u64,
-}
-
-impl Ours {
-    fn acquire(scene: &Scene, ttl: &str) -> Self {
-        let (code, out, err) =
-            scene.say(&["acquire", "--json", "--wait", "30s", "--ttl", ttl, "x"]);
-        assert_eq!(code, Some(0), "{err}");
-        let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
-        let owner = grant["owner"].as_str().unwrap().to_owned();
-        Self { owner, token: grant["token"].as_u64().unwrap() }
-    }
 }

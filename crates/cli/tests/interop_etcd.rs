@@ -11,16 +11,17 @@ mod contender;
 mod etcd;
 #[path = "interop/mixed.rs"]
 mod mixed;
+#[path = "interop/servers.rs"]
+mod servers;
 #[path = "interop/site.rs"]
 mod site;
 #[path = "interop/worker.rs"]
 mod worker;
 
-use std::time::Duration;
-
-use common::{LIMIT, now, running_in_group, wait_for, wait_for_text};
-use etcd::{Make, Members, Scene};
-use mixed::{INCREMENT, Party, Way};
+use common::{LIMIT, now, running_in_group, wait_for};
+use etcd::{Make, Scene};
+use mixed::{LONG, Party, SHORT};
+use servers::Members;
 
 const OTHERS: [Make; 3] = [Make::Lock, Make::Elect, Make::Service];
 
@@ -39,11 +40,6 @@ fn with_each(makes: &[Make], test: impl Fn(&Scene, Make) + Sync) {
         }
     });
 }
-
-/// A pause that costs little.
-const SHORT: Duration = Duration::from_millis(2);
-/// A pause that nobody misses who is not kept out.
-const LONG: Duration = Duration::from_millis(30);
 
 fn mixed_processes(members: Members) {
     let crew = [
@@ -81,21 +77,13 @@ fn who_does_not_take_part_costs_updates() {
         let crew = [(Make::Fencepost, inside), (insider, inside), (outsider, outside)];
         let tally = scene.count(&crew, LONG);
         tally.report(&format!("{outsider:?} on another name"));
-        assert!(tally.lost() > 0 && tally.overlaps() > 0, "the check is worth nothing");
+        tally.assert_not_excluded();
     }
     let scene = Scene::with(Members::One);
-    let unlocked = Way::Command(Box::new(|| {
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", INCREMENT]).env("token", "0");
-        command
-    }));
-    let parties = vec![
-        scene.party(0, Make::Fencepost, &scene.name),
-        Party { who: "unlocked".into(), way: unlocked },
-    ];
+    let parties = vec![scene.party(0, Make::Fencepost, &scene.name), Party::unlocked()];
     let tally = mixed::count(scene.store.dir.path(), LONG, parties);
     tally.report("somebody without a lock");
-    assert!(tally.lost() > 0 && tally.overlaps() > 0, "the check is worth nothing");
+    tally.assert_not_excluded();
 }
 
 /// First come, first served, whoever it is. The tokens of all rise together.
@@ -106,29 +94,7 @@ fn all_makes_stand_in_one_line() {
         let scene = Scene::with(members);
         let makes =
             [Lock, Fencepost, Service, Fencepost, Elect, Fencepost, Lock, Elect, Service, Lock];
-        let mut line = Vec::new();
-        for (ahead, make) in (0..).zip(makes) {
-            line.push((make, scene.contend(make, 30)));
-            if ahead == 0 {
-                line[0].1.granted();
-            } else {
-                scene.wait_for_waiters(ahead);
-            }
-        }
-        let mut last = 0;
-        for turn in 0..line.len() {
-            let early = line.iter().skip(1).filter(|(_, one)| one.token().is_some());
-            assert_eq!(early.count(), 0, "somebody did not wait behind {:?}", line[0].0);
-            let (make, mut first) = line.remove(0);
-            let token = first.granted();
-            println!("{members:?}, turn {turn}: {make:?} with {token}");
-            assert!(token > last, "{token} after {last}");
-            last = token;
-            first.release();
-            if let Some((_, next)) = line.first_mut() {
-                next.granted();
-            }
-        }
+        scene.assert_served_in_line(&makes, |make| scene.contend(make, 30));
     }
 }
 
@@ -153,12 +119,7 @@ fn a_killed_holder_of_another_make_is_taken_over_when_its_lease_ends() {
 #[test]
 fn a_killed_holder_of_ours_is_taken_over_and_nothing_of_it_runs() {
     with_each(&OTHERS, |scene, make| {
-        let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
-        let line = ["run", "--ttl", "2s", &scene.name, "--", "sh", "-c", work];
-        let mut command = scene.fencepost(&line);
-        let holder = common::Running::new(command.spawn().unwrap());
-        let group = wait_for_text(&scene.store.path("group")).parse().unwrap();
-        let token: u64 = wait_for_text(&scene.store.path("token")).parse().unwrap();
+        let (holder, group, token) = scene.start_group();
         let mut next = scene.contend(make, 30);
         scene.wait_for_waiters(1);
         assert!(next.token().is_none());
@@ -193,24 +154,10 @@ fn a_holder_of_another_make_is_named_and_gives_75() {
     with_each(&OTHERS, |scene, make| {
         let mut holder = scene.contend(make, 30);
         let token = holder.granted();
-        let seen = scene.show();
         let label = if make == Make::Elect { "another client (node-3)" } else { "another client" };
-        assert_eq!(seen["holder"]["label"], label, "{seen}");
-        assert_eq!(seen["token"], token, "{seen}");
+        let seen = scene.assert_held_by(label, token);
         let left = seen["holder"]["left_ms"].as_u64().unwrap();
         assert!((1..=60_000).contains(&left), "{seen}");
-        let (code, out, err) = scene.say(&["ls"]);
-        assert_eq!(code, Some(0), "{err}");
-        assert!(
-            out.lines().any(|line| line.contains(&scene.name) && line.contains(label)),
-            "{out}"
-        );
-        for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
-            let line = [&["run"], patience, &[&*scene.name, "--", "echo", "never"]].concat();
-            let (code, out, err) = scene.say(&line);
-            assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
-        }
-        assert_eq!(scene.show()["token"], token, "we took nothing away");
         holder.release();
         assert!(scene.show()["holder"].is_null());
     });
@@ -250,20 +197,12 @@ fn a_dead_leader_can_be_broken() {
 #[test]
 fn our_release_and_renewal_leave_a_lock_of_another_make_alone() {
     with_each(&OTHERS, |scene, make| {
-        let (code, out, err) = scene.say(&["acquire", "--json", "--ttl", "1s", &scene.name]);
-        assert_eq!(code, Some(0), "{err}");
-        let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
-        let owner = grant["owner"].as_str().unwrap();
+        let ours = scene.acquire(&["--ttl", "1s", &scene.name]);
         // It waits for the end of our lease.
         let mut holder = scene.contend(make, 30);
         let token = holder.granted();
-        assert!(token > grant["token"].as_u64().unwrap());
-        for verb in ["renew", "release"] {
-            for owner in [owner, "0123456789abcdef0123456789abcdef"] {
-                let (code, _, err) = scene.say(&[verb, &scene.name, "--owner", owner]);
-                assert_eq!(code, Some(76), "{make:?}, {verb}: {err}");
-            }
-        }
+        assert!(token > ours.token);
+        scene.assert_anothers(&scene.name, &ours.owner);
         assert_eq!(scene.show()["token"], token);
         holder.release();
     });

@@ -11,6 +11,8 @@ mod common;
 mod contender;
 #[path = "interop/mixed.rs"]
 mod mixed;
+#[path = "interop/servers.rs"]
+mod servers;
 #[path = "interop/site.rs"]
 mod site;
 #[path = "interop/worker.rs"]
@@ -20,10 +22,11 @@ mod zookeeper;
 
 use std::time::Duration;
 
-use common::{LIMIT, Running, now, running_in_group, wait_for, wait_for_text};
-use mixed::{INCREMENT, Party, Way};
+use common::{LIMIT, now, running_in_group, wait_for};
+use mixed::{LONG, Party, SHORT};
 use rustix::process::Signal;
-use zookeeper::{Make, Members, Scene};
+use servers::Members;
+use zookeeper::{Make, Scene};
 
 /// Those of ours that exclude another make, and are excluded by it.
 const PAIRS: [(Make, Make); 3] =
@@ -42,11 +45,6 @@ fn with_each(test: impl Fn(&Scene, Make, Make) + Sync) {
         }
     });
 }
-
-/// A pause that costs little.
-const SHORT: Duration = Duration::from_millis(2);
-/// A pause that nobody misses who is not kept out.
-const LONG: Duration = Duration::from_millis(30);
 
 fn mixed_processes(members: Members, crew: &[Make]) {
     let scene = Scene::with(members);
@@ -90,21 +88,13 @@ fn who_does_not_take_part_costs_updates() {
         let crew = [(ours, &*scene.name), (theirs, if same { &scene.name } else { &other })];
         let tally = scene.count(&crew, LONG);
         tally.report(&format!("{crew:?}"));
-        assert!(tally.lost() > 0 && tally.overlaps() > 0, "the check is worth nothing");
+        tally.assert_not_excluded();
     }
     let scene = Scene::with(Members::One);
-    let unlocked = Way::Command(Box::new(|| {
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", INCREMENT]).env("token", "0");
-        command
-    }));
-    let parties = vec![
-        scene.party(0, Make::Ours, &scene.name),
-        Party { who: "unlocked".into(), way: unlocked },
-    ];
+    let parties = vec![scene.party(0, Make::Ours, &scene.name), Party::unlocked()];
     let tally = mixed::count(scene.store.dir.path(), LONG, parties);
     tally.report("somebody without a lock");
-    assert!(tally.lost() > 0 && tally.overlaps() > 0, "the check is worth nothing");
+    tally.assert_not_excluded();
 }
 
 /// The facts that the choice of a style rests on. We wait for everybody; whether they wait for us is a matter
@@ -174,29 +164,8 @@ fn who_waits_for_whom() {
 #[test]
 fn both_makes_stand_in_one_line() {
     with_each(|scene, ours, theirs| {
-        let mut line = Vec::new();
-        for (ahead, make) in (0..).zip([theirs, ours, theirs, ours, ours, theirs]) {
-            line.push((make, scene.contend(make, 10)));
-            if ahead == 0 {
-                line[0].1.granted();
-            } else {
-                scene.wait_for_waiters(ahead);
-            }
-        }
-        let mut last = 0;
-        while !line.is_empty() {
-            let early = line.iter().skip(1).filter(|(_, one)| one.token().is_some());
-            assert_eq!(early.count(), 0, "somebody did not wait behind {:?}", line[0].0);
-            let (make, mut first) = line.remove(0);
-            let token = first.granted();
-            println!("{make:?} with {token}");
-            assert!(token > last, "{token} after {last}");
-            last = token;
-            first.release();
-            if let Some((_, next)) = line.first_mut() {
-                next.granted();
-            }
-        }
+        let makes = [theirs, ours, theirs, ours, ours, theirs];
+        scene.assert_served_in_line(&makes, |make| scene.contend(make, 10));
     });
 }
 
@@ -220,12 +189,7 @@ fn a_killed_holder_of_another_make_is_taken_over_when_its_session_ends() {
 #[test]
 fn a_killed_holder_of_ours_is_taken_over_and_nothing_of_it_runs() {
     with_each(|scene, ours, theirs| {
-        let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
-        let line = ["run", "--ttl", "2s", &scene.name, "--", "sh", "-c", work];
-        let site = scene.site(ours);
-        let holder = Running::new(site.fencepost(&line).spawn().unwrap());
-        let group = wait_for_text(&site.store.path("group")).parse().unwrap();
-        let token: u64 = wait_for_text(&site.store.path("token")).parse().unwrap();
+        let (holder, group, token) = scene.site(ours).start_group();
         let mut next = scene.contend(theirs, 10);
         scene.wait_for_waiters(1);
         assert!(next.token().is_none());
@@ -261,25 +225,11 @@ fn a_holder_of_another_make_is_named_and_gives_75() {
         let site = scene.site(ours);
         let mut holder = scene.contend(theirs, 10);
         let token = holder.granted();
-        let seen = site.show();
         let label = match theirs {
             Make::Curator => "another client (127.0.0.1)",
             _ => "another client (a kazoo)",
         };
-        assert_eq!(seen["holder"]["label"], label, "{seen}");
-        assert_eq!(seen["token"], token, "{seen}");
-        let (code, out, err) = site.say(&["ls"]);
-        assert_eq!(code, Some(0), "{err}");
-        assert!(
-            out.lines().any(|line| line.contains(&scene.name) && line.contains(label)),
-            "{out}"
-        );
-        for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
-            let line = [&["run"], patience, &[&*scene.name, "--", "echo", "never"]].concat();
-            let (code, out, err) = site.say(&line);
-            assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
-        }
-        assert_eq!(site.show()["token"], token, "we took nothing away");
+        site.assert_held_by(label, token);
         holder.release();
         assert!(site.show()["holder"].is_null());
     });
@@ -307,19 +257,11 @@ fn a_holder_of_another_make_can_be_broken() {
 fn our_release_and_renewal_leave_a_lock_of_another_make_alone() {
     with_each(|scene, ours, theirs| {
         let site = scene.site(ours);
-        let (code, out, err) = site.say(&["acquire", "--json", "--ttl", "1s", &scene.name]);
-        assert_eq!(code, Some(0), "{err}");
-        let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
-        let owner = grant["owner"].as_str().unwrap();
+        let grant = site.acquire(&["--ttl", "1s", &scene.name]);
         let mut holder = scene.contend(theirs, 10);
         let token = holder.granted();
-        assert!(token > grant["token"].as_u64().unwrap());
-        for verb in ["renew", "release"] {
-            for owner in [owner, "0123456789abcdef0123456789abcdef"] {
-                let (code, _, err) = site.say(&[verb, &scene.name, "--owner", owner]);
-                assert_eq!(code, Some(76), "{theirs:?}, {verb}: {err}");
-            }
-        }
+        assert!(token > grant.token);
+        site.assert_anothers(&scene.name, &grant.owner);
         assert_eq!(site.show()["token"], token);
         holder.release();
     });

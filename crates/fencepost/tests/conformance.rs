@@ -30,12 +30,12 @@ fn main() -> ExitCode {
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
         #[cfg(feature = "etcd")]
-        served::Served::<fencepost_testbed::Etcd>::boxed(),
+        served::Served::<fencepost_testbed::Etcd>::alone(),
         #[cfg(feature = "etcd")]
-        served::Served::<fencepost_testbed::EtcdCluster>::boxed(),
+        served::Served::<fencepost_testbed::Etcd>::three(),
         #[cfg(feature = "zookeeper")]
-        served::Served::<fencepost_testbed::ZooKeeper>::boxed(),
+        served::Served::<fencepost_testbed::ZooKeeper>::alone(),
         #[cfg(feature = "zookeeper")]
-        served::Served::<fencepost_testbed::ZooKeeperEnsemble>::boxed(),
+        served::Served::<fencepost_testbed::ZooKeeper>::three(),
     ])
 }

@@ -12,19 +12,16 @@ mod builder;
 mod cluster;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::process::Command;
 
 pub use builder::Builder;
-pub use cluster::{Cluster, Member};
 
+use crate::cluster::Clustered as _;
 use crate::server::{Server, missing};
 use crate::tls::Certificates;
 use crate::url::percent_encoded;
-
-/// A key that nobody writes. To read it takes what any read takes.
-const PROBE: &str = "fencepost-testbed-probe";
 
 /// Who clients are.
 #[derive(Clone, Debug)]
@@ -38,7 +35,6 @@ struct Credentials {
 pub struct Etcd {
     server: Server,
     name: String,
-    port: u16,
     certificates: Option<Certificates>,
     credentials: Option<Credentials>,
 }
@@ -50,18 +46,6 @@ impl Etcd {
         Builder::default()
     }
 
-    /// Where it listens for clients.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// The port it listens on for clients.
-    #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     /// `etcd://127.0.0.1:PORT`, with user and password if there are any. With TLS it is the same port: a
     /// server speaks TLS there or it does not.
     #[must_use]
@@ -69,7 +53,7 @@ impl Etcd {
         let login = self.credentials.as_ref().map(|Credentials { user, password }| {
             format!("{}:{}@", percent_encoded(user), percent_encoded(password))
         });
-        format!("etcd://{}127.0.0.1:{}", login.unwrap_or_default(), self.port)
+        format!("etcd://{}127.0.0.1:{}", login.unwrap_or_default(), self.port())
     }
 
     /// The certificate that a client has to trust.
@@ -78,43 +62,11 @@ impl Etcd {
         self.certificates.as_ref().map(Certificates::ca).ok_or_else(without)
     }
 
-    /// Where the server keeps its files.
-    #[must_use]
-    pub fn directory(&self) -> &Path {
-        self.server.directory()
-    }
-
-    /// The pid of the server, or of the last one if it was killed.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.server.pid()
-    }
-
-    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
-    pub fn stop(&self) -> io::Result<()> {
-        self.server.stop()
-    }
-
-    /// Lets a frozen server go on.
-    pub fn resume(&self) -> io::Result<()> {
-        self.server.resume()
-    }
-
-    /// Ends the server as a crash would, and waits until it is gone.
-    pub fn kill(&self) -> io::Result<()> {
-        self.server.kill()
-    }
-
     /// Starts a server that was killed, with its port and its data, and waits until it serves linearizable
-    /// reads. In a cluster that takes a majority: see [`launch`](Self::launch).
+    /// reads. In a cluster that takes a majority: see [`launch`](Server::launch).
     pub fn start_again(&self) -> io::Result<()> {
         self.launch()?;
         self.wait_until_up()
-    }
-
-    /// Starts a server that was killed and waits for nothing: for a cluster of which no majority runs.
-    pub fn launch(&self) -> io::Result<()> {
-        self.server.launch_again()
     }
 
     /// A crash and a new start.
@@ -143,7 +95,7 @@ impl Etcd {
         }
         command.env("ETCDCTL_API", "3");
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
-        command.arg(format!("--endpoints={scheme}://127.0.0.1:{}", self.port));
+        command.arg(format!("--endpoints={scheme}://{}", self.address()));
         if let Some(certificates) = &self.certificates {
             command.arg(format!("--cacert={}", certificates.ca().display()));
         }
@@ -151,19 +103,6 @@ impl Etcd {
             command.arg("--user=root").arg(format!("--password={password}"));
         }
         command
-    }
-
-    /// Whether it serves linearizable reads, asked once and for a short time. Fails if nobody can ask.
-    fn serves(&self) -> io::Result<bool> {
-        // Where nobody listens etcdctl would try again only a second later.
-        if TcpStream::connect(self.address()).is_err() {
-            return Ok(false);
-        }
-        match self.ask(&["get", PROBE]).and_then(|_| self.ask(&["member", "list"])) {
-            Ok(members) => Ok(members.contains(&self.name)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
-            Err(_) => Ok(false),
-        }
     }
 
     /// Runs `etcdctl` for a second at most.
@@ -180,10 +119,14 @@ impl Etcd {
         let said = String::from_utf8_lossy(&output.stderr);
         let words = command.get_args().skip(1).map(|word| word.to_string_lossy());
         let words = words.collect::<Vec<_>>().join(" ");
-        Err(io::Error::other(format!("etcdctl {words} at port {}: {said}", self.port)))
+        Err(io::Error::other(format!("etcdctl {words} at port {}: {said}", self.port())))
     }
+}
 
-    fn wait_until_up(&self) -> io::Result<()> {
-        self.server.wait_until_up(|| self.serves())
+impl Deref for Etcd {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
     }
 }

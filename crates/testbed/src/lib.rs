@@ -4,8 +4,9 @@
 //! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
 //! by side; an [`Etcd`] and a [`ZooKeeper`] are likewise the installed ones. An [`EtcdCluster`] and a
 //! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
-//! off. A [`Proxy`] stands between a client and any TCP server and holds back, delays or cuts what passes.
-//! [`Process`], [`ports`] and [`wait`] are what the next server is built from.
+//! off. Tests that do them no harm may use [shared](shared()) ones. A [`Proxy`] stands between a client and any
+//! TCP server and holds back, delays or cuts what passes. [`Process`], [`ports`] and [`wait`] are what the
+//! next server is built from.
 //!
 //! What must hold:
 //!
@@ -61,6 +62,7 @@
 //! ```
 
 mod client;
+mod cluster;
 mod etcd;
 mod java;
 mod peers;
@@ -70,6 +72,7 @@ mod proxy;
 mod redis;
 mod reply;
 mod server;
+mod shared;
 mod spawner;
 mod tls;
 mod url;
@@ -77,14 +80,23 @@ pub mod wait;
 mod zookeeper;
 
 pub use client::Client;
-pub use etcd::{Builder as EtcdBuilder, Cluster as EtcdCluster, Etcd, Member as EtcdMember};
+pub use cluster::{Cluster, Clustered, Member};
+pub use etcd::{Builder as EtcdBuilder, Etcd};
 pub use java::java_classpath;
 pub use process::Process;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};
 pub use reply::Reply;
+pub use server::Server;
+pub use shared::shared;
 pub use tls::Certificates;
-pub use zookeeper::{
-    Builder as ZooKeeperBuilder, Ensemble as ZooKeeperEnsemble, Member as ZooKeeperMember,
-    ZooKeeper,
-};
+pub use zookeeper::{Builder as ZooKeeperBuilder, ZooKeeper};
+
+/// Three `etcd` servers that are one store.
+pub type EtcdCluster = Cluster<Etcd>;
+/// One of them.
+pub type EtcdMember = Member<Etcd>;
+/// Three ZooKeeper servers that are one store.
+pub type ZooKeeperEnsemble = Cluster<ZooKeeper>;
+/// One of them.
+pub type ZooKeeperMember = Member<ZooKeeper>;

@@ -21,6 +21,7 @@ pub use builder::{Builder, Persistence};
 use crate::client::Client;
 use crate::process::Process;
 use crate::reply::Reply;
+use crate::server::missing;
 use crate::tls::Certificates;
 use crate::url::percent_encoded;
 use crate::wait::{SOON, until};
@@ -229,13 +230,7 @@ fn spawn(directory: &Path, clock: Option<&FakeClock>) -> io::Result<Process> {
     if let Some(clock) = clock {
         clock.preload(&mut command);
     }
-    Process::spawn(&command, &directory.join(LOG)).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            let message = format!("{error}: install redis-server (scripts/test does)");
-            io::Error::new(io::ErrorKind::NotFound, message)
-        }
-        _ => error,
-    })
+    Process::spawn(&command, &directory.join(LOG)).map_err(|error| missing(error, "redis-server"))
 }
 
 fn without(option: &str) -> io::Error {

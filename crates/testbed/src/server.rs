@@ -1,10 +1,12 @@
-//! What every server of a cluster has: a process that can crash and come back, and a directory that stays.
+//! What every server of a cluster has: a process that can crash and come back, and a port and a directory that
+//! stay.
 //!
 //! What must hold: a server that is started again is started with the command it was first started with, in
 //! the directory it had. Whether it is frozen is known here, because a frozen process runs and yet answers
 //! nobody: who waits for all servers that can answer has to leave it out.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,10 +22,11 @@ const STARTED: Duration = Duration::from_secs(30);
 
 /// A running server, or a crashed one that can be started again.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     // Before the directory: fields are dropped in this order.
     state: Mutex<State>,
     directory: TempDir,
+    port: u16,
     command: Command,
     /// What the server is called, and what its program is called in an error.
     name: &'static str,
@@ -39,54 +42,68 @@ struct State {
 
 impl Server {
     /// Starts it. Nothing is waited for.
-    pub(crate) fn launch(
+    pub(crate) fn spawn(
         name: &'static str,
         packages: &'static str,
         command: Command,
         directory: TempDir,
+        port: u16,
     ) -> io::Result<Self> {
         let process = spawn(name, packages, &command, directory.path())?;
         let state = Mutex::new(State { process, frozen: false });
-        Ok(Self { state, directory, command, name, packages })
+        Ok(Self { state, directory, port, command, name, packages })
     }
 
-    pub(crate) fn directory(&self) -> &Path {
+    /// Where it listens for clients.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The port it listens on for clients.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where the server keeps its files.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// The pid of the server, or of the last one if it was killed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
         self.state().process.pid()
     }
 
-    /// Whether it runs and is not frozen.
-    pub(crate) fn can_answer(&self) -> bool {
-        let state = self.state();
-        !state.frozen && state.process.is_running()
-    }
-
-    pub(crate) fn stop(&self) -> io::Result<()> {
+    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
+    pub fn stop(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.stop()?;
         state.frozen = true;
         Ok(())
     }
 
-    pub(crate) fn resume(&self) -> io::Result<()> {
+    /// Lets a frozen server go on.
+    pub fn resume(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.resume()?;
         state.frozen = false;
         Ok(())
     }
 
-    pub(crate) fn kill(&self) -> io::Result<()> {
+    /// Ends the server as a crash would, and waits until it is gone.
+    pub fn kill(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.kill()?;
         state.frozen = false;
         Ok(())
     }
 
-    /// Starts a server that was killed. Nothing is waited for.
-    pub(crate) fn launch_again(&self) -> io::Result<()> {
+    /// Starts a server that was killed and waits for nothing: for a cluster of which no majority runs.
+    pub fn launch(&self) -> io::Result<()> {
         let mut state = self.state();
         if state.process.is_running() {
             let message = format!("wanted to start {} again: it still runs", self.name);
@@ -96,9 +113,15 @@ impl Server {
         Ok(())
     }
 
+    /// Whether it runs and is not frozen.
+    pub(crate) fn can_answer(&self) -> bool {
+        let state = self.state();
+        !state.frozen && state.process.is_running()
+    }
+
     /// Waits until a server that was launched is as `is_up` wants it. If it does not come up, the error shows
     /// the end of its log.
-    pub(crate) fn wait_until_up(&self, is_up: impl Fn() -> io::Result<bool>) -> io::Result<()> {
+    pub(crate) fn wait_until(&self, is_up: impl Fn() -> io::Result<bool>) -> io::Result<()> {
         until(STARTED, "it serves", || {
             if !self.state().process.is_running() {
                 return Err(io::Error::other("it ended"));

@@ -13,12 +13,13 @@ mod ensemble;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use builder::Builder;
-pub use ensemble::{Ensemble, Member};
 
+use crate::cluster::Clustered as _;
 use crate::server::Server;
 use crate::tls::Certificates;
 use crate::wait::SOON;
@@ -31,7 +32,6 @@ const ASKED: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct ZooKeeper {
     server: Server,
-    port: u16,
     tls: Option<(u16, Certificates)>,
 }
 
@@ -42,25 +42,13 @@ impl ZooKeeper {
         Builder::default()
     }
 
-    /// Where it listens for clients.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// The port it listens on for clients.
-    #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     /// `zookeeper://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("zookeeper://{}", self.address())
     }
 
-    /// Where it listens for clients that speak TLS; [`address`](Self::address) stays plain.
+    /// Where it listens for clients that speak TLS; [`address`](Server::address) stays plain.
     pub fn tls_address(&self) -> io::Result<SocketAddr> {
         let (port, _) = self.tls.as_ref().ok_or_else(without_tls)?;
         Ok((Ipv4Addr::LOCALHOST, *port).into())
@@ -72,43 +60,11 @@ impl ZooKeeper {
         Ok(certificates.ca())
     }
 
-    /// Where the server keeps its files.
-    #[must_use]
-    pub fn directory(&self) -> &Path {
-        self.server.directory()
-    }
-
-    /// The pid of the server, or of the last one if it was killed.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.server.pid()
-    }
-
-    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
-    pub fn stop(&self) -> io::Result<()> {
-        self.server.stop()
-    }
-
-    /// Lets a frozen server go on.
-    pub fn resume(&self) -> io::Result<()> {
-        self.server.resume()
-    }
-
-    /// Ends the server as a crash would, and waits until it is gone.
-    pub fn kill(&self) -> io::Result<()> {
-        self.server.kill()
-    }
-
     /// Starts a server that was killed, with its port and its data, and waits until it serves. In an ensemble
-    /// that takes a majority: see [`launch`](Self::launch).
+    /// that takes a majority: see [`launch`](Server::launch).
     pub fn start_again(&self) -> io::Result<()> {
         self.launch()?;
         self.wait_until_up()
-    }
-
-    /// Starts a server that was killed and waits for nothing: for an ensemble of which no majority runs.
-    pub fn launch(&self) -> io::Result<()> {
-        self.server.launch_again()
     }
 
     /// A crash and a new start.
@@ -159,21 +115,18 @@ impl ZooKeeper {
         Ok(text)
     }
 
-    /// Whether it is ours and gives sessions, asked once and for a short time.
-    fn serves(&self) -> bool {
-        let ours = self.directory().display().to_string();
-        let named = self.four_letter_within("conf", ASKED).is_ok_and(|conf| conf.contains(&ours));
-        named && self.get_within("/zookeeper", ASKED).is_ok()
-    }
-
     /// What the server says it is: `standalone`, `leader` or `follower`. None if it serves nobody.
     fn mode(&self) -> Option<String> {
         let said = self.four_letter_within("srvr", ASKED).ok()?;
         Some(said.lines().find_map(|line| line.strip_prefix("Mode: "))?.to_owned())
     }
+}
 
-    fn wait_until_up(&self) -> io::Result<()> {
-        self.server.wait_until_up(|| Ok(self.serves()))
+impl Deref for ZooKeeper {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
     }
 }
 

@@ -2,8 +2,11 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::fmt::Debug;
+
 use rustix::process::Signal;
 
+use crate::site::Site;
 use crate::worker::Worker;
 
 /// Killed on drop.
@@ -36,7 +39,7 @@ impl Ways {
 }
 
 /// Has the lock until its input ends.
-pub(crate) const HOLD: &str = "echo token $FENCEPOST_TOKEN; read end || :";
+const HOLD: &str = "echo token $FENCEPOST_TOKEN; read end || :";
 
 impl Contender {
     pub(crate) fn new(worker: Worker, ways: Ways) -> Self {
@@ -75,6 +78,47 @@ impl Contender {
 
     pub(crate) fn has_ended(&mut self) -> bool {
         self.worker.has_ended()
+    }
+}
+
+impl Site {
+    /// One of ours that holds a lock as soon as it gets it.
+    pub(crate) fn ours(&self, name: &str, ttl: u32) -> Contender {
+        let ttl = format!("{ttl}s");
+        let command = self.fencepost(&["run", "--ttl", &ttl, name, "--", "sh", "-c", HOLD]);
+        Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::FENCEPOST)
+    }
+
+    /// Has these stand in line, one behind the other. First come, first served, whoever it is, and the tokens of
+    /// all rise together.
+    pub(crate) fn assert_served_in_line<M: Copy + Debug>(
+        &self,
+        makes: &[M],
+        contend: impl Fn(M) -> Contender,
+    ) {
+        let mut line = Vec::new();
+        for (ahead, make) in (0..).zip(makes) {
+            line.push((make, contend(*make)));
+            if ahead == 0 {
+                line[0].1.granted();
+            } else {
+                self.wait_for_waiters(ahead);
+            }
+        }
+        let mut last = 0;
+        while !line.is_empty() {
+            let early = line.iter().skip(1).filter(|(_, one)| one.token().is_some());
+            assert_eq!(early.count(), 0, "somebody did not wait behind {:?}", line[0].0);
+            let (make, mut first) = line.remove(0);
+            let token = first.granted();
+            println!("{}: {make:?} with {token}", self.name);
+            assert!(token > last, "{token} after {last}");
+            last = token;
+            first.release();
+            if let Some((_, next)) = line.first_mut() {
+                next.granted();
+            }
+        }
     }
 }
 

@@ -2,15 +2,15 @@
 
 use std::ops::Deref;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::{Etcd, EtcdCluster};
+use fencepost_testbed::{Etcd, EtcdCluster, shared};
 
 use crate::contender::{Contender, Ways};
 use crate::mixed::{INCREMENT, Party, Tally, Way, count};
-use crate::site::{Site, shared};
+use crate::servers::{Members, Servers};
+use crate::site::Site;
 use crate::worker::{Worker, python};
 
 /// Whose lock it is.
@@ -25,23 +25,10 @@ pub(crate) enum Make {
     Service,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Members {
-    One,
-    Three,
-}
-
-enum Servers {
-    One(Arc<Etcd>),
-    Three(Arc<EtcdCluster>),
-}
-
 /// Servers, which tests share, and who is on them.
 pub(crate) struct Scene {
     site: Site,
-    servers: Servers,
-    /// Clients go to one member after the other.
-    next: AtomicUsize,
+    servers: Servers<Etcd>,
 }
 
 impl Deref for Scene {
@@ -57,25 +44,15 @@ impl Scene {
         static ONE: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
         static THREE: Mutex<Weak<EtcdCluster>> = Mutex::new(Weak::new());
         let servers = match members {
-            Members::One => Servers::One(shared(&ONE, || Etcd::builder().start().unwrap())),
-            Members::Three => Servers::Three(shared(&THREE, || EtcdCluster::start().unwrap())),
+            Members::One => Servers::one(shared(&ONE, || Etcd::builder().start()).unwrap()),
+            Members::Three => Servers::three(shared(&THREE, EtcdCluster::start).unwrap()),
         };
-        let url = match &servers {
-            Servers::One(etcd) => etcd.url(),
-            Servers::Three(cluster) => cluster.url(),
-        };
-        Self { site: Site::on(url), servers, next: AtomicUsize::new(0) }
+        Self { site: Site::on(servers.url()), servers }
     }
 
     /// A member, each time the next one.
     pub(crate) fn member(&self) -> &Etcd {
-        match &self.servers {
-            Servers::One(etcd) => etcd,
-            Servers::Three(cluster) => {
-                let next = self.next.fetch_add(1, Ordering::Relaxed);
-                &cluster.members()[next % cluster.members().len()]
-            }
-        }
+        self.servers.member()
     }
 
     /// Starts one that holds the lock as soon as it gets it.

@@ -12,7 +12,13 @@ use std::thread::{ScopedJoinHandle, sleep};
 use std::time::Duration;
 
 use crate::contender::Contender;
+use crate::site::Site;
 use crate::worker::Worker;
+
+/// A pause that costs little.
+pub(crate) const SHORT: Duration = Duration::from_millis(2);
+/// A pause that nobody misses who is not kept out.
+pub(crate) const LONG: Duration = Duration::from_millis(30);
 
 /// How often each of our loops counts. The others go on until ours are through, so that they meet all along.
 const ROUNDS: u64 = 6;
@@ -36,6 +42,28 @@ pub(crate) enum Way<'a> {
     /// It only holds the lock; the work is done from here.
     Holder(Box<dyn Fn() -> Contender + Send + 'a>),
     Worker(Worker),
+}
+
+impl Party<'_> {
+    /// One who asks nobody.
+    pub(crate) fn unlocked() -> Self {
+        let way = Way::Command(Box::new(|| {
+            let mut command = Command::new("sh");
+            command.args(["-c", INCREMENT]).env("token", "0");
+            command
+        }));
+        Self { who: "unlocked".into(), way }
+    }
+}
+
+impl Site {
+    /// One of ours that counts under a lock.
+    pub(crate) fn our_way<'a>(&'a self, name: &'a str) -> Way<'a> {
+        Way::Ours(Box::new(move || {
+            let script = format!("token=$FENCEPOST_TOKEN; {INCREMENT}");
+            self.fencepost(&["run", "--wait", "30s", name, "--", "sh", "-c", &script])
+        }))
+    }
 }
 
 /// How it went.
@@ -131,12 +159,12 @@ fn increment_under(mut holder: Contender, who: &str, pause: Duration, directory:
 }
 
 impl Tally {
-    pub(crate) fn lost(&self) -> u64 {
+    fn lost(&self) -> u64 {
         self.rounds - self.counted
     }
 
     /// How often somebody came in while somebody else was.
-    pub(crate) fn overlaps(&self) -> usize {
+    fn overlaps(&self) -> usize {
         let mut inside: Vec<(&str, u64)> = Vec::new();
         let mut overlaps = 0;
         for (who, token, comes) in &self.record {
@@ -170,6 +198,11 @@ impl Tally {
         assert_eq!(grants.len() as u64, self.rounds);
         assert!(self.changes() >= 10, "they did not meet: {grants:?}");
         assert!(grants.is_sorted_by(|earlier, later| earlier.1 < later.1), "{grants:?}");
+    }
+
+    /// The checks above can fail: here they would.
+    pub(crate) fn assert_not_excluded(&self) {
+        assert!(self.lost() > 0 && self.overlaps() > 0, "the check is worth nothing");
     }
 
     pub(crate) fn report(&self, place: &str) {

@@ -1,10 +1,12 @@
 //! Redis servers with several makes of client on them: our command, and workers that use the real packages.
 
-use std::process::{Command, Stdio};
+use std::ops::Deref;
+use std::process::Command;
 
 use fencepost_testbed::Redis;
 
-use crate::common::{LIMIT, Running, Store, heard, wait_for};
+use crate::common::{LIMIT, wait_for};
+use crate::site::Site;
 use crate::worker::{PINNED, TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
@@ -15,57 +17,38 @@ pub(crate) enum Make {
     NpmRedlock,
 }
 
-/// Fresh servers, and a directory to work in.
+/// Fresh servers, and our command on them.
 pub(crate) struct Scene {
-    pub(crate) store: Store,
+    site: Site,
     pub(crate) servers: Vec<Redis>,
+}
+
+impl Deref for Scene {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
 }
 
 impl Scene {
     /// One server, or several of which a majority counts.
     pub(crate) fn with(servers: usize) -> Self {
-        let servers = (0..servers).map(|_| Redis::builder().start().unwrap()).collect();
-        Self { store: Store::new(), servers }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        match &*self.servers {
+        let servers: Vec<_> = (0..servers).map(|_| Redis::builder().start().unwrap()).collect();
+        let url = match &*servers {
             [server] => server.url(),
             servers => {
                 let hosts: Vec<_> = servers.iter().map(|s| s.address().to_string()).collect();
                 // They have just been started.
                 format!("redlock://{}?restarted=vote", hosts.join(","))
             }
-        }
-    }
-
-    /// `fencepost` on these servers.
-    pub(crate) fn fencepost(&self, arguments: &[&str]) -> Command {
-        let mut command = self.store.fencepost(arguments);
-        command.env("FENCEPOST_URL", self.url());
-        command
-    }
-
-    /// Runs it to its end; exit code, stdout, stderr.
-    pub(crate) fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        heard(&self.fencepost(arguments).output().unwrap())
-    }
-
-    /// Starts it; it is killed if the test ends first.
-    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
-        let mut command = self.fencepost(arguments);
-        Running::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    pub(crate) fn show(&self, name: &str) -> serde_json::Value {
-        let (code, out, err) = self.say(&["show", "--json", name]);
-        assert_eq!(code, Some(0), "{err}");
-        serde_json::from_str(&out).unwrap()
+        };
+        Self { site: Site::on(url), servers }
     }
 
     /// Waits until one of ours stands in line.
     pub(crate) fn wait_for_a_waiter(&self, name: &str) {
-        wait_for("a waiter", LIMIT, || self.show(name)["waiting"] == 1);
+        wait_for("a waiter", LIMIT, || self.show_of(name)["waiting"] == 1);
     }
 
     /// Waits until the lease has ended on every server.

@@ -2,14 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::common::{LIMIT, Store, heard, wait_for};
-use crate::contender::{Contender, HOLD, Ways};
-use crate::mixed::{INCREMENT, Way};
-use crate::worker::Worker;
+use crate::common::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
 
 pub(crate) struct Site {
     pub(crate) store: Store,
@@ -42,6 +38,12 @@ impl Site {
         heard(&self.fencepost(arguments).output().unwrap())
     }
 
+    /// Starts it; it is killed if the test ends first.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = self.fencepost(arguments);
+        Running::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
     /// What `fencepost show` says of a lock.
     pub(crate) fn show_of(&self, name: &str) -> serde_json::Value {
         let (code, out, err) = self.say(&["show", "--json", name]);
@@ -65,28 +67,61 @@ impl Site {
         assert_eq!(code, Some(0), "{out}{err}");
     }
 
-    /// One of ours that holds a lock as soon as it gets it.
-    pub(crate) fn ours(&self, name: &str, ttl: u32) -> Contender {
-        let ttl = format!("{ttl}s");
-        let command = self.fencepost(&["run", "--ttl", &ttl, name, "--", "sh", "-c", HOLD]);
-        Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::FENCEPOST)
+    /// Has `fencepost acquire` take a lock, with these words.
+    pub(crate) fn acquire(&self, words: &[&str]) -> Ours {
+        let (code, out, err) = self.say(&[&["acquire", "--json"], words].concat());
+        assert_eq!(code, Some(0), "{err}");
+        let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let owner = grant["owner"].as_str().unwrap().to_owned();
+        Ours { owner, token: grant["token"].as_u64().unwrap() }
     }
 
-    /// One of ours that counts under a lock.
-    pub(crate) fn our_way<'a>(&'a self, name: &'a str) -> Way<'a> {
-        Way::Ours(Box::new(move || {
-            let script = format!("token=$FENCEPOST_TOKEN; {INCREMENT}");
-            self.fencepost(&["run", "--wait", "30s", name, "--", "sh", "-c", &script])
-        }))
+    /// Neither this owner, which had the lock, nor one that never had it may renew or release it.
+    pub(crate) fn assert_anothers(&self, name: &str, owner: &str) {
+        for verb in ["renew", "release"] {
+            for owner in [owner, "0123456789abcdef0123456789abcdef"] {
+                let (code, _, err) = self.say(&[verb, name, "--owner", owner]);
+                assert_eq!(code, Some(76), "{verb}: {err}");
+            }
+        }
+    }
+
+    /// Who does not wait for a lock that is held, or not long enough, is told so and runs nothing.
+    pub(crate) fn assert_refused(&self, name: &str) {
+        for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
+            let line = [&["run"], patience, &[name, "--", "echo", "never"]].concat();
+            let (code, out, err) = self.say(&line);
+            assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
+        }
+    }
+
+    /// The lock is held by one who is called this, and neither a look nor a try takes it away; what
+    /// `fencepost show` says of it.
+    pub(crate) fn assert_held_by(&self, label: &str, token: u64) -> serde_json::Value {
+        let seen = self.show();
+        assert_eq!(seen["holder"]["label"], label, "{seen}");
+        assert_eq!(seen["token"], token, "{seen}");
+        let (code, out, err) = self.say(&["ls"]);
+        assert_eq!(code, Some(0), "{err}");
+        assert!(out.lines().any(|line| line.contains(&self.name) && line.contains(label)), "{out}");
+        self.assert_refused(&self.name);
+        assert_eq!(self.show()["token"], token, "we took nothing away");
+        seen
+    }
+
+    /// One of ours that holds the lock for two seconds at a time, with processes that it started; their group,
+    /// and its token.
+    pub(crate) fn start_group(&self) -> (Running, i32, u64) {
+        let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
+        let line = ["run", "--ttl", "2s", &self.name, "--", "sh", "-c", work];
+        let holder = Running::new(self.fencepost(&line).spawn().unwrap());
+        let number = |file| wait_for_text(&self.store.path(file));
+        (holder, number("group").parse().unwrap(), number("token").parse().unwrap())
     }
 }
 
-/// What there is, or a new one if the last test that used it is over.
-pub(crate) fn shared<T>(slot: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
-    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-    slot.upgrade().unwrap_or_else(|| {
-        let new = Arc::new(start());
-        *slot = Arc::downgrade(&new);
-        new
-    })
+/// A lock that `fencepost acquire` took.
+pub(crate) struct Ours {
+    pub(crate) owner: String,
+    pub(crate) token: u64,
 }

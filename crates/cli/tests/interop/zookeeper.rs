@@ -2,15 +2,15 @@
 
 use std::ops::Deref;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
 
 use crate::contender::{Contender, Ways};
 use crate::mixed::{Party, Tally, Way, count};
-use crate::site::{Site, shared};
+use crate::servers::{Members, Servers};
+use crate::site::Site;
 use crate::worker::{TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
@@ -28,24 +28,11 @@ pub(crate) enum Make {
     Curator,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Members {
-    One,
-    Three,
-}
-
-enum Servers {
-    One(Arc<ZooKeeper>),
-    Three(Arc<ZooKeeperEnsemble>),
-}
-
 /// Servers, which tests share, and who is on them.
 pub(crate) struct Scene {
     site: Site,
     as_kazoo: Site,
-    servers: Servers,
-    /// Clients go to one member after the other.
-    next: AtomicUsize,
+    servers: Servers<ZooKeeper>,
 }
 
 impl Deref for Scene {
@@ -60,31 +47,18 @@ impl Scene {
     pub(crate) fn with(members: Members) -> Self {
         static ONE: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
         static THREE: Mutex<Weak<ZooKeeperEnsemble>> = Mutex::new(Weak::new());
-        let start = || ZooKeeper::builder().start().unwrap();
         let servers = match members {
-            Members::One => Servers::One(shared(&ONE, start)),
-            Members::Three => {
-                Servers::Three(shared(&THREE, || ZooKeeperEnsemble::start().unwrap()))
-            }
+            Members::One => Servers::one(shared(&ONE, || ZooKeeper::builder().start()).unwrap()),
+            Members::Three => Servers::three(shared(&THREE, ZooKeeperEnsemble::start).unwrap()),
         };
-        let url = match &servers {
-            Servers::One(zookeeper) => zookeeper.url(),
-            Servers::Three(ensemble) => ensemble.url(),
-        };
-        let as_kazoo = format!("{url}?style=kazoo");
-        let site = Site::on(url);
-        Self { as_kazoo: site.by(as_kazoo), site, servers, next: AtomicUsize::new(0) }
+        let site = Site::on(servers.url());
+        let as_kazoo = site.by(format!("{}?style=kazoo", servers.url()));
+        Self { site, as_kazoo, servers }
     }
 
     /// A member, each time the next one.
     pub(crate) fn member(&self) -> &ZooKeeper {
-        match &self.servers {
-            Servers::One(zookeeper) => zookeeper,
-            Servers::Three(ensemble) => {
-                let next = self.next.fetch_add(1, Ordering::Relaxed);
-                &ensemble.members()[next % ensemble.members().len()]
-            }
-        }
+        self.servers.member()
     }
 
     /// Our command, as this make of ours.

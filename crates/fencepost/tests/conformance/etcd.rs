@@ -4,36 +4,21 @@ use std::io;
 
 use fencepost_testbed::{Etcd, EtcdCluster};
 
-use crate::served::{Servers, verbs};
+use crate::served::Make;
 
-fn url(hosts: &str, case: usize) -> String {
-    format!("etcd://{hosts}?prefix=case-{case}/")
-}
-
-impl Servers for Etcd {
-    const NAME: &'static str = "etcd";
+impl Make for Etcd {
+    const ALONE: &'static str = "etcd";
+    const THREE: &'static str = "etcd-cluster";
 
     fn start() -> io::Result<Self> {
         Self::builder().start()
     }
 
-    fn url(hosts: &str, case: usize) -> String {
-        url(hosts, case)
-    }
-
-    verbs!(one);
-}
-
-impl Servers for EtcdCluster {
-    const NAME: &'static str = "etcd-cluster";
-
-    fn start() -> io::Result<Self> {
-        Self::start()
+    fn start_three() -> io::Result<EtcdCluster> {
+        EtcdCluster::start()
     }
 
     fn url(hosts: &str, case: usize) -> String {
-        url(hosts, case)
+        format!("etcd://{hosts}?prefix=case-{case}/")
     }
-
-    verbs!(several);
 }

@@ -2,54 +2,86 @@
 //! and proxies of its own that can be cut. A case that stops or restarts servers gets its own.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
-use fencepost_testbed::{Mode, Proxy};
+use fencepost_testbed::{Cluster, Clustered, Mode, Proxy, Server};
 
-/// The servers of one store.
-pub(crate) trait Servers: Sized + Send + Sync + 'static {
+/// A make of server that the suite runs on, alone and as three.
+pub(crate) trait Make: Clustered + Send + Sync + 'static {
     /// The first part of each test's name.
-    const NAME: &'static str;
+    const ALONE: &'static str;
+    const THREE: &'static str;
 
     fn start() -> io::Result<Self>;
 
-    fn addresses(&self) -> Vec<SocketAddr>;
+    fn start_three() -> io::Result<Cluster<Self>>;
 
     /// The part of the store that the case of this number has.
     fn url(hosts: &str, case: usize) -> String;
-
-    /// Ends all of them, and starts them on what they had kept.
-    fn restart(&self) -> io::Result<()>;
-
-    fn stop(&self) -> io::Result<()>;
-
-    fn resume(&self) -> io::Result<()>;
 }
 
-pub(crate) struct Served<S>(Mutex<Option<Arc<S>>>);
+/// The servers of one store.
+enum Servers<S> {
+    One(S),
+    Three(Cluster<S>),
+}
 
-impl<S: Servers> Served<S> {
-    pub(crate) fn boxed() -> Box<dyn Harness> {
-        Box::new(Self(Mutex::default()))
+impl<S: Make> Servers<S> {
+    fn each(&self) -> Vec<&Server> {
+        match self {
+            Self::One(server) => vec![&**server],
+            Self::Three(cluster) => cluster.members().iter().map(|member| &***member).collect(),
+        }
     }
 
-    fn shared(&self) -> io::Result<Arc<S>> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Ends all of them, and starts them on what they had kept.
+    fn restart(&self) -> io::Result<()> {
+        self.each().into_iter().try_for_each(Server::kill)?;
+        self.each().into_iter().try_for_each(Server::launch)?;
+        match self {
+            Self::One(server) => server.wait_until_up(),
+            Self::Three(cluster) => cluster.wait_until_healthy(),
+        }
+    }
+}
+
+type Start<S> = fn() -> io::Result<Servers<S>>;
+
+pub(crate) struct Served<S> {
+    name: &'static str,
+    start: Start<S>,
+    shared: Mutex<Option<Arc<Servers<S>>>>,
+}
+
+impl<S: Make> Served<S> {
+    pub(crate) fn alone() -> Box<dyn Harness> {
+        Self::boxed(S::ALONE, || S::start().map(Servers::One))
+    }
+
+    pub(crate) fn three() -> Box<dyn Harness> {
+        Self::boxed(S::THREE, || S::start_three().map(Servers::Three))
+    }
+
+    fn boxed(name: &'static str, start: Start<S>) -> Box<dyn Harness> {
+        Box::new(Self { name, start, shared: Mutex::default() })
+    }
+
+    fn shared(&self) -> io::Result<Arc<Servers<S>>> {
+        let mut slot = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(servers) = &*slot {
             return Ok(Arc::clone(servers));
         }
-        Ok(Arc::clone(slot.insert(Arc::new(S::start()?))))
+        Ok(Arc::clone(slot.insert(Arc::new((self.start)()?))))
     }
 }
 
-impl<S: Servers> Harness for Served<S> {
+impl<S: Make> Harness for Served<S> {
     fn name(&self) -> &'static str {
-        S::NAME
+        self.name
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
@@ -57,21 +89,21 @@ impl<S: Servers> Harness for Served<S> {
     }
 
     fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
-        Box::pin(async { Place::at(Arc::new(S::start()?)) })
+        Box::pin(async { Place::at(Arc::new((self.start)()?)) })
     }
 }
 
 struct Place<S> {
-    servers: Arc<S>,
+    servers: Arc<Servers<S>>,
     proxies: Vec<Proxy>,
     url: String,
 }
 
-impl<S: Servers> Place<S> {
-    fn at(servers: Arc<S>) -> Result<Box<dyn Site>, Unable> {
+impl<S: Make> Place<S> {
+    fn at(servers: Arc<Servers<S>>) -> Result<Box<dyn Site>, Unable> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let proxies: Vec<_> =
-            servers.addresses().into_iter().map(Proxy::to).collect::<io::Result<_>>()?;
+        let proxies = servers.each().into_iter().map(|server| Proxy::to(server.address()));
+        let proxies = proxies.collect::<io::Result<Vec<_>>>()?;
         let hosts: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
         let url = S::url(&hosts.join(","), NEXT.fetch_add(1, Ordering::Relaxed));
         Ok(Box::new(Self { servers, proxies, url }))
@@ -89,7 +121,7 @@ fn done<'a>(outcome: io::Result<()>) -> BoxFuture<'a, Result<(), Unable>> {
     Box::pin(async { Ok(outcome?) })
 }
 
-impl<S: Servers> Site for Place<S> {
+impl<S: Make> Site for Place<S> {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         Box::pin(Fencepost::connect(&self.url))
     }
@@ -111,51 +143,10 @@ impl<S: Servers> Site for Place<S> {
     }
 
     fn stop(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        done(self.servers.stop())
+        done(self.servers.each().into_iter().try_for_each(Server::stop))
     }
 
     fn resume(&self) -> BoxFuture<'_, Result<(), Unable>> {
-        done(self.servers.resume())
+        done(self.servers.each().into_iter().try_for_each(Server::resume))
     }
 }
-
-/// The verbs of one server, and of several that are restarted together.
-macro_rules! verbs {
-    (one) => {
-        fn addresses(&self) -> Vec<std::net::SocketAddr> {
-            vec![self.address()]
-        }
-
-        fn restart(&self) -> std::io::Result<()> {
-            self.restart()
-        }
-
-        fn stop(&self) -> std::io::Result<()> {
-            self.stop()
-        }
-
-        fn resume(&self) -> std::io::Result<()> {
-            self.resume()
-        }
-    };
-    (several) => {
-        fn addresses(&self) -> Vec<std::net::SocketAddr> {
-            self.members().iter().map(|member| member.address()).collect()
-        }
-
-        fn restart(&self) -> std::io::Result<()> {
-            self.members().iter().try_for_each(|member| member.kill())?;
-            self.members().iter().try_for_each(|member| member.launch())?;
-            self.wait_until_healthy()
-        }
-
-        fn stop(&self) -> std::io::Result<()> {
-            self.members().iter().try_for_each(|member| member.stop())
-        }
-
-        fn resume(&self) -> std::io::Result<()> {
-            self.members().iter().try_for_each(|member| member.resume())
-        }
-    };
-}
-pub(crate) use verbs;

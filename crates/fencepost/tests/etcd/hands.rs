@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Guard, GuardState, LossCause};
-use fencepost_testbed::{Etcd, Mode, Process, Proxy, Trigger};
+use fencepost_testbed::{Etcd, Process, Proxy, Trigger};
 
 use crate::common::{
-    LEASE, LONG, SOON, connect, fails, granted, kept_for, line, shared, until, until_waiting,
-    waits, within,
+    LEASE, LONG, SOON, connect, fails, granted, granted_unheard, kept_for, line, shared, until,
+    until_waiting, waits, within,
 };
 
 /// A way to take from somebody what it has in line.
@@ -259,14 +259,7 @@ async fn a_break_that_is_asked_for_again_does_not_hit_the_next() {
     until_waiting(&theirs, name, 1).await;
 
     proxy.cut_on(Trigger::after("fencepost.broken/"));
-    let breaking = async {
-        until("the break is carried out", async || proxy.fired() == 1).await;
-        proxy.set_mode(Mode::Silent);
-        let next = granted(waiter).await;
-        proxy.set_mode(Mode::Pass);
-        next
-    };
-    let (broken, next) = tokio::join!(operator.break_lock(name), breaking);
+    let (broken, next) = tokio::join!(operator.break_lock(name), granted_unheard(&proxy, waiter));
     let broken = broken.unwrap().expect("it was our break that was carried out");
     assert_eq!(broken.token, Some(first.token()));
     assert!(next.token() > first.token());

@@ -39,9 +39,9 @@ async fn whoever_waits_is_granted_though_its_member_missed_what_was_compacted() 
     let cluster = EtcdCluster::start().unwrap();
     let behind = (cluster.leader().unwrap() + 1) % 3;
     let (member, ways, other_ways) =
-        (&cluster.members()[behind], Ways::to(&cluster), Ways::to(&cluster));
-    let ours = ways.client_at(behind).await;
-    let theirs = other_ways.client_at((behind + 1) % 3).await;
+        (&cluster.members()[behind], Ways::to(&cluster.url()), Ways::to(&cluster.url()));
+    let ours = ways.client_at(behind, &[]).await;
+    let theirs = other_ways.client_at((behind + 1) % 3, &[]).await;
     let holder = theirs.lock("x").ttl(LONG).acquire().await.unwrap();
     let waiter = waits(&ours, "x", LONG);
     until_waiting(&theirs, "x", 1).await;

@@ -11,8 +11,8 @@ use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
 
 use crate::common::{
-    SOON, connect, fails, granted, kept_for, leases, line, ms, nothing_is_left, pass, shared,
-    until, until_waiting, waits, within,
+    SOON, connect, fails, granted, granted_unheard, kept_for, leases, line, ms, nothing_is_left,
+    pass, shared, until, until_waiting, waits, within,
 };
 
 /// So that the request for its lease can be told from others.
@@ -226,14 +226,7 @@ async fn a_release_that_is_cut_off_with_a_waiter_is_a_release() {
     let waiter = waits(&theirs, name, LONG);
     until_waiting(&theirs, name, 1).await;
     proxy.cut_on(Trigger::after(about(&line(&etcd, name)[0])));
-    let releasing = async {
-        until("the release is carried out", async || proxy.fired() == 1).await;
-        proxy.set_mode(Mode::Silent);
-        let next = granted(waiter).await;
-        proxy.set_mode(Mode::Pass);
-        next
-    };
-    let (outcome, next) = tokio::join!(guard.release(), releasing);
+    let (outcome, next) = tokio::join!(guard.release(), granted_unheard(&proxy, waiter));
     assert!(outcome.is_ok(), "it was released, and only then given to the next: {outcome:?}");
     next.check().unwrap();
     assert!(next.token() > token);

@@ -5,52 +5,26 @@
 
 use std::time::Duration;
 
-use fencepost::{Fencepost, GuardState};
+use fencepost::GuardState;
 use fencepost_testbed::{EtcdCluster, EtcdMember};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::common::{
-    LEASE, LONG, SOON, Ways, granted, line, until, until_renewed, until_waiting, waits, within,
+    self, LEASE, LONG, SOON, Victim, granted, line, until, until_renewed, until_waiting, waits,
+    within,
 };
 
-/// Three members, which one is to fail, a client that hangs on that one, and a client that does not.
-struct Scene {
-    cluster: EtcdCluster,
-    victim: usize,
-    ways: Ways,
-    ours: Fencepost,
-    theirs: Fencepost,
-    _other_ways: Ways,
-}
-
-/// Who is to fail.
-#[derive(Clone, Copy)]
-enum Victim {
-    Leader,
-    Follower,
-}
+type Scene = common::Scene<EtcdCluster>;
 
 impl Scene {
     async fn set(victim: Victim) -> Self {
         let cluster = EtcdCluster::start().unwrap();
-        let leader = cluster.leader().unwrap();
-        let victim = match victim {
-            Victim::Leader => leader,
-            Victim::Follower => (leader + 1) % 3,
-        };
-        let (ways, other_ways) = (Ways::to(&cluster), Ways::to(&cluster));
-        let ours = ways.client_at(victim).await;
-        let theirs = other_ways.client_at((victim + 1) % 3).await;
-        Self { cluster, victim, ways, ours, theirs, _other_ways: other_ways }
+        let (url, victim) = (cluster.url(), victim.under(cluster.leader().unwrap()));
+        Self::with(cluster, &url, victim, [&[], &[]]).await
     }
 
     fn victim(&self) -> &EtcdMember {
-        &self.cluster.members()[self.victim]
-    }
-
-    /// Our client asks another member by now.
-    fn has_moved_on(&self) -> bool {
-        (0..3).any(|at| at != self.victim && self.ways.used(at))
+        &self.three.members()[self.victim]
     }
 }
 
@@ -69,7 +43,7 @@ async fn a_guard_outlives_the_leader() {
     assert!(scene.has_moved_on());
     assert!(!rival.is_finished(), "it is held");
     assert!(scene.theirs.lock("x").try_acquire().await.unwrap().is_none());
-    assert_ne!(scene.cluster.leader().unwrap(), scene.victim);
+    assert_ne!(scene.three.leader().unwrap(), scene.victim);
 
     let token = guard.token();
     guard.release().await.unwrap();
@@ -90,10 +64,10 @@ async fn those_who_wait_keep_their_order_when_the_leader_dies() {
         tokio::spawn(async move { tell.send((number, lock.acquire().await)) });
         until_waiting(&scene.theirs, "x", number + 1).await;
     }
-    let places = line(&scene.cluster.members()[(scene.victim + 1) % 3], "x");
+    let places = line(&scene.three.members()[(scene.victim + 1) % 3], "x");
 
     scene.victim().kill().unwrap();
-    let alive = &scene.cluster.members()[scene.cluster.leader().unwrap()];
+    let alive = &scene.three.members()[scene.three.leader().unwrap()];
     until_renewed(&holder, 2).await;
     assert!(told.try_recv().is_err(), "it is held");
     assert_eq!(line(alive, "x"), places, "they are the places that they had");

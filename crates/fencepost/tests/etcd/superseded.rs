@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use fencepost::{Fencepost, Guard, GuardState, LossCause, Moment};
-use fencepost_testbed::{Etcd, EtcdCluster, Process};
+use fencepost_testbed::{Etcd, EtcdCluster, Mode, Process};
 use tempfile::TempDir;
 
 use crate::common::{
@@ -38,8 +38,8 @@ async fn claims_no_more_than_is_kept(etcd: &Etcd, lease: &str, guard: &Guard, ti
 async fn a_guard_claims_no_more_than_the_store_keeps() {
     let cluster = EtcdCluster::start().unwrap();
     let old = cluster.leader().unwrap();
-    let ways = Ways::to(&cluster);
-    let ours = ways.client_at(old).await;
+    let ways = Ways::to(&cluster.url());
+    let ours = ways.client_at(old, &[]).await;
     let guard = ours.lock("x").ttl(LEASE).acquire().await.unwrap();
     let lease = line(&cluster.members()[old], "x")[0].clone();
     cluster.members()[old].stop().unwrap();
@@ -126,12 +126,12 @@ async fn what_a_superseded_leader_keeps_alive_is_not_kept() {
 async fn a_keep_alive_of_one_leader_and_a_read_of_the_next_do_not_add_up() {
     let cluster = EtcdCluster::start().unwrap();
     let old = cluster.leader().unwrap();
-    let ways = Ways::to(&cluster);
-    let ours = ways.client_at(old).await;
+    let ways = Ways::to(&cluster.url());
+    let ours = ways.client_at(old, &[]).await;
     ways.shut_but(old);
     let scene = Superseded::set(cluster, old, &ours).await;
     scene.wakes().await;
-    ways.open();
+    ways.set(Mode::Pass);
     claims_no_more_than_is_kept(&scene.cluster.members()[scene.new], &scene.lease, &scene.guard, 2)
         .await;
     assert_eq!(scene.guard.state(), GuardState::Held);

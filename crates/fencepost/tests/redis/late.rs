@@ -4,24 +4,39 @@
 //! released there. When the first line comes back to life it delivers the acquire: nobody waits for it any
 //! more, and nobody would release it. The release has left a note for it at the server.
 
-use fencepost::ErrorKind;
+use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
 
 use crate::common::{LONG, SOON, connect, fails, has, ms, nothing_is_left, until, within};
 use crate::fork::fork_in_the_road;
 
+/// A client, and its two lines to a server. What it sends on the old one is held back from now on.
+pub(crate) struct HeldBack {
+    pub(crate) server: Redis,
+    pub(crate) old: Proxy,
+    pub(crate) new: Proxy,
+    pub(crate) client: Fencepost,
+}
+
+impl HeldBack {
+    pub(crate) async fn set() -> Self {
+        let server = Redis::builder().start().unwrap();
+        let old = Proxy::to(server.address()).unwrap();
+        let new = Proxy::to(server.address()).unwrap();
+        let way = fork_in_the_road(old.address(), new.address());
+        let client = connect(&format!("redis://{way}")).await;
+        client.lock("x").acquire().await.unwrap().release().await.unwrap();
+
+        // Of what is held back only the acquire will pass: the line is cut when it has been answered.
+        old.set_mode(Mode::DropRequests);
+        old.cut_on(Trigger::after("EVALSHA"));
+        Self { server, old, new, client }
+    }
+}
+
 /// An acquire that comes late and alone; whether it finds the note, or somebody has deleted that.
 async fn comes_late(with_note: bool) {
-    let server = Redis::builder().start().unwrap();
-    let old = Proxy::to(server.address()).unwrap();
-    let new = Proxy::to(server.address()).unwrap();
-    let way = fork_in_the_road(old.address(), new.address());
-    let client = connect(&format!("redis://{way}")).await;
-    client.lock("x").acquire().await.unwrap().release().await.unwrap();
-
-    // Of what is held back only the acquire will pass: the line is cut when it has been answered.
-    old.set_mode(Mode::DropRequests);
-    old.cut_on(Trigger::after("EVALSHA"));
+    let HeldBack { server, old, new, client } = HeldBack::set().await;
     let outcome = client.lock("x").ttl(LONG).acquire_within(ms(200)).await;
     fails(outcome, &ErrorKind::Unreachable, &["\"x\""]);
     within(SOON, "the release is heard over the new line", client.close()).await;

@@ -45,7 +45,7 @@ async fn a_server_without_memory_keeps_what_it_has_granted() {
 }
 
 /// Has somebody run a script that does not end.
-async fn busy(server: &Redis) -> Client {
+pub(crate) async fn busy(server: &Redis) -> Client {
     let mut somebody = server.client().unwrap();
     somebody.send(&["EVAL", "while true do end", "0"]).unwrap();
     until("the server is busy", async || {

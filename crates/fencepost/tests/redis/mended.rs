@@ -10,13 +10,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Ttl};
-use fencepost_testbed::{Client, Mode, Persistence, Proxy, Redis, Reply, Trigger};
+use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Reply, Trigger};
 
 use crate::common::{
     LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, pass, try_connect, two,
     until, until_waiting, within,
 };
 use crate::fork::fork_in_the_road;
+use crate::late::HeldBack;
+use crate::limits::busy;
 
 /// How many milliseconds a key has left.
 fn left(server: &Redis, key: &str) -> i64 {
@@ -145,16 +147,7 @@ async fn a_password_is_not_in_the_error_of_a_url_that_it_breaks() {
 /// first one came through after all it took the lock for nobody.
 #[tokio::test]
 async fn a_duplicate_of_an_acquire_that_comes_after_the_release_is_refused() {
-    let server = Redis::builder().start().unwrap();
-    let old = Proxy::to(server.address()).unwrap();
-    let new = Proxy::to(server.address()).unwrap();
-    let way = fork_in_the_road(old.address(), new.address());
-    let client = connect(&format!("redis://{way}")).await;
-    client.lock("x").acquire().await.unwrap().release().await.unwrap();
-
-    // Of what is held back only the acquire will pass: the line is cut when it has been answered.
-    old.set_mode(Mode::DropRequests);
-    old.cut_on(Trigger::after("EVALSHA"));
+    let HeldBack { server, old, new, client } = HeldBack::set().await;
     let guard = client.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
     assert_eq!((old.fired(), new.accepted()), (0, 1), "it was sent again on the new line");
     guard.release().await.unwrap();
@@ -164,17 +157,6 @@ async fn a_duplicate_of_an_acquire_that_comes_after_the_release_is_refused() {
     until("the late acquire is answered", async || old.fired() == 1).await;
     assert!(!has(&server, "x"), "nobody would release it");
     nothing_is_left(&connect(&server.url()).await, "x").await;
-}
-
-/// Has somebody run a script that does not end.
-async fn busy(server: &Redis) -> Client {
-    let mut somebody = server.client().unwrap();
-    somebody.send(&["EVAL", "while true do end", "0"]).unwrap();
-    until("the server is busy", async || {
-        matches!(server.command(&["PING"]).unwrap(), Reply::Error(why) if why.starts_with("BUSY"))
-    })
-    .await;
-    somebody
 }
 
 /// How many clients listen for their turn.

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use fencepost::Fencepost;
-use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember};
+use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
 
-use super::common::{LEASE, SOON, connect};
+use super::common::{self, LEASE, Victim};
 
 type Pool = Mutex<Vec<ZooKeeperEnsemble>>;
 
@@ -25,12 +24,7 @@ impl Three {
     pub(crate) fn take() -> Self {
         static POOL: Mutex<Weak<Pool>> = Mutex::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let pool = {
-            let mut slot = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-            let pool = slot.upgrade().unwrap_or_default();
-            *slot = Arc::downgrade(&pool);
-            pool
-        };
+        let pool = shared(&POOL, || Ok(Pool::default())).unwrap();
         let free = lock(&pool).pop();
         let ensemble = free.unwrap_or_else(|| {
             let builder = ZooKeeper::builder().tick_time(300).max_session_timeout(200_000);
@@ -88,89 +82,16 @@ fn lock(pool: &Pool) -> MutexGuard<'_, Vec<ZooKeeperEnsemble>> {
     pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One client's ways to the members of an ensemble.
-pub(crate) struct Ways {
-    ways: Vec<Proxy>,
-    chroot: String,
-}
-
-impl Ways {
-    pub(crate) fn to(three: &Three) -> Self {
-        let ways = three.members().iter().map(|member| Proxy::to(member.address()).unwrap());
-        Self { ways: ways.collect(), chroot: three.chroot.clone() }
-    }
-
-    /// A client that knows all members, and whose sessions for these TTLs hang on this one until it fails.
-    pub(crate) async fn client_at(&self, at: usize, ttls: &[Duration]) -> Fencepost {
-        self.shut_but(at);
-        let client = connect(&self.url()).await;
-        for ttl in ttls {
-            let lock = client.lock("warm").ttl(*ttl).acquire_within(SOON).await;
-            lock.unwrap().release().await.unwrap();
-        }
-        self.set(Mode::Pass);
-        assert!((0..self.ways.len()).all(|index| self.used(index) == (index == at)));
-        client
-    }
-
-    /// Shuts all ways but the one to this member.
-    pub(crate) fn shut_but(&self, at: usize) {
-        let others = self.ways.iter().enumerate().filter(|(index, _)| *index != at);
-        others.for_each(|(_, way)| way.set_mode(Mode::Refuse));
-    }
-
-    pub(crate) fn set(&self, mode: Mode) {
-        self.ways.iter().for_each(|way| way.set_mode(mode));
-    }
-
-    /// Whether the client is connected to this member.
-    pub(crate) fn used(&self, at: usize) -> bool {
-        self.ways[at].connections() > 0
-    }
-
-    pub(crate) fn url(&self) -> String {
-        let hosts: Vec<_> = self.ways.iter().map(|way| way.address().to_string()).collect();
-        format!("zookeeper://{}{}", hosts.join(","), self.chroot)
-    }
-}
-
-/// Three members, which one is to fail, a client that hangs on that one, and a client that does not.
-pub(crate) struct Scene {
-    pub(crate) three: Three,
-    pub(crate) victim: usize,
-    pub(crate) ways: Ways,
-    pub(crate) ours: Fencepost,
-    pub(crate) theirs: Fencepost,
-    _other_ways: Ways,
-}
-
-/// Who is to fail.
-#[derive(Clone, Copy)]
-pub(crate) enum Victim {
-    Leader,
-    Follower,
-}
+pub(crate) type Scene = common::Scene<Three>;
 
 impl Scene {
     pub(crate) async fn set(victim: Victim, ttls: &[Duration]) -> Self {
         let three = Three::take();
-        let leader = three.leader().unwrap();
-        let victim = match victim {
-            Victim::Leader => leader,
-            Victim::Follower => (leader + 1) % 3,
-        };
-        let (ways, other_ways) = (Ways::to(&three), Ways::to(&three));
-        let ours = ways.client_at(victim, ttls).await;
-        let theirs = other_ways.client_at((victim + 1) % 3, &[LEASE]).await;
-        Self { three, victim, ways, ours, theirs, _other_ways: other_ways }
+        let (url, victim) = (three.url(), victim.under(three.leader().unwrap()));
+        Self::with(three, &url, victim, [ttls, &[LEASE]]).await
     }
 
     pub(crate) fn victim(&self) -> &ZooKeeperMember {
         &self.three.members()[self.victim]
-    }
-
-    /// Our client asks another member by now.
-    pub(crate) fn has_moved_on(&self) -> bool {
-        (0..3).any(|at| at != self.victim && self.ways.used(at))
     }
 }

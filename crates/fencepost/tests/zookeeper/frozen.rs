@@ -1,34 +1,23 @@
 //! A process that uses locks stands still, and goes on.
 
-use std::io::Write as _;
-use std::process::Command;
 use std::time::Duration;
 
 use fencepost::{GuardState, Moment};
-use fencepost_testbed::{Mode, Process, Proxy, ZooKeeper, ZooKeeperEnsemble};
-use tempfile::TempDir;
+use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperEnsemble};
 
 use super::common::{
-    LONG, SOON, Site, connect, granted, ms, now, pass, until, until_waiting, waits,
+    GAP, LONG, SOON, Site, Worker, granted, lock_as_told, ms, now, pass, say, until, until_waiting,
+    waits,
 };
 use super::raw::Raw;
 
-/// Says that this process is a worker, and what it is to do: URL, name, TTL in milliseconds.
-const WORKER: &str = "FENCEPOST_ZOOKEEPER_TEST_WORKER";
 const TTL: Duration = Duration::from_secs(2);
-/// Two looks of a worker that lie this far apart: it was frozen in between.
-const GAP: Duration = Duration::from_secs(1);
 
 /// This is no test but the other process, if it was started as one: takes the lock, and looks at its guard all
 /// the time.
 #[tokio::test]
 async fn worker() {
-    let Ok(order) = std::env::var(WORKER) else { return };
-    let words: Vec<_> = order.split(' ').collect();
-    let ttl = ms(words[2].parse().unwrap());
-    let client = connect(words[0]).await;
-    let guard = client.lock(words[1]).ttl(ttl).acquire().await.unwrap();
-    say(&format!("granted {}", guard.token()));
+    let Some((_client, guard)) = lock_as_told().await else { return };
     let (mut last, mut deadline) = (now(), None);
     loop {
         pass(ms(1)).await;
@@ -48,40 +37,7 @@ async fn worker() {
     }
 }
 
-fn say(line: &str) {
-    // Past the test harness, which would keep it back.
-    std::io::stdout().write_all(format!("\nworker: {line}.\n").as_bytes()).unwrap();
-}
-
-/// The other process, from here.
-struct Worker {
-    process: Process,
-    _directory: TempDir,
-}
-
 impl Worker {
-    fn start(url: &str, name: &str, ttl: Duration) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["frozen::worker", "--exact", "--nocapture"]);
-        command.env(WORKER, format!("{url} {name} {}", ttl.as_millis()));
-        let process = Process::spawn(&command, &directory.path().join("log")).unwrap();
-        Self { process, _directory: directory }
-    }
-
-    /// What it said after this word, each time.
-    fn said(&self, word: &str) -> Vec<String> {
-        let log = self.process.log();
-        let lines = log.lines().filter_map(|line| line.strip_prefix("worker: ")?.strip_suffix('.'));
-        lines.filter_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).collect()
-    }
-
-    /// Waits until it has the lock.
-    async fn token(&self) -> u64 {
-        until("the worker is granted", async || !self.said("granted").is_empty()).await;
-        self.said("granted")[0].parse().unwrap()
-    }
-
     /// Waits until its lease was renewed once more.
     async fn until_renewed(&self) {
         let before = self.said("until").len();

@@ -10,8 +10,8 @@ use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Mode, Proxy, Trigger};
 
 use super::common::{
-    LONG, SOON, Site, connect, granted, ms, nothing_is_left, pass, until, until_waiting, waits,
-    within,
+    LONG, SOON, Site, connect, granted, granted_unheard, ms, nothing_is_left, pass, until,
+    until_waiting, waits, within,
 };
 
 /// A client behind a line that can be cut, and one that has its own.
@@ -174,14 +174,7 @@ async fn a_release_that_is_cut_does_not_hit_the_next() {
     let waiter = waits(&theirs, "x", LONG);
     until_waiting(&theirs, "x", 1).await;
     proxy.cut_on(Trigger::after(delete_of(&node)));
-    let releasing = async {
-        until("the release is carried out", async || proxy.fired() == 1).await;
-        proxy.set_mode(Mode::Silent);
-        let next = granted(waiter).await;
-        proxy.set_mode(Mode::Pass);
-        next
-    };
-    let (outcome, next) = tokio::join!(guard.release(), releasing);
+    let (outcome, next) = tokio::join!(guard.release(), granted_unheard(&proxy, waiter));
     assert!(outcome.is_ok(), "it was released, and only then given to the next: {outcome:?}");
     next.check().unwrap();
     assert_eq!(theirs.inspect("x").await.unwrap().holder.unwrap().token, Some(next.token()));

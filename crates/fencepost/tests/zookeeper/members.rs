@@ -7,9 +7,10 @@ use fencepost_testbed::{ZooKeeperEnsemble, ZooKeeperMember};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::common::{
-    LEASE, LONG, SOON, connect, granted, now, until, until_renewed, until_waiting, waits, within,
+    LEASE, LONG, SOON, Victim, connect, granted, now, until, until_renewed, until_waiting, waits,
+    within,
 };
-use super::ensemble::{Scene, Victim};
+use super::ensemble::Scene;
 
 /// One after the other on one ensemble, since three Java machines start slowly.
 #[tokio::test]

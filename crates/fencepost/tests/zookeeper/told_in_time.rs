@@ -9,8 +9,8 @@ use std::time::Duration;
 use fencepost::{Guard, Moment};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperMember, wait};
 
-use super::common::{LONG, SOON, Site, connect, ms, now, pass, until, within};
-use super::ensemble::{Three, Ways};
+use super::common::{LONG, SOON, Site, Ways, connect, ms, now, pass, until, within};
+use super::ensemble::Three;
 use super::raw::Raw;
 
 const TTL: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ async fn a_client_that_is_cut_off_is_told_before_the_next_one_is_let_in() {
     for round in 0..ROUNDS {
         let mut tasks = Vec::new();
         for at in 0..3 {
-            let ways = Ways::to(&three);
+            let ways = Ways::to(&three.url());
             let client = ways.client_at(at, &[TTL]).await;
             let name = format!("r{round}/{at}");
             let guard = client.lock(&name).ttl(TTL).acquire().await.unwrap();
@@ -98,7 +98,7 @@ async fn a_beat_that_the_leader_has_not_heard_of_does_not_count_too_long() {
     for (round, ttl) in [TTL, 2 * TTL, TTL / 2].into_iter().enumerate() {
         let leader = three.leader().unwrap();
         let at = (leader + 1) % 3;
-        let ways = Ways::to(&three);
+        let ways = Ways::to(&three.url());
         let client = ways.client_at(at, &[ttl]).await;
         let name = format!("beat/{round}");
         let guard = client.lock(&name).ttl(ttl).acquire().await.unwrap();

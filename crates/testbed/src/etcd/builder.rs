@@ -7,6 +7,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::{Credentials, Etcd};
+use crate::cluster::Clustered as _;
 use crate::ports::{free_port, on_free_port};
 use crate::server::Server;
 use crate::tls::Certificates;
@@ -119,8 +120,8 @@ pub(super) fn launch(
     if let Some(door) = door {
         command.env("HTTP_PROXY", format!("socks5://{door}"));
     }
-    let server = Server::launch("etcd", "etcd-server", command, directory)?;
-    Ok(Etcd { server, name, port, certificates, credentials: None })
+    let server = Server::spawn("etcd", "etcd-server", command, directory, port)?;
+    Ok(Etcd { server, name, certificates, credentials: None })
 }
 
 fn demand_login(etcd: &Etcd, auth: &Credentials) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::ZooKeeper;
+use crate::cluster::Clustered as _;
 use crate::java::{JAVA, zookeeper_classpath};
 use crate::ports::{free_port, on_free_port};
 use crate::server::Server;
@@ -133,8 +134,8 @@ impl Builder {
         command.arg(MAIN).arg(place.join(CONFIG));
         // The machine takes options from these, and says so in its log.
         command.env_remove("JAVA_TOOL_OPTIONS").env_remove("JDK_JAVA_OPTIONS");
-        let server = Server::launch("zookeeper", JAVA, command, directory)?;
-        Ok(ZooKeeper { server, port, tls })
+        let server = Server::spawn("zookeeper", JAVA, command, directory, port)?;
+        Ok(ZooKeeper { server, tls })
     }
 
     fn configuration(&self, directory: &Path, port: u16) -> String {

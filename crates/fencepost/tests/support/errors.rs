@@ -1,0 +1,63 @@
+//! Errors, and the log: what they say, and what they must not show.
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::{Mutex, Once, PoisonError};
+
+use fencepost::{Error, ErrorKind};
+
+/// The password of every server that has one: no error and no line of the log may show it.
+pub(crate) const SECRET: &str = "hunter2/and more";
+
+/// The call failed like this, and says these words: on one line, without the password.
+#[track_caller]
+pub(crate) fn fails<T: Debug>(
+    outcome: fencepost::Result<T>,
+    kind: &ErrorKind,
+    words: &[&str],
+) -> Error {
+    let error = outcome.expect_err("it should fail");
+    let message = error.to_string();
+    assert_eq!(error.kind(), kind, "{message}");
+    for word in words {
+        assert!(message.contains(word), "\"{message}\" does not say \"{word}\"");
+    }
+    assert!(!message.contains('\n'), "an error is one line: {message}");
+    for text in [message, format!("{error:?}"), log()] {
+        assert!(!shows_the_secret(&text), "the password is in \"{text}\"");
+    }
+    error
+}
+
+fn shows_the_secret(text: &str) -> bool {
+    // Once as it is, once as a URL has it.
+    text.contains(SECRET) || text.contains("hunter2")
+}
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Takes down what the library logs, for all tests of this process.
+pub(super) fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
+        log.with_ansi(false).with_writer(|| Log).init();
+    });
+}
+
+pub(crate) fn log() -> String {
+    String::from_utf8_lossy(&LOG.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+}
