@@ -61,11 +61,13 @@ pub(crate) fn prepare_child(command: &mut Command, setup: ChildSetup) {
 }
 
 /// Makes `command` start in a session of its own, so that what is sent to our group or by our terminal
-/// does not reach it, with nothing open but its stdio and `presence`.
+/// does not reach it, with nothing open but its stdio and `presence`, and deaf to every signal from its first
+/// moment on: only its pipe may end a watchdog.
 pub(crate) fn prepare_watchdog(command: &mut Command, presence: Option<OwnedFd>) {
     // SAFETY: as above.
     unsafe {
         command.pre_exec(move || {
+            block_all_signals();
             rustix::process::setsid()?;
             close_on_exec_from(3);
             if let Some(presence) = &presence {
@@ -76,8 +78,8 @@ pub(crate) fn prepare_watchdog(command: &mut Command, presence: Option<OwnedFd>)
     }
 }
 
-/// Blocks every signal that can be blocked, for good. For the watchdog, which only its pipe may end.
-pub(crate) fn block_all_signals() {
+/// Blocks every signal that can be blocked. A program that is executed then inherits that.
+fn block_all_signals() {
     // SAFETY: `set` is written by sigfillset before it is read.
     unsafe {
         let mut set = MaybeUninit::uninit();

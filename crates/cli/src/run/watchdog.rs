@@ -6,7 +6,7 @@
 //! when the store sees the holder's processes gone; the watchdog counts as one (it keeps the presence file
 //! open), and it does not end before the group has.
 //!
-//! It waits on `CLOCK_BOOTTIME`, blocks all signals, lives in a session of its own, and does nothing else.
+//! It waits on `CLOCK_BOOTTIME`, is started deaf to all signals and in a session of its own, and does nothing else.
 
 use std::time::Duration;
 
@@ -19,7 +19,6 @@ use rustix::process::Signal;
 use super::group::Group;
 use super::record::Record;
 use crate::exit::{self, say};
-use crate::sys;
 
 /// The hidden command.
 pub(crate) const COMMAND: &str = "__watchdog";
@@ -57,7 +56,6 @@ pub(crate) fn watch(name: &str) -> u8 {
         say(&format!("{COMMAND} is for fencepost's own use: see `fencepost --help`"));
         return exit::USAGE;
     }
-    sys::block_all_signals();
     let timer = Timer::new();
     let never = Moment::NEVER;
     let mut orders = Orders { group: None, term_at: never, kill_at: never, asked_for: None };
