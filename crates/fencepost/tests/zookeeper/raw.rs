@@ -1,10 +1,10 @@
 //! A connection of our own to a server, in ZooKeeper's protocol: to look without the client that is tested, and
 //! to end one of its sessions behind its back.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use fencepost_testbed::ZooKeeper;
+use fencepost_testbed::{ZooKeeper, wait};
 
 use super::common::SOON;
 
@@ -21,10 +21,11 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(address: SocketAddr) -> Self {
-        Self::attach(address, 0, [0; 16])
+        Self::attach(address, 0, [0; 16]).unwrap().expect("the server takes a new session")
     }
 
-    fn attach(address: SocketAddr, session: i64, password: [u8; 16]) -> Self {
+    /// None if there is no such session any more.
+    fn attach(address: SocketAddr, session: i64, password: [u8; 16]) -> io::Result<Option<Self>> {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -37,40 +38,39 @@ impl Raw {
             &16_i32.to_be_bytes(),
             &password,
         ];
-        raw.send(&hello.concat());
-        let welcome = raw.receive();
-        assert!(int(&welcome, 4) > 0, "the server takes this session");
-        raw
+        raw.send(&hello.concat())?;
+        let welcome = raw.receive()?;
+        Ok((int(&welcome, 4) > 0).then_some(raw))
     }
 
-    fn send(&mut self, body: &[u8]) {
+    fn send(&mut self, body: &[u8]) -> io::Result<()> {
         let length = i32::try_from(body.len()).unwrap().to_be_bytes();
-        self.stream.write_all(&[&length, body].concat()).unwrap();
+        self.stream.write_all(&[&length, body].concat())
     }
 
-    fn receive(&mut self) -> Vec<u8> {
+    fn receive(&mut self) -> io::Result<Vec<u8>> {
         let mut length = [0; 4];
-        self.stream.read_exact(&mut length).unwrap();
+        self.stream.read_exact(&mut length)?;
         let mut body = vec![0; u32::from_be_bytes(length) as usize];
-        self.stream.read_exact(&mut body).unwrap();
-        body
+        self.stream.read_exact(&mut body)?;
+        Ok(body)
     }
 
     /// The error number of the answer.
-    fn ask(&mut self, code: i32, body: &[u8]) -> i32 {
+    fn ask(&mut self, code: i32, body: &[u8]) -> io::Result<i32> {
         self.number += 1;
-        self.send(&[&self.number.to_be_bytes(), &code.to_be_bytes(), body].concat());
-        let answer = self.receive();
+        self.send(&[&self.number.to_be_bytes(), &code.to_be_bytes(), body].concat())?;
+        let answer = self.receive()?;
         assert_eq!(int(&answer, 0), self.number);
-        int(&answer, 12)
+        Ok(int(&answer, 12))
     }
 
     /// Whether the node is there, as the leader has it.
     pub(crate) fn exists(&mut self, path: &str) -> bool {
         let length = i32::try_from(path.len()).unwrap().to_be_bytes();
         let path = [&length, path.as_bytes()].concat();
-        assert_eq!(self.ask(SYNC, &path), 0);
-        match self.ask(EXISTS, &[&path[..], &[0]].concat()) {
+        assert_eq!(self.ask(SYNC, &path).unwrap(), 0);
+        match self.ask(EXISTS, &[&path[..], &[0]].concat()).unwrap() {
             0 => true,
             NO_NODE => false,
             error => panic!("error {error}"),
@@ -79,7 +79,7 @@ impl Raw {
 
     /// Ends the session, and with it all its nodes.
     pub(crate) fn close(mut self) {
-        assert_eq!(self.ask(CLOSE, &[]), 0);
+        assert_eq!(self.ask(CLOSE, &[]).unwrap(), 0);
     }
 }
 
@@ -87,10 +87,18 @@ fn int(bytes: &[u8], at: usize) -> i32 {
     i32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Ends the session that this node belongs to, as if its time were up: attaches to it and closes it.
+/// Ends the session that this node belongs to, as if its time were up: attaches to it and closes it. Its client
+/// attaches to it again as soon as it notices, which cuts us off: then we do the same.
 pub(crate) fn expire_session_of(server: &ZooKeeper, node: &str) {
     let session = session_of(server, node);
-    Raw::attach(server.address(), session, password_of(session)).close();
+    wait::until(SOON, "the session is gone", || {
+        match Raw::attach(server.address(), session, password_of(session)) {
+            Ok(Some(mut raw)) => Ok(raw.ask(CLOSE, &[]).is_ok_and(|error| error == 0)),
+            Ok(None) => Ok(true),
+            Err(_) => Ok(false),
+        }
+    })
+    .unwrap();
 }
 
 /// The session that this node belongs to.
