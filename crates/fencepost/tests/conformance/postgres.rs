@@ -16,9 +16,9 @@ struct Servers {
 }
 
 impl Servers {
-    fn start(bounced: bool) -> io::Result<Arc<Self>> {
+    fn start(through: bool) -> io::Result<Arc<Self>> {
         let server = Arc::new(Postgres::builder().start()?);
-        let bouncer = bounced.then(|| PgBouncer::start(&server, &[], 20)).transpose()?;
+        let bouncer = through.then(|| PgBouncer::start(&server, &[], 20)).transpose()?;
         Ok(Arc::new(Self { bouncer, server }))
     }
 }
