@@ -16,6 +16,8 @@ pub(crate) const INTERNAL: u8 = 70;
 pub(crate) const HELD: u8 = 75;
 /// The lock was lost, or the owner given does not hold it.
 pub(crate) const LOST: u8 = 76;
+/// A fence refused the token: a later holder has entered.
+pub(crate) const STALE: u8 = 77;
 /// The store can not give what was asked for.
 pub(crate) const REFUSED: u8 = 78;
 /// The command can not be executed.
@@ -36,6 +38,7 @@ Exit codes:
   70   a fault of fencepost or of the system
   75   not acquired: somebody else holds the lock
   76   lost: the lock was lost while the command ran, or is not the owner's
+  77   stale: the fence refused the token, a later holder has entered
   78   refused: the store can not give what was asked for
   126  the command can not be executed
   127  the command was not found
@@ -108,6 +111,7 @@ impl From<Error> for Failure {
             ErrorKind::Unreachable => (UNREACHABLE, "unreachable"),
             ErrorKind::Lost(_) => (LOST, "lost"),
             ErrorKind::NotHeld(_) => (LOST, "not_held"),
+            ErrorKind::Stale => (STALE, "stale"),
             ErrorKind::Refused => (REFUSED, "refused"),
             ErrorKind::Invalid => (USAGE, "invalid"),
             _ => (INTERNAL, "internal"),
