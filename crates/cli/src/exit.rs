@@ -6,6 +6,8 @@ use fencepost::{Error, ErrorKind};
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
+/// What a lab shows did not happen.
+pub(crate) const NOT_SHOWN: u8 = 1;
 /// The call is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// The store can not be reached or used.
@@ -33,6 +35,7 @@ macro_rules! exit_codes {
         "\
 Exit codes:
   0    done (`run`: the command's own code is passed on)
+  1    `lab`: what it shows did not happen
   64   bad usage: fix the value that the message names
   69   the store can not be reached or used; retry when it is back
   70   a fault of fencepost or of the system
