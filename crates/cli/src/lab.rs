@@ -68,6 +68,8 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
         FencedHalves::Neither => [false, false],
     };
     let options = pause::Options { ttl: args.ttl, work: args.work, freeze: !args.no_pause, fenced };
+    // Now, and not after the whole show: it may be a bad path.
+    args.svg.as_deref().map_or(Ok(()), |file| write(file, ""))?;
     let mut say = |progress: pause::Progress<'_>| match progress {
         pause::Progress::Half { fence } => {
             let which = if fence { "With" } else { "Without" };

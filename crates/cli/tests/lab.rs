@@ -137,7 +137,7 @@ fn a_killed_holder_frees_the_lock_at_once_on_the_embedded_store() {
 #[test]
 fn a_holder_that_lives_frees_nothing() {
     let store = Store::new();
-    let arguments = ["lab", "crash", "--ttl=300ms", "--rounds=1", "--no-kill", "--json"];
+    let arguments = ["lab", "crash", "--ttl=2s", "--rounds=1", "--no-kill", "--json"];
     let (code, account, err) = lab(&store, &arguments);
     assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
     assert!(err.contains("does not wait") && err.contains("never"), "{err}");
@@ -162,6 +162,25 @@ fn without_a_unique_key_the_job_runs_on_every_copy() {
     let (code, account, err) = lab(&store, &arguments);
     assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
     assert_eq!(account["key"]["runs"], serde_json::json!([4, 4]), "{account}");
+}
+
+/// A server can not see a process end: there the lease decides, and the fence is needed just the same.
+#[test]
+fn on_a_redis_the_next_waits_for_the_lease() {
+    let redis = fencepost_testbed::Redis::builder().start().unwrap();
+    let store = Store::new();
+    let on = format!("--on={}", redis.url());
+    let (code, account, err) = lab(&store, &[&QUICK[..], &[&on]].concat());
+    assert_eq!((code, &account["store"]), (Some(0), &"redis".into()), "{account} {err}");
+    let (code, account, err) =
+        lab(&store, &["lab", "crash", "--ttl=500ms", "--rounds=2", "--json", &on]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    assert_eq!(account["sees_the_process_end"], false);
+    let (code, account, err) =
+        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=2", "--json", &on]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let (_, left, _) = store.say(&["ls", "--json", &on]);
+    assert_eq!(left.trim(), r#"{"locks":[]}"#);
 }
 
 /// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
@@ -202,6 +221,7 @@ fn bad_input_is_one_line() {
         (&["lab", "pause", "--ttl", "1ms"], 64, "100ms to 24h"),
         (&["lab", "pause", "--work", "25h"], 64, "at most 24h"),
         (&["lab", "pause", "--on", "redis://127.0.0.1:1"], 69, "127.0.0.1:1"),
+        (&["lab", "pause", "--svg", "/nowhere/x.svg"], 64, "/nowhere/x.svg"),
         (&["lab", "crash", "--rounds", "0"], 64, "0 is not in"),
         (&["lab", "nolock", "--copies", "1"], 64, "1 is not in"),
         (&["lab", "nolock", "--resource", "sqlite:/nowhere/x.db"], 69, "/nowhere"),

@@ -134,13 +134,14 @@ async fn half(
     let ended = |what: &What| matches!(what, What::Released | What::NotHeld { .. });
     duo.a.tell("begin")?;
     duo.until(Who::A, SOON, |what| matches!(what, What::Read { .. })).await?;
-    duo.b.tell("begin")?;
-    duo.until(Who::B, SOON, |what| *what == What::Asked).await?;
-    // It works as soon as it has read; the order is only there for A's sake.
-    duo.b.tell("write")?;
     if options.freeze {
         freeze(scene, &mut duo).await?;
-        duo.a.tell("write")?;
+    }
+    // A finds it when it wakes. For B it is only a word: it is there to hold A until it is frozen.
+    duo.a.tell("write")?;
+    duo.b.tell("begin")?;
+    duo.b.tell("write")?;
+    if options.freeze {
         duo.until(Who::B, patience, |what| matches!(what, What::Granted { .. })).await?;
         if let Some(until) = duo.good_until {
             duo.know(until, Who::A, What::LeaseOver);
@@ -150,7 +151,6 @@ async fn half(
         duo.a.wake()?;
         duo.until(Who::A, patience, ended).await?;
     } else {
-        duo.a.tell("write")?;
         duo.until(Who::A, patience, ended).await?;
         duo.until(Who::B, patience, ended).await?;
     }
