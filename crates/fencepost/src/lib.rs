@@ -60,3 +60,5 @@ pub use watch::Watch;
 // A fence works in the caller's own transaction, so the caller needs the same version of these.
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;

@@ -2,6 +2,9 @@
 //!
 //! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
 
+#[cfg(feature = "postgres")]
+#[path = "fences/postgres.rs"]
+mod postgres;
 #[cfg(feature = "sqlite")]
 #[path = "fences/sqlite.rs"]
 mod sqlite;
@@ -12,5 +15,7 @@ fn main() -> ExitCode {
     fencepost::conformance::fences::main(vec![
         #[cfg(feature = "sqlite")]
         Box::new(sqlite::InFile),
+        #[cfg(feature = "postgres")]
+        Box::new(postgres::InDatabase),
     ])
 }
