@@ -43,6 +43,8 @@ mod guard;
 mod hold;
 mod keeper;
 mod lock;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod race;
 mod url;
 mod watch;
