@@ -8,6 +8,7 @@ mod breaking;
 mod duration;
 mod exit;
 mod explain;
+mod fence;
 mod lab;
 mod look;
 mod manual;
@@ -94,6 +95,7 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
         Command::Explain(args) => {
             explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
         }
+        Command::Fence(args) => fence::fence(args, json).await,
         Command::Lab(which) => lab::lab(which, on, json).await,
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man => manual::man(),

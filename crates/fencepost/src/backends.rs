@@ -1,8 +1,12 @@
 //! The stores that can arbitrate, one module each.
 
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod ears;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "redis")]
@@ -12,27 +16,34 @@ pub mod sqlite;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use std::time::Duration;
 
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::backend::{Backend, Glimpse, LockInfo};
 use crate::backend::{Store, Surroundings};
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::url::Url;
 
 #[cfg_attr(
-    not(any(feature = "etcd", feature = "redis", feature = "sqlite", feature = "zookeeper")),
+    not(any(
+        feature = "etcd",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    )),
     expect(clippy::unused_async, reason = "the other stores have to be waited for")
 )]
 pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
     #[cfg(not(any(
         feature = "etcd",
+        feature = "postgres",
         feature = "redis",
         feature = "sqlite",
         feature = "zookeeper"
@@ -55,13 +66,15 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redlock(url) => Ok(redlock::Redlock::open(*url, &around).await?.into()),
+        #[cfg(feature = "postgres")]
+        Url::Postgres(url) => Ok(postgres::Postgres::open(*url, &around).await?.into()),
         #[cfg(feature = "zookeeper")]
         Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
     }
 }
 
 /// For stores that tell nobody of a change: looks again and again until there is one.
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 async fn look_until_changed(
     store: &dyn Backend,
     clock: &dyn Clock,

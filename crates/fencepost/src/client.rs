@@ -46,8 +46,8 @@ pub(crate) struct Client {
 
 impl Fencepost {
     /// Connects to the store that `url` names: `memory:`, `memory:NAME`, `sqlite:PATH`, `redis://HOST`,
-    /// `redlock://HOST,HOST,HOST`, `etcd://HOST,HOST,HOST`, `zookeeper://HOST,HOST/PATH`. The pages under
-    /// `docs/backends` tell of each.
+    /// `redlock://HOST,HOST,HOST`, `etcd://HOST,HOST,HOST`, `zookeeper://HOST,HOST/PATH`,
+    /// `postgres://USER@HOST/DATABASE`. The pages under `docs/backends` tell of each.
     pub async fn connect(url: &str) -> Result<Self> {
         let url = crate::url::Url::parse(url)?;
         Self::over(Arc::new(BootClock), |around| crate::backends::open(url, around)).await

@@ -19,27 +19,33 @@
 //!
 //! | fence | where the mark is | what it stops |
 //! |---|---|---|
-//! | `sqlite` | a table in the database | writes of transactions that enter |
+//! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too |
+//! | `sqlite` | a table in the database | stale transactions that enter |
+//! | `column` | a column of the row itself | stale writes of that row |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use fencepost_core::Label;
 use fencepost_core::{LockName, Token};
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::error::{Error, ErrorKind, Result};
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod column;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;
 
 /// The highest token that a resource has accepted for a name.
@@ -72,7 +78,7 @@ pub struct Reset {
     pub at: String,
 }
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Mark {
     /// The error of a token that came too late.
     pub(crate) fn refuses(&self, token: Token) -> Error {
@@ -87,11 +93,11 @@ impl Mark {
 }
 
 /// The longest reason, in bytes.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 const WHY_MAX_BYTES: usize = 1024;
 
 /// Who resets and why, checked.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
     Label::new(by)?;
     if why.trim().is_empty() {

@@ -43,6 +43,8 @@ mod guard;
 mod hold;
 mod keeper;
 mod lock;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod race;
 mod url;
 mod watch;
@@ -60,3 +62,5 @@ pub use watch::Watch;
 // A fence works in the caller's own transaction, so the caller needs the same version of these.
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;

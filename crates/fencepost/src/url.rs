@@ -12,6 +12,8 @@ use crate::backends::redis::{RedisUrl, RedlockUrl};
 #[cfg(feature = "zookeeper")]
 use crate::backends::zookeeper::ZooKeeperUrl;
 use crate::error::{Error, Result};
+#[cfg(feature = "postgres")]
+use crate::postgres::PostgresUrl;
 
 /// A store's address, parsed.
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ pub(crate) enum Url {
     Redis(Box<RedisUrl>),
     #[cfg(feature = "redis")]
     Redlock(Box<RedlockUrl>),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PostgresUrl>),
     #[cfg(feature = "etcd")]
     Etcd(Box<EtcdUrl>),
     #[cfg(feature = "zookeeper")]
@@ -35,7 +39,7 @@ pub(crate) enum Url {
 }
 
 const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
-                     etcd://HOST,HOST,HOST, zookeeper://HOST,HOST/PATH";
+                     etcd://HOST,HOST,HOST, zookeeper://HOST,HOST/PATH, postgres://USER@HOST/DATABASE";
 
 impl Url {
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -59,6 +63,10 @@ impl Url {
             "etcd" => Ok(Self::Etcd(Box::new(EtcdUrl::parse(rest)?))),
             #[cfg(feature = "zookeeper")]
             "zookeeper" | "zk" => Ok(Self::ZooKeeper(Box::new(ZooKeeperUrl::parse(rest)?))),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                Ok(Self::Postgres(Box::new(PostgresUrl::parse(scheme, rest)?)))
+            }
             #[cfg(feature = "redis")]
             _ if scheme.starts_with("redis")
                 && (scheme.contains("cluster") || scheme.contains("sentinel")) =>
@@ -100,6 +108,27 @@ fn parse_sqlite(rest: &str) -> Result<Url> {
         }
     }
     Ok(Url::Sqlite { path: PathBuf::from(path), adopt })
+}
+
+/// What a part of a URL says; `None` if there is a bad `%` in it.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
+pub(crate) fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        if *first == b'%' {
+            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
+            if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return None;
+            }
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// A span of time as a URL writes it: `500ms`, `30s`, `5m`, `2h`, `7d`.

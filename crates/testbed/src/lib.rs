@@ -2,7 +2,7 @@
 //!
 //! A store's rules are tested against the store itself, not against a picture of it. A [`Redis`] is the
 //! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
-//! by side; an [`Etcd`] and a [`ZooKeeper`] are likewise the installed ones. An [`EtcdCluster`] and a
+//! by side; an [`Etcd`], a [`ZooKeeper`] and a [`Postgres`] are likewise the installed ones. An [`EtcdCluster`] and a
 //! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
 //! off. Tests that do them no harm may use [shared](shared()) ones. A [`Proxy`] stands between a client and any
 //! TCP server and holds back, delays or cuts what passes. [`Process`], [`ports`] and [`wait`] are what the
@@ -67,6 +67,7 @@ mod etcd;
 mod java;
 mod peers;
 pub mod ports;
+mod postgres;
 mod process;
 mod proxy;
 mod redis;
@@ -83,6 +84,7 @@ pub use client::Client;
 pub use cluster::{Cluster, Clustered, Member};
 pub use etcd::{Builder as EtcdBuilder, Etcd};
 pub use java::java_classpath;
+pub use postgres::{Builder as PostgresBuilder, Database, PgBouncer, Postgres};
 pub use process::Process;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};

@@ -26,7 +26,6 @@ mod address;
 mod answers;
 mod bunch;
 mod drift;
-mod ears;
 mod faults;
 mod found;
 mod keys;
@@ -47,13 +46,13 @@ pub(crate) use self::address::{RedisUrl, RedlockUrl};
 pub(in crate::backends) use self::{
     address::Address,
     answers::{Answer, Listed, Seen, locks_from},
-    ears::Ears,
     faults::{Fault, FaultKind},
     found::Found,
     keys::{Keys, Prefix},
     link::{Link, STEPS},
     scripts::Call,
 };
+pub(in crate::backends) use super::ears::{Ears, client_id};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
@@ -240,15 +239,6 @@ pub(in crate::backends) fn refuses(error: &Error) -> bool {
 /// How long an owner is remembered that was released before it came, in milliseconds.
 pub(in crate::backends) fn remember(retention: u64) -> u64 {
     retention.min(REMEMBER.as_millis() as u64)
-}
-
-/// A name for this client that no other has.
-pub(in crate::backends) fn client_id() -> Result<String> {
-    let mut bits = [0; 16];
-    getrandom::fill(&mut bits).map_err(|error| {
-        Error::unreachable("the system has no random numbers for a client id").because(error)
-    })?;
-    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
 }
 
 impl Backend for Redis {

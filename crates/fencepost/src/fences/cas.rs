@@ -87,3 +87,42 @@ pub mod sqlite {
         }
     }
 }
+
+/// On tokio-postgres. The statement is prepared, so that the server says what types its parameters have: a
+/// PgBouncer in transaction mode must be one that keeps prepared statements (1.21).
+#[cfg(feature = "postgres")]
+pub mod postgres {
+    use tokio_postgres::GenericClient;
+    use tokio_postgres::types::ToSql;
+
+    use super::Swap;
+    use crate::error::Result;
+    use crate::fences::postgres::explain;
+    use crate::fences::rows::{Condition, Dialect, Row};
+
+    /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
+    /// goes up by one.
+    pub async fn swap(
+        client: &impl GenericClient,
+        row: &Row<'_>,
+        key: &(dyn ToSql + Sync),
+        seen: i64,
+        set: &[(&str, &(dyn ToSql + Sync))],
+    ) -> Result<Swap> {
+        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
+        let update = row.update(&columns, Condition::SameVersion, Dialect::Postgres)?;
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &seen];
+        values.extend(set.iter().map(|(_, value)| *value));
+        let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
+        if let Some(written) = written {
+            return Ok(Swap::Written { version: written.get(0) });
+        }
+        let select = row.select(Dialect::Postgres)?;
+        let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
+        match found.map(|found| found.get(0)) {
+            Some(Some(version)) => Ok(Swap::Changed { version }),
+            Some(None) => Err(row.has_null()),
+            None => Ok(Swap::Gone),
+        }
+    }
+}

@@ -22,6 +22,8 @@ pub struct Row<'a> {
 pub(crate) enum Dialect {
     #[cfg(feature = "sqlite")]
     Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
 }
 
 impl Dialect {
@@ -29,6 +31,18 @@ impl Dialect {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite => format!("?{number}"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("${number}"),
+        }
+    }
+
+    /// A parameter that is a whole number, whatever it is compared with.
+    fn number(self, number: usize) -> String {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => format!("?{number}"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("${number}::bigint"),
         }
     }
 }
@@ -36,8 +50,10 @@ impl Dialect {
 /// What the guard column must be, and what it becomes.
 #[derive(Clone, Copy)]
 pub(crate) enum Condition {
-    /// Equal to `$2`; one more afterwards.
+    /// Equal to the second parameter; one more afterwards.
     SameVersion,
+    /// Not above the second parameter, which it becomes. NULL is below all.
+    NotAbove,
 }
 
 impl Row<'_> {
@@ -51,11 +67,14 @@ impl Row<'_> {
     ) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
-        let (first, seen) = (dialect.parameter(1), dialect.parameter(2));
+        let (first, seen) = (dialect.parameter(1), dialect.number(2));
         // With a table before it, SQLite can not take an unknown column for a piece of text.
         let (becomes, holds) = match condition {
             Condition::SameVersion => {
                 (format!("guarded.{guard} + 1"), format!("guarded.{guard} = {seen}"))
+            }
+            Condition::NotAbove => {
+                (seen.clone(), format!("coalesce(guarded.{guard}, 0) <= {seen}"))
             }
         };
         let mut changes = vec![format!("{guard} = {becomes}")];
@@ -71,7 +90,7 @@ impl Row<'_> {
         let changes = changes.join(", ");
         Ok(format!(
             "UPDATE {table} AS guarded SET {changes} WHERE guarded.{key} = {first} AND {holds} \
-             RETURNING {guard}"
+             RETURNING CAST(guarded.{guard} AS bigint)"
         ))
     }
 
@@ -80,7 +99,9 @@ impl Row<'_> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
         let first = dialect.parameter(1);
-        Ok(format!("SELECT guarded.{guard} FROM {table} AS guarded WHERE guarded.{key} = {first}"))
+        Ok(format!(
+            "SELECT CAST(guarded.{guard} AS bigint) FROM {table} AS guarded WHERE guarded.{key} = {first}"
+        ))
     }
 
     /// The error of a row whose guard column holds nothing to compare with.

@@ -72,6 +72,13 @@ pub fn install(connection: &Connection) -> Result<()> {
     connection.execute_batch(TABLES).map_err(|error| explain(&error))
 }
 
+/// Whether the tables are there.
+pub fn is_installed(connection: &Connection) -> Result<bool> {
+    let ask = "SELECT count(*) = 2 FROM main.sqlite_schema
+               WHERE name IN ('fencepost_marks', 'fencepost_resets')";
+    connection.query_row(ask, [], |row| row.get(0)).map_err(|error| explain(&error))
+}
+
 /// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
 /// each transaction of the holder, those that only read included.
 ///
@@ -218,8 +225,9 @@ fn nothing_without_tables<T>(error: &rusqlite::Error) -> Result<Vec<T>> {
     if lacks_tables(error) { Ok(Vec::new()) } else { Err(explain(error)) }
 }
 
-/// What a failure of SQLite means to the caller of a fence.
-pub(crate) fn explain(error: &rusqlite::Error) -> Error {
+/// What an error of SQLite means to the user of a fence.
+#[must_use]
+pub fn explain(error: &rusqlite::Error) -> Error {
     let (failure, text) = match error {
         rusqlite::Error::SqliteFailure(failure, Some(text)) => (Some(failure), text.clone()),
         rusqlite::Error::SqliteFailure(failure, None) => (Some(failure), failure.to_string()),

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::url::decoded;
 
 /// What stands behind `SCHEME:`, taken apart and decoded.
 pub(crate) struct Servers {
@@ -169,25 +170,6 @@ fn with_port(host: &str, port: u16) -> Option<String> {
         None => return None,
     };
     good.then(|| format!("{name}:{port}"))
-}
-
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        if *first == b'%' {
-            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
-            if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return None;
-            }
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*first);
-            rest = after;
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

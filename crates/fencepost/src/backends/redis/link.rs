@@ -15,9 +15,9 @@ use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_va
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use super::Ears;
 use super::address::Address;
 use super::drift::Drift;
-use super::ears::Ears;
 use super::faults::{Fault, FaultKind};
 use super::found::{self, Found};
 use super::keys::channel;

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fencepost_core::OwnerId;
 use tokio::sync::Notify;
 
+use crate::error::{Error, Result};
+
 /// All waiters of one client.
 #[derive(Debug, Default)]
 pub(in crate::backends) struct Ears(Mutex<HashMap<OwnerId, Arc<Notify>>>);
@@ -50,4 +52,13 @@ impl Drop for Ear {
     fn drop(&mut self) {
         self.all.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.owner);
     }
+}
+
+/// A name for this client that no other has.
+pub(in crate::backends) fn client_id() -> Result<String> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|error| {
+        Error::unreachable("the system has no random numbers for a client id").because(error)
+    })?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
 }

@@ -1,0 +1,468 @@
+//! `postgres://USER@HOST/DATABASE` a PostgreSQL that is there already.
+//!
+//! A lock is a row of the schema `fencepost` (locks_1.sql), which is made when the first client connects. It shares
+//! nothing with advisory locks: those end with a connection and have no token, and a PgBouncer in transaction
+//! mode strands them.
+//!
+//! *Why grants exclude:* each step is one function, in a transaction of its own, and what it does about a name it does
+//! under the lock of that name's row. A grant is made only where the row has no owner, or one whose lease is
+//! over by the server's clock, read after the row was locked. A guard counts its deadline from before its
+//! request, so it is lost before the lease is over.
+//! *Why tokens rise:* one sequence draws them all, in the very UPDATE that makes the grant. If that had to wait for
+//! the row, PostgreSQL evaluates it again on the row it then finds, and draws again. So a token is drawn while the
+//! row is locked, and a later grant of the name has a later one. (Drawn before the row is locked, they fall:
+//! tests/postgres/hammer.rs shows both.)
+//! *Where that ends:* a server that comes back without its last commits, because it does not sync them, was
+//! restored from a backup, or because a standby took over that did not have them, has old locks and an old
+//! sequence. A jump of its clock ends leases early or late; tokens rise all the same. So a lock here is for
+//! correctness only on a server that syncs, and that no standby can follow at a distance (found.rs).
+//!
+//! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every 250 ms.
+//! A release tells the first of them, and only that one (NOTIFY, which is not free: it is sent only if
+//! somebody waits); a free lock is given to nobody else while the first one's place is kept. A client
+//! LISTENs on a connection of its own from its first wait on. Where that can not work, as behind a PgBouncer in
+//! transaction mode, its waiters look every 250 ms.
+//! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
+//! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
+//! its owner, and a late acquire finds it.
+
+mod answers;
+mod found;
+mod listen;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use tokio::task::AbortHandle;
+use tokio_postgres::types::Type;
+
+use self::answers::{Asked, Holder, number, text};
+use self::found::Found;
+use self::listen::Listener;
+use super::ears::{Ears, client_id};
+use crate::backend::{
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
+    Renewed, Request, Surroundings, Wait,
+};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::postgres::install::Component;
+use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
+use crate::race::race;
+
+/// How long a waiter or an observer trusts what it saw.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long a waiter puts up with a server that can not be reached.
+const OUTAGE: Duration = Duration::from_secs(5);
+/// How long it leaves a server alone that just failed it.
+const BREATH: Duration = Duration::from_millis(50);
+/// How long an owner is remembered that was released before it came, in milliseconds.
+const REMEMBER: i64 = 60_000;
+/// How often the server's settings are read again.
+const REFRESH: Duration = Duration::from_secs(5);
+/// How often the rows of locks are removed that nobody uses any more, and how old those are, in milliseconds.
+const TIDY: Duration = Duration::from_mins(10);
+const OLD: i64 = 3_600_000;
+
+/// What is kept in the database.
+pub(crate) const LOCKS: Component =
+    Component { name: "locks", migrations: &[include_str!("postgres/locks_1.sql")] };
+
+const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
+const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
+const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
+const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
+const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
+const LIST: &str = "SELECT * FROM fencepost.list()";
+const TIDY_UP: &str = "SELECT fencepost.tidy($1)";
+
+/// A store on one PostgreSQL server.
+pub struct Postgres {
+    pool: Arc<Pool>,
+    clock: Arc<dyn Clock>,
+    listener: Listener,
+    ears: Arc<Ears>,
+    /// Owners of whom an acquire was sent and not answered. It may be carried out late.
+    unanswered: Mutex<HashSet<OwnerId>>,
+    found: Arc<Mutex<Found>>,
+    upkeep: AbortHandle,
+}
+
+impl Postgres {
+    pub(crate) async fn open(url: PostgresUrl, around: &Surroundings) -> Result<Arc<Self>> {
+        let pool = Arc::new(Pool::new(url, around));
+        let found = Found::read(&pool).await.map_err(Fault::into_error)?;
+        found.check(pool.shown())?;
+        LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
+        let found = Arc::new(Mutex::new(found));
+        let ears = Arc::new(Ears::default());
+        let listener = Listener::new(client_id()?, &pool, &ears, around);
+        let upkeep = around.runtime.spawn(keep_up(Arc::downgrade(&pool), Arc::clone(&found)));
+        let (upkeep, clock) = (upkeep.abort_handle(), Arc::clone(&around.clock));
+        let unanswered = Mutex::default();
+        Ok(Arc::new(Self { pool, clock, listener, ears, unanswered, found, upkeep }))
+    }
+
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, HashSet<OwnerId>> {
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One try, which stands in line if `waits`.
+    async fn ask(&self, request: &Request, waits: bool) -> Result<Asked, Fault> {
+        let Request { name, owner, ttl, label, .. } = request;
+        // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
+        let known = !self.unanswered().insert(*owner);
+        let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
+        let channel = waits.then(|| self.listener.channel());
+        let heard = self
+            .pool
+            .call(
+                Use::Asking,
+                ACQUIRE,
+                &[
+                    (&name.as_str(), Type::TEXT),
+                    (&id, Type::TEXT),
+                    (&ttl_ms, Type::INT8),
+                    (&label.as_str(), Type::TEXT),
+                    (&channel, Type::TEXT),
+                ],
+            )
+            .await;
+        // One that was sent before may still be under way.
+        let late = known
+            || heard
+                .as_ref()
+                .map_or_else(|fault| fault.kind == FaultKind::Cut, |heard| heard.again);
+        if !late {
+            self.unanswered().remove(owner);
+        }
+        let Heard { rows, sent, .. } = heard?;
+        let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
+        Ok(match answers::status(row, "acquire")? {
+            1 => {
+                let token = answers::token(row, "r_token", "acquire")?;
+                let ttl = answers::ttl(row, "r_ttl", "acquire")?;
+                let grant = Grant { token, ttl, sent, queued: false, presence: None };
+                Asked::Ended(Acquired::Granted(grant))
+            }
+            2 => {
+                let left = number(row, "r_left").map(Duration::from_millis);
+                // Only the first in line counts on the lease's end: one is enough to see it.
+                let first = number(row, "r_ahead") == Some(0);
+                let nap = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+                Asked::InLine { nap: if first { nap } else { LOOK_AGAIN } }
+            }
+            0 => Asked::Ended(Acquired::Held(Holder::read(row).into_info())),
+            _ => {
+                return Err(Fault::new(
+                    FaultKind::Cut,
+                    format!("this acquire of \"{name}\" was withdrawn before it arrived"),
+                ));
+            }
+        })
+    }
+
+    async fn wait_in_line(&self, request: &Request, until: Moment) -> Result<Acquired> {
+        // First without a place in line, as it is free more often than not.
+        let mut ear = None;
+        let mut out_since: Option<Moment> = None;
+        loop {
+            let in_time = self.now() < until && ear.is_some();
+            let nap = match self.ask(request, in_time).await {
+                Ok(Asked::Ended(Acquired::Held(_))) if ear.is_none() && self.now() < until => {
+                    // Open before the server knows of us, so that its word is not missed.
+                    ear = Some(self.ears.open(request.owner));
+                    self.listener.start();
+                    continue;
+                }
+                Ok(Asked::Ended(acquired)) => return Ok(acquired),
+                Ok(Asked::InLine { nap }) => {
+                    out_since = None;
+                    nap
+                }
+                Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
+                Err(fault) => {
+                    let since = *out_since.get_or_insert(self.now());
+                    if self.now() >= until || self.now().since(since) >= OUTAGE {
+                        return Err(fault.into_error());
+                    }
+                    BREATH
+                }
+            };
+            let alarm = self.clock.alarm((self.now() + nap).min(until));
+            match &ear {
+                Some(ear) => {
+                    race(ear.called(), alarm).await;
+                }
+                None => alarm.await,
+            }
+        }
+    }
+
+    async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
+        let names: Vec<&str> = batch.iter().map(|renewal| renewal.name.as_str()).collect();
+        let owners: Vec<String> = batch.iter().map(|renewal| renewal.owner.reveal()).collect();
+        let ttls: Vec<i64> = batch
+            .iter()
+            .map(|renewal| renewal.ttl.map_or(0, |ttl| i64::from(ttl.as_millis())))
+            .collect();
+        let tokens: Vec<i64> = batch
+            .iter()
+            .map(|renewal| renewal.token.map_or(0, |token| token.get().cast_signed()))
+            .collect();
+        let heard = self
+            .pool
+            .call(
+                Use::Keeping,
+                RENEW,
+                &[
+                    (&names, Type::TEXT_ARRAY),
+                    (&owners, Type::TEXT_ARRAY),
+                    (&ttls, Type::INT8_ARRAY),
+                    (&tokens, Type::INT8_ARRAY),
+                ],
+            )
+            .await?;
+        let mut answers: Vec<Option<Result<Renewed>>> = batch.iter().map(|_| None).collect();
+        for row in &heard.rows {
+            let place = number(row, "place").and_then(|place| usize::try_from(place).ok());
+            let place =
+                place.and_then(|place| place.checked_sub(1)).filter(|place| *place < batch.len());
+            let place = place.ok_or_else(|| answers::odd("renew"))?;
+            answers[place] = Some(if answers::status(row, "renew")? == 1 {
+                let token = answers::token(row, "r_token", "renew")?;
+                let ttl = answers::ttl(row, "r_ttl", "renew")?;
+                Ok(Renewed { token, ttl, sent: heard.sent })
+            } else {
+                Err(Error::not_held(&batch[place].name, why_not(row)))
+            });
+        }
+        let left_out = || Err(answers::odd("renew").into_error());
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(left_out)).collect())
+    }
+
+    async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {
+        let shown = LockInfo::SHOWN_WAITERS as i32;
+        let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
+        let heard = self.pool.call(Use::Asking, INSPECT, &parameters).await?;
+        let row = heard.rows.first().ok_or_else(|| answers::odd("inspect"))?;
+        Ok(answers::lock_info(name.clone(), row))
+    }
+
+    async fn break_now(&self, name: &LockName) -> Result<Option<Broken>, Fault> {
+        // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
+        let Some(holder) = self.look(name).await?.holder else { return Ok(None) };
+        let Some(seen) = holder.token else { return Ok(None) };
+        let token = seen.get().cast_signed();
+        let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&token as _, Type::INT8)];
+        let heard = self.pool.call(Use::Asking, BREAK, &parameters).await?;
+        let row = heard.rows.first().ok_or_else(|| answers::odd("break"))?;
+        let floor = match answers::status(row, "break")? {
+            1 => answers::token(row, "r_floor", "break")?,
+            // What the first of two drew is not known any more. Next to the broken token nothing was granted,
+            // so that does as well.
+            5 => Token::new(seen.get() + 1).map_err(|_| answers::odd("break"))?,
+            _ => return Ok(None),
+        };
+        Ok(Some(Broken { label: holder.label, token: Some(seen), floor }))
+    }
+}
+
+fn why_not(row: &tokio_postgres::Row) -> Option<LossCause> {
+    match text(row, "r_why").as_deref() {
+        Some("broken") => Some(LossCause::Broken),
+        Some("taken") => Some(LossCause::TakenOver),
+        _ => None,
+    }
+}
+
+impl Backend for Postgres {
+    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+        Box::pin(async move {
+            let acquired = match wait {
+                Wait::No => match self.ask(&request, false).await.map_err(Fault::into_error)? {
+                    Asked::Ended(acquired) => acquired,
+                    Asked::InLine { .. } => Acquired::Held(None),
+                },
+                Wait::Until(until) => self.wait_in_line(&request, until).await?,
+                Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
+            };
+            let late = self.unanswered().contains(&request.owner);
+            if late && matches!(acquired, Acquired::Held(_)) {
+                // Nobody will release it: an acquire that is still under way must find that it is over.
+                let _ = self.release(request.name, request.owner).await;
+            }
+            Ok(acquired)
+        })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+        Box::pin(async move {
+            match self.renew_all(&batch).await {
+                Ok(answers) => answers,
+                Err(fault) => batch.iter().map(|_| Err(fault.clone().into_error())).collect(),
+            }
+        })
+    }
+
+    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let late = self.unanswered().contains(&owner);
+            let id = owner.reveal();
+            let heard = self
+                .pool
+                .call(
+                    Use::Keeping,
+                    RELEASE,
+                    &[
+                        (&name.as_str(), Type::TEXT),
+                        (&id, Type::TEXT),
+                        (&REMEMBER, Type::INT8),
+                        (&late, Type::BOOL),
+                    ],
+                )
+                .await
+                .map_err(Fault::into_error)?;
+            if late {
+                self.unanswered().remove(&owner);
+            }
+            let odd = || answers::odd("release").into_error();
+            let row = heard.rows.first().ok_or_else(odd)?;
+            match (answers::status(row, "release").map_err(Fault::into_error)?, why_not(row)) {
+                (1, _) => Ok(()),
+                // The connection broke after the server had done it; somebody may have the lock by now.
+                (_, why) if heard.again && why != Some(LossCause::Broken) => Ok(()),
+                (_, why) => Err(Error::not_held(&name, why)),
+            }
+        })
+    }
+
+    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move { self.break_now(&name).await.map_err(Fault::into_error) })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(async move { self.look(&name).await.map_err(Fault::into_error) })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
+        Box::pin(async move {
+            let heard = self.pool.call(Use::Asking, LIST, &[]).await.map_err(Fault::into_error)?;
+            let named = heard.rows.iter().filter_map(|row| {
+                let name = LockName::new(&text(row, "r_name")?).ok()?;
+                Some(answers::lock_info(name, row))
+            });
+            Ok(named.collect())
+        })
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Guarantees {
+            correctness: found.correctness(),
+            found: found.lines(),
+            ..guarantees(found.synced(), found.alone(), found.in_step())
+        }
+    }
+}
+
+/// What a server keeps that syncs every commit, or does not; that has no standbys, or only such as have every
+/// commit before it is answered.
+fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
+    let neither = |note| Kept { exclusion: Holds::No, tokens: Holds::No, note };
+    Guarantees {
+        backend: "postgres",
+        scope: "all who use this database",
+        correctness: Correctness::Fit,
+        fifo: true,
+        wake: "a release tells the first in line (NOTIFY); all look again every 250 ms",
+        clock: "the server's wall clock",
+        longest: Ttl::MAX,
+        lengthens: true,
+        found: Vec::new(),
+        under: [
+            Kept::both("the lock is free when the lease has run out"),
+            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
+            if synced {
+                Kept::both("every grant is synced before it is answered")
+            } else {
+                neither("the last grants are forgotten, and their tokens drawn again")
+            },
+            if alone {
+                Kept::none_such("it has no standbys")
+            } else if in_step {
+                Kept::both("every standby has a grant before it is answered")
+            } else {
+                neither(
+                    "a standby without the last commits grants again, and draws their tokens again",
+                )
+            },
+            Kept {
+                exclusion: Holds::No,
+                tokens: Holds::Yes,
+                note: "forwards: leases end early; backwards: late",
+            },
+            Kept::both(
+                "a holder that is cut off is told before its lease ends; nobody else is granted",
+            ),
+            neither(
+                "a restored backup has its old sequence: held locks are forgotten and tokens fall",
+            ),
+        ],
+    }
+}
+
+/// What a PostgreSQL keeps that stands alone and syncs what it commits, as it does unless it is told not to.
+#[must_use]
+pub fn usual_guarantees() -> Guarantees {
+    guarantees(true, true, false)
+}
+
+/// Reads the server's settings again and again, and tidies up, as long as the store is used.
+async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
+    let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
+    // Not all clients at the same time.
+    let mut bits = [0; 2];
+    let _ = getrandom::fill(&mut bits);
+    let mut tidy = clock.now() + TIDY.mul_f64(0.1 + f64::from(u16::from_ne_bytes(bits)) / 65536.0);
+    loop {
+        clock.alarm(clock.now() + REFRESH).await;
+        let Some(pool) = pool.upgrade() else { return };
+        if let Ok(read) = Found::read(&pool).await {
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = read;
+        }
+        if clock.now() >= tidy {
+            tidy = clock.now() + TIDY;
+            let done = pool.call(Use::Asking, TIDY_UP, &[(&OLD, Type::INT8)]).await;
+            if let Err(fault) = done {
+                tracing::debug!(server = %pool.shown(), why = %fault.message, "could not tidy up");
+            }
+        }
+    }
+}
+
+impl Observe for Postgres {
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+        Box::pin(super::look_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.upkeep.abort();
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Postgres({})", self.pool.shown())
+    }
+}

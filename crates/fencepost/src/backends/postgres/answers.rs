@@ -1,0 +1,101 @@
+//! What the steps answer, as the types that the rest works with.
+
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Token, Ttl};
+use tokio_postgres::Row;
+
+use crate::backend::{Acquired, HolderInfo, LockInfo, WaiterInfo};
+use crate::postgres::{Fault, FaultKind};
+
+/// What came of one try.
+pub(super) enum Asked {
+    Ended(Acquired),
+    /// With how long to wait before it looks again.
+    InLine {
+        nap: Duration,
+    },
+}
+
+pub(super) fn odd(verb: &str) -> Fault {
+    Fault::new(
+        FaultKind::Refused,
+        format!("the server gave an odd answer to {verb}: is the schema \"fencepost\" ours?"),
+    )
+}
+
+/// What a step begins with.
+pub(super) fn status(row: &Row, verb: &str) -> Result<i32, Fault> {
+    row.try_get("status").map_err(|_| odd(verb))
+}
+
+/// A number that may be missing; below zero, as a clock that was set back makes a span, it is zero.
+pub(super) fn number(row: &Row, column: &str) -> Option<u64> {
+    let number: Option<i64> = row.try_get(column).ok()?;
+    number.map(|number| u64::try_from(number).unwrap_or(0))
+}
+
+pub(super) fn text(row: &Row, column: &str) -> Option<String> {
+    row.try_get(column).ok()?
+}
+
+pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, Fault> {
+    number(row, column).and_then(|token| Token::new(token).ok()).ok_or_else(|| odd(verb))
+}
+
+pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, Fault> {
+    let ttl = number(row, column).map(Duration::from_millis);
+    ttl.and_then(|ttl| Ttl::new(ttl).ok()).ok_or_else(|| odd(verb))
+}
+
+/// Who holds a lock, as far as a row tells.
+pub(super) struct Holder {
+    label: Option<String>,
+    token: Option<u64>,
+    ttl: Option<u64>,
+    held: Option<u64>,
+    left: Option<u64>,
+}
+
+impl Holder {
+    pub(super) fn read(row: &Row) -> Self {
+        Self {
+            label: text(row, "r_label"),
+            token: number(row, "r_token"),
+            ttl: number(row, "r_ttl"),
+            held: number(row, "r_held"),
+            left: number(row, "r_left"),
+        }
+    }
+
+    pub(super) fn into_info(self) -> Option<HolderInfo> {
+        Some(HolderInfo {
+            label: Label::new(&self.label?).ok()?,
+            token: self.token.and_then(|token| Token::new(token).ok()),
+            ttl: self.ttl.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok()),
+            held_for: self.held.map(Duration::from_millis),
+            remaining: self.left.map(Duration::from_millis),
+            endless: false,
+        })
+    }
+}
+
+/// A lock, as `inspect` and `list` tell of it.
+pub(super) fn lock_info(name: LockName, row: &Row) -> LockInfo {
+    let waited: Vec<i64> =
+        row.try_get::<_, Option<_>>("r_waited").ok().flatten().unwrap_or_default();
+    let labels: Vec<String> =
+        row.try_get::<_, Option<_>>("r_waiters").ok().flatten().unwrap_or_default();
+    let waiters = labels.iter().zip(waited).filter_map(|(label, waited)| {
+        let waiting_for = Some(Duration::from_millis(u64::try_from(waited).unwrap_or(0)));
+        Some(WaiterInfo { label: Label::new(label).ok()?, waiting_for })
+    });
+    LockInfo {
+        name,
+        holder: Holder::read(row).into_info(),
+        waiting: number(row, "r_waiting")
+            .and_then(|count| usize::try_from(count).ok())
+            .unwrap_or(0),
+        waiters: waiters.collect(),
+    }
+}

@@ -1,0 +1,372 @@
+-- Version 1 of the component "locks": the tables and the steps that locks are made of.
+--
+--   tokens   draws every token of this database; it only rises
+--   locks    a row per name in use. `owner` is null while it is free; a grant ends at `expires`, by the
+--            server's clock, whoever looks. `wanted` says that the short ways of acquire and release are
+--            not enough: somebody waits, or there is a note.
+--   waiters  who stands in line, by arrival. A place is a lease as well: it is kept until `until`.
+--   notes    an owner that was released and whose acquire may yet come: it is refused until `until`
+--
+-- What must hold: whatever is read or written about a name, but for the short ways and for views, is done
+-- under the lock of its row in `locks`. A statement of a function sees all that was committed when it began,
+-- so what follows the lock of the row sees all that was done under it before. (Under REPEATABLE READ and
+-- above it does not; there the server refuses the step, and the client asks again.)
+--
+-- A token is drawn by an UPDATE of the lock's row. If that has to wait for the row, PostgreSQL evaluates it
+-- again on the row that it then finds, the token included: so tokens rise in the order of grants.
+
+CREATE SEQUENCE fencepost.tokens AS bigint MINVALUE 1 MAXVALUE 9007199254740991 NO CYCLE CACHE 1;
+
+CREATE TABLE fencepost.locks (
+  name text COLLATE "C" PRIMARY KEY,
+  token bigint NOT NULL DEFAULT 0,
+  ttl_ms bigint NOT NULL DEFAULT 0,
+  granted timestamptz NOT NULL DEFAULT clock_timestamp(),
+  expires timestamptz NOT NULL DEFAULT clock_timestamp(),
+  owner uuid,
+  broken uuid,
+  broken_token bigint,
+  wanted boolean NOT NULL DEFAULT false,
+  label text NOT NULL DEFAULT '-'
+) WITH (fillfactor = 50);
+
+CREATE TABLE fencepost.waiters (
+  id bigint GENERATED ALWAYS AS IDENTITY,
+  name text COLLATE "C" NOT NULL,
+  owner uuid NOT NULL,
+  since timestamptz NOT NULL,
+  until timestamptz NOT NULL,
+  channel text NOT NULL,
+  label text NOT NULL,
+  PRIMARY KEY (name, id),
+  UNIQUE (name, owner)
+) WITH (fillfactor = 50);
+
+CREATE TABLE fencepost.notes (
+  name text COLLATE "C" NOT NULL,
+  owner uuid NOT NULL,
+  until timestamptz NOT NULL,
+  PRIMARY KEY (name, owner)
+);
+
+-- How long a place in line is kept without a word from its waiter.
+CREATE FUNCTION fencepost.place() RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '1500 ms' $$;
+
+CREATE FUNCTION fencepost.ms_between(a timestamptz, b timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (pg_catalog.date_part('epoch', b - a) * 1000)::bigint $$;
+
+-- Drops the places that are not kept any more, and says who is first in line. More than a whole place is
+-- left only if the clock was set back: then nobody knows how old it is.
+CREATE FUNCTION fencepost.first_in_line(p_name text, p_now timestamptz) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  first uuid;
+BEGIN
+  DELETE FROM fencepost.waiters w
+   WHERE w.name = p_name AND (w.until <= p_now OR w.until > p_now + fencepost.place());
+  SELECT w.owner INTO first FROM fencepost.waiters w WHERE w.name = p_name ORDER BY w.id LIMIT 1;
+  RETURN first;
+END $$;
+
+-- Tells the first in line, and only that one, that the lock is free.
+CREATE FUNCTION fencepost.wake(p_name text, p_now timestamptz) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  first uuid := fencepost.first_in_line(p_name, p_now);
+BEGIN
+  PERFORM pg_notify(w.channel, replace(w.owner::text, '-', ''))
+     FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = first;
+END $$;
+
+-- Whether anything is left that the short ways do not see to.
+CREATE FUNCTION fencepost.is_wanted(p_name text, p_now timestamptz) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  DELETE FROM fencepost.notes n WHERE n.name = p_name AND n.until <= p_now;
+  RETURN EXISTS (SELECT FROM fencepost.waiters w WHERE w.name = p_name)
+      OR EXISTS (SELECT FROM fencepost.notes n WHERE n.name = p_name);
+END $$;
+
+-- Locks the row of a name, which is made if it is missing.
+CREATE FUNCTION fencepost.lock_row(p_name text) RETURNS fencepost.locks
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  r fencepost.locks;
+BEGIN
+  LOOP
+    SELECT * INTO r FROM fencepost.locks l WHERE l.name = p_name FOR UPDATE;
+    IF FOUND THEN RETURN r; END IF;
+    INSERT INTO fencepost.locks (name) VALUES (p_name) ON CONFLICT DO NOTHING;
+  END LOOP;
+END $$;
+
+-- Why an owner does not hold a lock.
+CREATE FUNCTION fencepost.why_not(r fencepost.locks, p_owner uuid, p_now timestamptz) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN r.broken = p_owner THEN 'broken'
+              WHEN r.owner <> p_owner AND r.expires > p_now THEN 'taken'
+              ELSE 'expired' END
+$$;
+
+-- Takes the lock if it is free and nobody was first; else stands in line if there is a channel to be called
+-- on, or leaves it.
+--   1 granted: token, ttl     2 in line: left (of the holder's lease), ahead     3 withdrawn before it came
+--   0 held: left, token, ttl, held and label of the holder, if there is one; else others were first
+CREATE FUNCTION fencepost.acquire(
+  p_name text, p_owner uuid, p_ttl bigint, p_label text, p_channel text,
+  OUT status int, OUT r_token bigint, OUT r_ttl bigint, OUT r_left bigint, OUT r_ahead bigint,
+  OUT r_held bigint, OUT r_label text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  r fencepost.locks;
+  now timestamptz;
+  first uuid;
+  held boolean;
+BEGIN
+  UPDATE fencepost.locks l
+     SET token = nextval('fencepost.tokens'), owner = p_owner, ttl_ms = p_ttl, label = p_label,
+         granted = clock_timestamp(), expires = clock_timestamp() + p_ttl * interval '1 ms'
+   WHERE l.name = p_name AND NOT l.wanted AND (l.owner IS NULL OR l.expires <= clock_timestamp())
+     AND l.broken IS DISTINCT FROM p_owner
+  RETURNING l.token INTO r_token;
+  IF FOUND THEN
+    status := 1; r_ttl := p_ttl;
+    RETURN;
+  END IF;
+
+  -- Who only looks does not lock the row: that would have to be written to disk.
+  IF p_channel IS NULL THEN
+    SELECT * INTO r FROM fencepost.locks l WHERE l.name = p_name;
+    now := clock_timestamp();
+    IF r.owner <> p_owner AND r.expires > now
+       AND NOT EXISTS (SELECT FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = p_owner) THEN
+      status := 0; r_token := r.token; r_ttl := r.ttl_ms; r_label := r.label;
+      r_left := fencepost.ms_between(now, r.expires); r_held := fencepost.ms_between(r.granted, now);
+      RETURN;
+    END IF;
+  END IF;
+
+  r := fencepost.lock_row(p_name);
+  now := clock_timestamp();
+  held := r.owner IS NOT NULL AND r.expires > now;
+
+  IF held AND r.owner = p_owner THEN
+    -- A retry: the same token, and a lease that does not get shorter.
+    status := 1; r_token := r.token; r_ttl := greatest(p_ttl, r.ttl_ms);
+    UPDATE fencepost.locks l
+       SET ttl_ms = r_ttl, label = p_label, expires = clock_timestamp() + r_ttl * interval '1 ms'
+     WHERE l.name = p_name;
+    RETURN;
+  END IF;
+
+  IF r.broken = p_owner
+     OR EXISTS (SELECT FROM fencepost.notes n WHERE n.name = p_name AND n.owner = p_owner AND n.until > now)
+  THEN
+    status := 3;
+    RETURN;
+  END IF;
+
+  first := fencepost.first_in_line(p_name, now);
+  IF NOT held AND (first IS NULL OR first = p_owner) THEN
+    DELETE FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = p_owner;
+    UPDATE fencepost.locks l
+       SET token = nextval('fencepost.tokens'), owner = p_owner, ttl_ms = p_ttl, label = p_label,
+           granted = clock_timestamp(), expires = clock_timestamp() + p_ttl * interval '1 ms',
+           wanted = fencepost.is_wanted(p_name, now)
+     WHERE l.name = p_name
+    RETURNING l.token INTO r_token;
+    status := 1; r_ttl := p_ttl;
+    RETURN;
+  END IF;
+
+  -- A place in line need not survive a crash: nobody waits for the disk.
+  PERFORM set_config('synchronous_commit', 'off', true);
+  IF held THEN r_left := fencepost.ms_between(now, r.expires); END IF;
+  IF p_channel IS NOT NULL THEN
+    UPDATE fencepost.waiters w SET until = now + fencepost.place(), channel = p_channel
+     WHERE w.name = p_name AND w.owner = p_owner;
+    IF NOT FOUND THEN
+      INSERT INTO fencepost.waiters (name, owner, since, until, channel, label)
+      VALUES (p_name, p_owner, now, now + fencepost.place(), p_channel, p_label);
+    END IF;
+    IF NOT r.wanted THEN
+      UPDATE fencepost.locks l SET wanted = true WHERE l.name = p_name;
+    END IF;
+    status := 2;
+    SELECT count(*) INTO r_ahead FROM fencepost.waiters w
+     WHERE w.name = p_name AND w.id < (SELECT m.id FROM fencepost.waiters m WHERE m.name = p_name AND m.owner = p_owner);
+    RETURN;
+  END IF;
+  DELETE FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = p_owner;
+  status := 0;
+  IF held THEN
+    r_token := r.token; r_ttl := r.ttl_ms; r_label := r.label; r_held := fencepost.ms_between(r.granted, now);
+  END IF;
+END $$;
+
+-- Starts leases anew, each with a longer TTL if one is asked for (0: as before). The rows are locked in the
+-- order of their names, so that two batches can not wait for each other.
+--   1 renewed: token, ttl     0 not held: why
+CREATE FUNCTION fencepost.renew(p_names text[], p_owners text[], p_ttls bigint[], p_tokens bigint[])
+RETURNS TABLE (place bigint, status int, r_token bigint, r_ttl bigint, r_why text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  a record;
+  r fencepost.locks;
+BEGIN
+  FOR a IN
+    SELECT u.name, u.owner::uuid AS owner, u.ttl, u.token, u.at
+      FROM unnest(p_names, p_owners, p_ttls, p_tokens) WITH ORDINALITY AS u (name, owner, ttl, token, at)
+     ORDER BY u.name COLLATE "C", u.at
+  LOOP
+    place := a.at; r_why := NULL;
+    UPDATE fencepost.locks l
+       SET ttl_ms = greatest(a.ttl, l.ttl_ms),
+           expires = clock_timestamp() + greatest(a.ttl, l.ttl_ms) * interval '1 ms'
+     WHERE l.name = a.name AND l.owner = a.owner AND l.expires > clock_timestamp()
+       AND (a.token = 0 OR l.token = a.token)
+    RETURNING l.token, l.ttl_ms INTO r_token, r_ttl;
+    status := CASE WHEN FOUND THEN 1 ELSE 0 END;
+    IF status = 0 THEN
+      SELECT * INTO r FROM fencepost.locks l WHERE l.name = a.name;
+      r_why := fencepost.why_not(r, a.owner, clock_timestamp());
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+
+-- Ends what the owner has: the lock, or its place in line. One who has nothing may yet come, if its acquire
+-- was overtaken on the way: a note is left that refuses it, for `p_note` ms. `p_late` says that one may come
+-- whatever is found.
+--   1 released     0 not held: why
+CREATE FUNCTION fencepost.release(
+  p_name text, p_owner uuid, p_note bigint, p_late boolean, OUT status int, OUT r_why text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  r fencepost.locks;
+  now timestamptz;
+  held boolean;
+  others boolean;
+  waited boolean;
+BEGIN
+  status := 1;
+  IF NOT p_late THEN
+    UPDATE fencepost.locks l SET owner = NULL, expires = clock_timestamp()
+     WHERE l.name = p_name AND l.owner = p_owner AND NOT l.wanted AND l.expires > clock_timestamp();
+    IF FOUND THEN RETURN; END IF;
+  END IF;
+
+  r := fencepost.lock_row(p_name);
+  now := clock_timestamp();
+  held := coalesce(r.owner = p_owner AND r.expires > now, false);
+  others := coalesce(r.owner <> p_owner AND r.expires > now, false);
+  DELETE FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = p_owner;
+  waited := FOUND;
+  IF p_late OR NOT (held OR waited) THEN
+    INSERT INTO fencepost.notes AS n (name, owner, until) VALUES (p_name, p_owner, now + p_note * interval '1 ms')
+    ON CONFLICT (name, owner) DO UPDATE SET until = excluded.until;
+  END IF;
+  IF NOT others THEN
+    PERFORM fencepost.wake(p_name, now);
+  END IF;
+  UPDATE fencepost.locks l
+     SET owner = CASE WHEN others THEN l.owner END,
+         expires = CASE WHEN held THEN now ELSE l.expires END,
+         wanted = fencepost.is_wanted(p_name, now)
+   WHERE l.name = p_name;
+  IF NOT (held OR waited) THEN
+    status := 0; r_why := fencepost.why_not(r, p_owner, now);
+  END IF;
+END $$;
+
+-- Ends the grant that has this token, and draws a token above it.
+--   1 broken: floor, label     0 there is no such grant     5 it was broken before: this was sent twice
+CREATE FUNCTION fencepost.break_lock(p_name text, p_token bigint, OUT status int, OUT r_floor bigint, OUT r_label text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  r fencepost.locks;
+  now timestamptz;
+BEGIN
+  status := 0;
+  SELECT * INTO r FROM fencepost.locks l WHERE l.name = p_name FOR UPDATE;
+  IF NOT FOUND THEN RETURN; END IF;
+  now := clock_timestamp();
+  r_label := r.label;
+  IF r.owner IS NULL OR r.expires <= now OR r.token <> p_token THEN
+    IF r.broken_token = p_token THEN status := 5; END IF;
+    RETURN;
+  END IF;
+  status := 1; r_floor := nextval('fencepost.tokens');
+  UPDATE fencepost.locks l
+     SET owner = NULL, expires = now, broken = r.owner, broken_token = r.token WHERE l.name = p_name;
+  PERFORM fencepost.wake(p_name, now);
+END $$;
+
+-- Who holds a lock, and who waits for it: at most `p_shown` of them by name.
+CREATE FUNCTION fencepost.inspect(
+  p_name text, p_shown int, OUT r_token bigint, OUT r_ttl bigint, OUT r_held bigint, OUT r_left bigint,
+  OUT r_label text, OUT r_waiting bigint, OUT r_waited bigint[], OUT r_waiters text[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  now timestamptz := clock_timestamp();
+BEGIN
+  SELECT l.token, l.ttl_ms, fencepost.ms_between(l.granted, now), fencepost.ms_between(now, l.expires), l.label
+    INTO r_token, r_ttl, r_held, r_left, r_label
+    FROM fencepost.locks l WHERE l.name = p_name AND l.owner IS NOT NULL AND l.expires > now;
+  SELECT count(*), array_agg(fencepost.ms_between(w.since, now) ORDER BY w.id) FILTER (WHERE w.nth <= p_shown),
+         array_agg(w.label ORDER BY w.id) FILTER (WHERE w.nth <= p_shown)
+    INTO r_waiting, r_waited, r_waiters
+    FROM (SELECT v.*, row_number() OVER (ORDER BY v.id) AS nth FROM fencepost.waiters v
+           WHERE v.name = p_name AND v.until > now AND v.until <= now + fencepost.place()) w;
+END $$;
+
+-- Every lock that is held or waited for.
+CREATE FUNCTION fencepost.list()
+RETURNS TABLE (r_name text, r_token bigint, r_ttl bigint, r_held bigint, r_left bigint, r_label text, r_waiting bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  now timestamptz := clock_timestamp();
+BEGIN
+  RETURN QUERY
+  SELECT coalesce(l.name, w.name), l.token, l.ttl_ms, fencepost.ms_between(l.granted, now),
+         fencepost.ms_between(now, l.expires), l.label, coalesce(w.waiting, 0)
+    FROM (SELECT * FROM fencepost.locks WHERE owner IS NOT NULL AND expires > now) l
+    FULL JOIN (SELECT v.name, count(*) AS waiting FROM fencepost.waiters v
+                WHERE v.until > now AND v.until <= now + fencepost.place() GROUP BY v.name) w
+      ON l.name = w.name
+   ORDER BY 1;
+END $$;
+
+-- Removes the rows of locks that ended longer than `p_keep` ms ago, some at a time, and what else is over.
+-- Tokens need no row: the sequence goes on. Rows that somebody is busy with are left alone.
+CREATE FUNCTION fencepost.tidy(p_keep bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  old timestamptz := clock_timestamp() - p_keep * interval '1 ms';
+  gone bigint;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  DELETE FROM fencepost.notes n USING (
+    SELECT o.name, o.owner FROM fencepost.notes o WHERE o.until < clock_timestamp() FOR UPDATE SKIP LOCKED LIMIT 1000) o
+   WHERE n.name = o.name AND n.owner = o.owner;
+  DELETE FROM fencepost.waiters w USING (
+    SELECT o.name, o.id FROM fencepost.waiters o WHERE o.until < old FOR UPDATE SKIP LOCKED LIMIT 1000) o
+   WHERE w.name = o.name AND w.id = o.id;
+  DELETE FROM fencepost.locks l USING (
+    SELECT o.name FROM fencepost.locks o
+     WHERE o.expires < old
+       AND NOT EXISTS (SELECT FROM fencepost.waiters w WHERE w.name = o.name)
+       AND NOT EXISTS (SELECT FROM fencepost.notes n WHERE n.name = o.name)
+     FOR UPDATE SKIP LOCKED LIMIT 1000) o
+   WHERE l.name = o.name;
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  RETURN gone;
+END $$;
+
+REVOKE ALL ON FUNCTION
+  fencepost.place, fencepost.ms_between, fencepost.first_in_line, fencepost.wake, fencepost.is_wanted,
+  fencepost.lock_row, fencepost.why_not, fencepost.acquire, fencepost.renew, fencepost.release,
+  fencepost.break_lock, fencepost.inspect, fencepost.list, fencepost.tidy
+FROM PUBLIC;

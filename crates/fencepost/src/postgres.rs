@@ -1,0 +1,15 @@
+//! The way to a PostgreSQL server, for all that we keep there: locks, and the marks of fences.
+//!
+//! What must hold: nothing depends on the state of a session, and nothing is prepared, since behind a PgBouncer
+//! in transaction mode two statements may reach two sessions. What was sent on a connection that broke may
+//! have been done, or be done later: whoever sends it again sees to that.
+
+mod address;
+mod faults;
+pub(crate) mod install;
+mod pool;
+mod tls;
+
+pub(crate) use self::address::PostgresUrl;
+pub(crate) use self::faults::{Fault, FaultKind};
+pub(crate) use self::pool::{Heard, Pool, Use};

@@ -1,0 +1,153 @@
+//! What we keep in a database, the schema `fencepost`: made and brought up to date by itself.
+//!
+//! It has components, each with a version: `locks`, and the marks of fences. A component is a list of SQL texts, one
+//! per version, run in order in one transaction. Whoever does that has the database's one advisory lock for it, so
+//! two who come at once do not meet.
+
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+
+use super::faults::{Fault, FaultKind};
+use super::pool::{Pool, Use};
+use crate::race::{First, race};
+
+/// "fencepos" in ASCII: whom we share advisory locks with is not known, and nobody else takes this number.
+const ADVISORY: i64 = 0x6665_6e63_6570_6f73;
+/// How long the schema may take to be made. Another client may be at it.
+const WITHIN: Duration = Duration::from_secs(20);
+
+const BASE: &str = "
+CREATE SCHEMA IF NOT EXISTS fencepost;
+CREATE TABLE IF NOT EXISTS fencepost.components (component text PRIMARY KEY, version int NOT NULL);
+GRANT SELECT ON fencepost.components TO PUBLIC;
+";
+
+/// A part of the schema.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Component {
+    pub(crate) name: &'static str,
+    /// The first makes it, each other brings it one version further.
+    pub(crate) migrations: &'static [&'static str],
+}
+
+/// What was found, and what there is now: versions, 0 for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Installed {
+    pub(crate) before: i32,
+    pub(crate) now: i32,
+}
+
+impl Component {
+    /// The version that this program knows.
+    pub(crate) fn version(&self) -> i32 {
+        i32::try_from(self.migrations.len()).unwrap_or(i32::MAX)
+    }
+
+    /// Looks whether the component is there as this program knows it, and makes it so if need be.
+    pub(crate) async fn ready(&self, pool: &Pool) -> Result<Installed, Fault> {
+        let before = self.look(pool).await?;
+        if before == self.version() {
+            return Ok(Installed { before, now: before });
+        }
+        self.check(before, pool)?;
+        let limit = pool.clock().now() + WITHIN;
+        match race(self.install(pool), pool.clock().alarm(limit)).await {
+            First::Left(done) => done.map_err(|fault| self.explained(fault, pool)),
+            First::Right(()) => Err(Fault::new(
+                FaultKind::Cut,
+                format!(
+                    "{} did not make the schema \"fencepost\" in time: try again",
+                    pool.shown()
+                ),
+            )),
+        }
+    }
+
+    /// The version that is there.
+    async fn look(&self, pool: &Pool) -> Result<i32, Fault> {
+        let sql =
+            "SELECT coalesce(max(version), 0)::int4 FROM fencepost.components WHERE component = $1";
+        match pool.call(Use::Asking, sql, &[(&self.name, Type::TEXT)]).await {
+            Ok(heard) => heard.rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(|| {
+                Fault::new(FaultKind::Refused, format!("{} gave an odd answer", pool.shown()))
+            }),
+            Err(fault)
+                if matches!(
+                    fault.state,
+                    Some(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)
+                ) =>
+            {
+                Ok(0)
+            }
+            Err(fault) => Err(self.explained(fault, pool)),
+        }
+    }
+
+    fn check(&self, found: i32, pool: &Pool) -> Result<(), Fault> {
+        if found <= self.version() {
+            return Ok(());
+        }
+        let (name, ours) = (self.name, self.version());
+        Err(Fault::new(
+            FaultKind::Refused,
+            format!(
+                "the schema \"fencepost\" at {} has version {found} of \"{name}\", and this program knows version \
+                 {ours}: update this program",
+                pool.shown()
+            ),
+        ))
+    }
+
+    async fn install(&self, pool: &Pool) -> Result<Installed, Fault> {
+        let conn = pool.open(pool.clock().now() + WITHIN).await?;
+        let failed = |error: tokio_postgres::Error| Fault::of(&error, pool.shown());
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0; SET LOCAL \
+             lock_timeout = 0; SELECT pg_advisory_xact_lock({ADVISORY})"
+        );
+        conn.client.batch_execute(&begin).await.map_err(failed)?;
+        // Looked at before it is asked for: to be told that it is there takes the right to make it.
+        let ask = "SELECT to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
+        let row = conn.client.query_typed_one(ask, &[]).await.map_err(failed)?;
+        if row.try_get::<_, bool>(0).map_err(failed)? {
+            conn.client.batch_execute(BASE).await.map_err(failed)?;
+        }
+        let ask =
+            "SELECT coalesce(max(version), 0)::int4 FROM fencepost.components WHERE component = $1";
+        let row =
+            conn.client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await.map_err(failed)?;
+        let before: i32 = row.try_get(0).map_err(failed)?;
+        // Somebody may have done it while we waited for our turn.
+        self.check(before, pool)?;
+        for migration in self.migrations.iter().skip(usize::try_from(before).unwrap_or(0)) {
+            conn.client.batch_execute(migration).await.map_err(failed)?;
+        }
+        let note = "INSERT INTO fencepost.components (component, version) VALUES ($1, $2) \
+                    ON CONFLICT (component) DO UPDATE SET version = excluded.version";
+        let (name, now) = (self.name, self.version());
+        let values: [super::pool::Parameter<'_>; 2] = [(&name, Type::TEXT), (&now, Type::INT4)];
+        conn.client.query_typed(note, &values).await.map_err(failed)?;
+        conn.client.batch_execute("COMMIT").await.map_err(failed)?;
+        // Without a commit, the end of the connection undoes it all.
+        Ok(Installed { before, now })
+    }
+
+    /// What one can do about a role that may not.
+    fn explained(&self, fault: Fault, pool: &Pool) -> Fault {
+        if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
+            return fault;
+        }
+        let message = format!(
+            "this role may neither use nor make version {} of \"{}\" in the schema \"fencepost\" at {} ({}): run \
+             `fencepost backend install --on URL` as a role that may create a schema, then grant this one what \
+             docs/backends/postgres.md lists",
+            self.version(),
+            self.name,
+            pool.shown(),
+            fault.said
+        );
+        Fault { message, ..fault }
+    }
+}

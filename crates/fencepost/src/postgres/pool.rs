@@ -1,0 +1,233 @@
+//! The connections to one server, and the calls on them.
+//!
+//! What must hold: no call hangs for ever. One that has no answer for [`HANG`] gives its connection up and is made
+//! again on another. A connection serves one call at a time, and one whose call was given up serves no other.
+//! Connections are driven by the client's own runtime, so a call may be made from anywhere.
+//!
+//! Renewals and releases have a few connections of their own: those who wait for a row can not keep them out.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fencepost_core::Moment;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+
+use super::address::{Opened, PostgresUrl};
+use super::faults::{Fault, FaultKind};
+use crate::backend::{Surroundings, short};
+use crate::clock::Clock;
+use crate::race::{First, race};
+
+/// How long a connection may be without an answer.
+const HANG: Duration = Duration::from_millis(1500);
+/// How long it may take to connect.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long a call goes on trying. Shorter than the library waits, so that the error can say what failed.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long to leave a server alone that can not do it now.
+const BREATH: Duration = Duration::from_millis(20);
+/// How many connections there are for renewals and releases alone.
+const KEEPING: usize = 2;
+
+/// What a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// To get something, or to look at it.
+    Asking,
+    /// To keep or to give back what one has.
+    Keeping,
+}
+
+/// A parameter of a call, and its type.
+pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// The connections to one server.
+pub(crate) struct Pool {
+    url: PostgresUrl,
+    clock: Arc<dyn Clock>,
+    runtime: Handle,
+    idle: Mutex<Vec<Conn>>,
+    asking: Semaphore,
+    keeping: Semaphore,
+}
+
+/// One connection. Who drops it hangs up, in the middle of a call as well.
+pub(crate) struct Conn {
+    pub(crate) client: Client,
+    driver: AbortHandle,
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// An answer.
+pub(crate) struct Heard {
+    pub(crate) rows: Vec<Row>,
+    /// When the request left that it answers.
+    pub(crate) sent: Moment,
+    /// The call was made before on a connection that broke, and may have been carried out then.
+    pub(crate) again: bool,
+}
+
+impl Pool {
+    pub(crate) fn new(url: PostgresUrl, around: &Surroundings) -> Self {
+        let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
+        let asking = Semaphore::new(url.pool);
+        let keeping = Semaphore::new(KEEPING.min(url.pool));
+        Self { url, clock, runtime, idle: Mutex::default(), asking, keeping }
+    }
+
+    /// `host:port/database`, for people.
+    pub(crate) fn shown(&self) -> &str {
+        &self.url.shown
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Runs one statement, over connections that break in between.
+    pub(crate) async fn call(
+        &self,
+        usage: Use,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Heard, Fault> {
+        let give_up = self.clock.now() + PATIENCE;
+        let mut again = false;
+        let mut last: Option<Fault> = None;
+        loop {
+            let _room =
+                self.room(usage, give_up).await.map_err(|full| last.clone().unwrap_or(full))?;
+            let conn = match self.idle_one() {
+                Some(conn) => conn,
+                None => match self.open(give_up).await {
+                    Ok(conn) => conn,
+                    Err(fault) if fault.kind == FaultKind::NotNow && self.clock.now() < give_up => {
+                        last = Some(fault);
+                        self.clock.alarm(self.clock.now() + BREATH).await;
+                        continue;
+                    }
+                    Err(fault) => return Err(fault),
+                },
+            };
+            let sent = self.clock.now();
+            let limit = self.clock.alarm((sent + HANG).min(give_up));
+            let fault = match race(conn.client.query_typed(sql, parameters), limit).await {
+                First::Left(Ok(rows)) => {
+                    self.put_back(conn);
+                    return Ok(Heard { rows, sent, again });
+                }
+                First::Left(Err(error)) => {
+                    let fault = Fault::of(&error, self.shown());
+                    match fault.kind {
+                        FaultKind::Cut | FaultKind::Away => again = true,
+                        // A primary that was demoted stays one: the name may lead to the new one by now.
+                        _ if fault.kind == FaultKind::Refused => {}
+                        _ => self.put_back(conn),
+                    }
+                    fault
+                }
+                First::Right(()) => {
+                    again = true;
+                    let span = short(self.clock.now().since(sent));
+                    Fault::new(
+                        FaultKind::Cut,
+                        format!("{} did not answer within {span}", self.shown()),
+                    )
+                }
+            };
+            if fault.kind == FaultKind::Refused || self.clock.now() >= give_up {
+                return Err(fault);
+            }
+            if fault.kind == FaultKind::NotNow {
+                self.clock.alarm(self.clock.now() + BREATH).await;
+            }
+            last = Some(fault);
+        }
+    }
+
+    /// A connection of the caller's own, by the end of this time.
+    pub(crate) async fn open(&self, limit: Moment) -> Result<Conn, Fault> {
+        let (client, connection) = self.open_raw(limit).await?;
+        let driver = self.runtime.spawn(async move {
+            // Whoever asks on it hears of its end.
+            let _ = connection.await;
+        });
+        Ok(Conn { client, driver: driver.abort_handle() })
+    }
+
+    /// The same, for one who drives the connection by itself, on the client's runtime.
+    pub(crate) async fn open_raw(&self, limit: Moment) -> Result<Opened, Fault> {
+        let url = self.url.clone();
+        // There, because a socket belongs to the runtime that made it.
+        let mut opening = self.runtime.spawn(async move { url.open().await });
+        let limit = limit.min(self.clock.now() + CONNECT);
+        let away = |message: String| Fault::new(FaultKind::Away, message);
+        match race(&mut opening, self.clock.alarm(limit)).await {
+            First::Left(Ok(Ok(opened))) => Ok(opened),
+            First::Left(Ok(Err(error))) => {
+                let fault = Fault::of(&error, self.shown());
+                // Nothing was asked yet.
+                let kind = if fault.kind == FaultKind::Cut { FaultKind::Away } else { fault.kind };
+                Err(Fault { kind, ..fault })
+            }
+            First::Left(Err(_)) => {
+                Err(away(format!("no connection to {}: this client ends", self.shown())))
+            }
+            First::Right(()) => {
+                opening.abort();
+                Err(away(format!("{} does not answer", self.shown())))
+            }
+        }
+    }
+
+    async fn room(
+        &self,
+        usage: Use,
+        limit: Moment,
+    ) -> Result<tokio::sync::SemaphorePermit<'_>, Fault> {
+        let room = match usage {
+            Use::Asking => &self.asking,
+            Use::Keeping => &self.keeping,
+        };
+        if let Ok(permit) = room.try_acquire() {
+            return Ok(permit);
+        }
+        match race(room.acquire(), self.clock.alarm(limit)).await {
+            First::Left(Ok(permit)) => Ok(permit),
+            _ => Err(Fault::new(
+                FaultKind::Away,
+                format!("all connections to {} are busy: use a larger pool (?pool=)", self.shown()),
+            )),
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Conn>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The one that was used last, so that the others may go.
+    fn idle_one(&self) -> Option<Conn> {
+        let mut idle = self.idle();
+        while let Some(conn) = idle.pop() {
+            if !conn.client.is_closed() {
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    fn put_back(&self, conn: Conn) {
+        if !conn.client.is_closed() {
+            self.idle().push(conn);
+        }
+    }
+}
