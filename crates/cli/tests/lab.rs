@@ -183,6 +183,25 @@ fn on_a_redis_the_next_waits_for_the_lease() {
     assert_eq!(left.trim(), r#"{"locks":[]}"#);
 }
 
+#[test]
+fn the_resource_can_be_a_postgresql_database() {
+    let database = fencepost_testbed::Postgres::shared().unwrap().database().unwrap();
+    let store = Store::new();
+    let resource = format!("--resource={}", database.url());
+    let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
+    assert_eq!((code, &account["resource"]), (Some(0), &"postgres".into()), "{account} {err}");
+    let halves = &account["halves"];
+    assert_eq!((&halves[0]["final"], &halves[1]["final"]), (&130.into(), &150.into()), "{account}");
+    let (code, account, err) =
+        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=3", "--json", &resource]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencepost_lab%'";
+    assert_eq!(database.psql(left).unwrap().trim(), "0");
+    // The control, here too.
+    let arguments = [&QUICK[..], &["--fenced=neither", &resource]].concat();
+    assert_eq!(lab(&store, &arguments).0, Some(1));
+}
+
 /// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
 #[test]
 fn nothing_is_left_of_a_lab_that_is_ended() {
@@ -218,6 +237,8 @@ fn bad_input_is_one_line() {
         (&["lab", "pause", "--on", "memory:"][..], 78, "memory of one process"),
         (&["lab", "pause", "--resource", "mysql://root:secret@x"], 64, "\"mysql:...\""),
         (&["lab", "pause", "--resource", "sqlite:"], 64, "names no file"),
+        (&["lab", "pause", "--resource", "postgres://a:secret@127.0.0.1:1/x"], 69, "reached"),
+        (&["lab", "pause", "--resource", "postgres://a:secret@x:y/z"], 64, "does not parse"),
         (&["lab", "pause", "--ttl", "1ms"], 64, "100ms to 24h"),
         (&["lab", "pause", "--work", "25h"], 64, "at most 24h"),
         (&["lab", "pause", "--on", "redis://127.0.0.1:1"], 69, "127.0.0.1:1"),

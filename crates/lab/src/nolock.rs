@@ -67,8 +67,8 @@ pub async fn nolock(
     say: &mut dyn FnMut(&str),
 ) -> Result<Account> {
     let scene = Scene::set(setting).await?;
-    let mut session = scene.resource.open()?;
-    session.make_ledger(options.unique)?;
+    let mut session = scene.resource.open().await?;
+    session.make_ledger(options.unique).await?;
     let mut measured = Vec::new();
     for (way, words) in [(Way::Key, "insert-if-absent alone"), (Way::Lock, "the lock")] {
         say(words);
@@ -79,7 +79,7 @@ pub async fn nolock(
             let tick = format!("{words}, tick {number}");
             let seen = crew.tick(&tick).await?;
             if number > 0 {
-                way.runs.push(session.runs(&tick)?);
+                way.runs.push(session.runs(&tick).await?);
                 way.add(seen);
             }
         }

@@ -119,8 +119,8 @@ async fn half(
     fence: bool,
     say: &mut dyn FnMut(&Event),
 ) -> Result<Half> {
-    let mut session = scene.resource.open()?;
-    session.set_balance(START)?;
+    let mut session = scene.resource.open().await?;
+    session.set_balance(START).await?;
     let name = scene.name("pause");
     // A store may keep a lease longer than it was asked to.
     let patience = options.ttl * 2 + options.work + SOON;
@@ -154,7 +154,7 @@ async fn half(
         duo.until(Who::A, patience, ended).await?;
         duo.until(Who::B, patience, ended).await?;
     }
-    let end = session.read(None)?;
+    let end = session.read(None).await?;
     let events = duo.into_events();
     let accepted = |who| {
         events.iter().any(|event| event.who == who && matches!(event.what, What::Wrote { .. }))

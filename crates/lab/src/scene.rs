@@ -115,7 +115,7 @@ impl Scene {
 
     /// Clears away what the lab made.
     pub(crate) async fn clear(self) -> Result<()> {
-        self.resource.clear()?;
+        self.resource.open().await?.clear().await?;
         within(SOON, "the store lets go of everything", async {
             self.store.close().await;
             Ok(())

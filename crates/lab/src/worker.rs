@@ -20,7 +20,7 @@ use crate::scene::{Fault, Result, now};
 pub const WORKER: &str = "__lab-worker";
 
 /// What a worker is to do.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Task {
     /// The lock store.
     pub(crate) store: String,
@@ -34,7 +34,7 @@ pub(crate) struct Task {
 }
 
 /// The kinds of work.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) enum Role {
     /// Adds to a balance: reads it, works, writes it. Waits for an order before it begins and one before it
     /// writes; the second is how the lab makes sure that the freeze comes between.
@@ -185,20 +185,20 @@ impl Add<'_> {
         store: &Fencepost,
         orders: &mut UnboundedReceiver<String>,
     ) -> Result<()> {
-        let mut session = self.resource.open()?;
+        let mut session = self.resource.open().await?;
         let name = LockName::new(&task.name).map_err(fencepost::Error::from)?;
         say(&Report::Ready);
         orders.recv().await;
         let guard = take(task, store).await?;
         let fence: Fence<'_> = self.fence.then(|| (&name, guard.token()));
-        let balance = session.read(fence)?;
+        let balance = session.read(fence).await?;
         // Before it says so: from then on it can be frozen, and the time of the freeze counts.
         let done_at = now() + Duration::from_millis(self.work_ms);
         happened(What::Read { value: balance });
         orders.recv().await;
         alarm(done_at).await;
         let value = balance + self.amount;
-        match session.write(value, fence) {
+        match session.write(value, fence).await {
             Ok(()) => happened(What::Wrote { value }),
             Err(Fault::Lock(error)) if *error.kind() == ErrorKind::Stale => {
                 happened(What::Refused { value, why: error.to_string() });
@@ -216,19 +216,19 @@ async fn job(
     way: Way,
     orders: &mut UnboundedReceiver<String>,
 ) -> Result<()> {
-    let mut session = resource.open()?;
+    let mut session = resource.open().await?;
     say(&Report::Ready);
     while let Some(tick) = orders.recv().await {
         let began = now();
         let (ran, steps) = match way {
-            Way::Key => (session.run_if_absent(&tick)?, 1),
+            Way::Key => (session.run_if_absent(&tick).await?, 1),
             Way::Lock => {
                 let lock = store.lock(&task.name).ttl(Duration::from_millis(task.ttl_ms));
                 match lock.label(&task.label).try_acquire().await? {
                     // Who holds it sees to the job.
                     None => (false, 1),
                     Some(guard) => {
-                        let ran = session.run_if_not_done(&tick)?;
+                        let ran = session.run_if_not_done(&tick).await?;
                         guard.release().await?;
                         (ran, 3)
                     }
