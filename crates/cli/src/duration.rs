@@ -73,6 +73,14 @@ pub(crate) fn parse_above_zero(text: &str) -> Result<Duration, BadDuration> {
     }
 }
 
+/// Reads how long a worker of the lab works: somebody waits for it.
+pub(crate) fn parse_work(text: &str) -> Result<Duration, BadDuration> {
+    match parse(text)? {
+        span if span <= Duration::from_hours(24) => Ok(span),
+        _ => Err(BadDuration(format!("{text} is too long: give at most 24h"))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,8 @@ use fencepost::{Error, ErrorKind};
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
+/// What a lab shows did not happen.
+pub(crate) const NOT_SHOWN: u8 = 1;
 /// The call is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// The store can not be reached or used.
@@ -16,6 +18,8 @@ pub(crate) const INTERNAL: u8 = 70;
 pub(crate) const HELD: u8 = 75;
 /// The lock was lost, or the owner given does not hold it.
 pub(crate) const LOST: u8 = 76;
+/// A fence refused the token: a later holder has entered.
+pub(crate) const STALE: u8 = 77;
 /// The store can not give what was asked for.
 pub(crate) const REFUSED: u8 = 78;
 /// The command can not be executed.
@@ -31,11 +35,13 @@ macro_rules! exit_codes {
         "\
 Exit codes:
   0    done (`run`: the command's own code is passed on)
+  1    `lab`: what it shows did not happen
   64   bad usage: fix the value that the message names
   69   the store can not be reached or used; retry when it is back
   70   a fault of fencepost or of the system
   75   not acquired: somebody else holds the lock
   76   lost: the lock was lost while the command ran, or is not the owner's
+  77   stale: the fence refused the token, a later holder has entered
   78   refused: the store can not give what was asked for
   126  the command can not be executed
   127  the command was not found
@@ -108,6 +114,7 @@ impl From<Error> for Failure {
             ErrorKind::Unreachable => (UNREACHABLE, "unreachable"),
             ErrorKind::Lost(_) => (LOST, "lost"),
             ErrorKind::NotHeld(_) => (LOST, "not_held"),
+            ErrorKind::Stale => (STALE, "stale"),
             ErrorKind::Refused => (REFUSED, "refused"),
             ErrorKind::Invalid => (USAGE, "invalid"),
             _ => (INTERNAL, "internal"),

@@ -8,6 +8,8 @@ mod breaking;
 mod duration;
 mod exit;
 mod explain;
+mod fence;
+mod lab;
 mod look;
 mod manual;
 mod out;
@@ -32,6 +34,9 @@ fn main() -> ExitCode {
         let name = arguments.next().unwrap_or_default();
         return run::watchdog::watch(&name.to_string_lossy()).into();
     }
+    if std::env::args_os().nth(1).is_some_and(|first| first == fencepost_lab::WORKER) {
+        return lab_worker();
+    }
     let (json, result) = match Cli::try_parse() {
         Ok(cli) => (cli.common.json, execute(&cli)),
         Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
@@ -48,12 +53,26 @@ fn main() -> ExitCode {
     }
 }
 
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::internal(format!("can not start: {error}")))
+}
+
+/// The other process of a lab.
+fn lab_worker() -> ExitCode {
+    log_to_stderr();
+    match runtime() {
+        Ok(runtime) => runtime.block_on(fencepost_lab::worker_main()).into(),
+        Err(failure) => {
+            failure.report(false);
+            failure.code.into()
+        }
+    }
+}
+
 fn execute(cli: &Cli) -> Result<u8, Failure> {
     log_to_stderr();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::internal(format!("can not start: {error}")))?;
+    let runtime = runtime()?;
     let result = runtime.block_on(dispatch(cli));
     // A blocking call that hangs must not keep us.
     runtime.shutdown_background();
@@ -76,6 +95,8 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
         Command::Explain(args) => {
             explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
         }
+        Command::Fence(args) => fence::fence(args, json).await,
+        Command::Lab(which) => lab::lab(which, on, json).await,
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man => manual::man(),
     }

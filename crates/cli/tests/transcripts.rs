@@ -3,6 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
+/// A database to be protected; an empty file is one.
+fn resource(directory: &std::path::Path) -> String {
+    let path = directory.join("shop.db");
+    std::fs::write(&path, "").unwrap();
+    format!("sqlite:{}", path.display())
+}
+
 fn run(cases: &str) {
     let state = tempfile::tempdir().unwrap();
     // So that a transcript can nest `fencepost` in `fencepost run`.
@@ -11,6 +18,7 @@ fn run(cases: &str) {
     trycmd::TestCases::new()
         .env("XDG_STATE_HOME", state.path().to_str().unwrap())
         .env("FENCEPOST_URL", "")
+        .env("FENCEPOST_RESOURCE", resource(state.path()))
         .env("PATH", path)
         .case(cases)
         .run();
@@ -35,4 +43,9 @@ fn looking_at_an_empty_store() {
 #[test]
 fn running_a_command() {
     run("tests/cmd/running.trycmd");
+}
+
+#[test]
+fn fencing_a_database() {
+    run("tests/cmd/fencing.trycmd");
 }

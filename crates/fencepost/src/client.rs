@@ -164,7 +164,8 @@ impl fmt::Debug for Fencepost {
     }
 }
 
-fn default_label() -> Result<Label> {
+/// `host:pid`.
+pub(crate) fn default_label() -> Result<Label> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
     Ok(Label::new(&format!("{host}:{}", std::process::id()))?)

@@ -68,6 +68,7 @@
 //! from a seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again.
 
 mod cases;
+pub mod fences;
 mod harness;
 mod process;
 mod scene;

@@ -25,6 +25,9 @@ pub enum ErrorKind {
     Lost(LossCause),
     /// This owner holds nothing under that name: it ended, was taken over, or never was.
     NotHeld(Option<LossCause>),
+    /// A later holder has entered the resource: its fence refused this token, and nothing was written. Stop
+    /// the work; acquire anew and begin again from a fresh read.
+    Stale,
     /// The store can not give what was asked for, and waiting will not help. The message has the remedy.
     Refused,
     /// The call itself is wrong: fix the value that the message names.

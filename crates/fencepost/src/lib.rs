@@ -23,6 +23,8 @@
 //! # Ok::<(), fencepost::Error>(()) }).unwrap();
 //! ```
 //!
+//! The resource's side, which refuses a stale token, is in [`fences`].
+//!
 //! Without async, the same in [`blocking`]. To put locks on a store of your own, implement [`Backend`] and
 //! run the `conformance` suite (a feature) against it.
 
@@ -35,6 +37,7 @@ pub mod clock;
 pub mod conformance;
 mod counted;
 mod error;
+pub mod fences;
 pub mod guarantees;
 mod guard;
 mod hold;
@@ -55,3 +58,9 @@ pub use hold::GuardState;
 pub use lock::{DEFAULT_TTL, Lock};
 pub use url::{default_url, env_url};
 pub use watch::Watch;
+
+// A fence works in the caller's own transaction, so the caller needs the same version of these.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;

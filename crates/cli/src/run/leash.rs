@@ -105,7 +105,7 @@ impl Leash {
 }
 
 /// The program we are, even if its file was replaced since we started.
-fn own_program() -> io::Result<std::path::PathBuf> {
+pub(crate) fn own_program() -> io::Result<std::path::PathBuf> {
     let link = std::path::Path::new("/proc/self/exe");
     if link.exists() { Ok(link.to_owned()) } else { std::env::current_exe() }
 }

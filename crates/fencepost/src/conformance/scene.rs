@@ -123,7 +123,7 @@ impl Scene {
 
     /// Random numbers that the run's seed gives again.
     pub(super) const fn dice(&self) -> Dice {
-        Dice(self.seed)
+        Dice::new(self.seed)
     }
 }
 
@@ -131,6 +131,10 @@ impl Scene {
 pub(super) struct Dice(u64);
 
 impl Dice {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub(super) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;

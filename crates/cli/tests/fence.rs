@@ -1,0 +1,91 @@
+//! `fencepost fence` on a PostgreSQL: what it says, and with which exit code.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use common::Store;
+use fencepost_testbed::Database;
+
+/// The command on a fresh database.
+struct Fenced {
+    store: Store,
+    database: Database,
+}
+
+impl Fenced {
+    fn new() -> Self {
+        Self { store: Store::new(), database: Database::fresh().unwrap() }
+    }
+
+    fn fence(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        self.fence_at(&self.database.url(), arguments)
+    }
+
+    fn fence_at(&self, url: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+        self.store.say(&[&["fence", "--resource", url], arguments].concat())
+    }
+
+    fn done(&self, arguments: &[&str]) -> String {
+        let (code, out, err) = self.fence(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {err}");
+        out
+    }
+
+    fn fails(&self, arguments: &[&str], expected: i32, words: &[&str]) {
+        let (code, out, err) = self.fence(arguments);
+        assert_eq!((code, out.as_str()), (Some(expected), ""), "{arguments:?}: {err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        for word in words {
+            assert!(err.contains(word), "{word:?} is missing: {err}");
+        }
+    }
+}
+
+#[test]
+fn from_installation_to_reset() {
+    let fenced = Fenced::new();
+    fenced.fails(&["show"], 78, &["fencepost fence install"]);
+    assert_eq!(fenced.done(&["install"]), "the fence is installed\n");
+    assert_eq!(fenced.done(&["install", "--json"]), "{\"installed\":false}\n");
+    fenced.done(&["enter", "invoice/42", "--token", "34"]);
+    fenced.fails(&["enter", "invoice/42", "--token", "33"], 77, &["33", "34 has entered"]);
+    assert!(fenced.done(&["show"]).contains("invoice/42  34 "));
+    let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada"];
+    assert!(fenced.done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
+    assert!(fenced.done(&["show", "--resets"]).contains("34    3   ada"));
+}
+
+#[test]
+fn a_table_is_protected_until_it_is_not() {
+    let fenced = Fenced::new();
+    fenced.done(&["install"]);
+    fenced.database.psql("CREATE TABLE ledger (id int, lock text)").unwrap();
+    let insert = "INSERT INTO ledger VALUES (1, 'a')";
+    let said = fenced.done(&["protect", "ledger", "--name-from", "lock"]);
+    assert!(said.contains("the lock that its column \"lock\" names"), "{said}");
+    let error = fenced.database.psql(insert).unwrap_err().to_string();
+    assert!(error.contains("call fencepost.enter('a', token) first"), "{error}");
+    fenced.done(&["protect", "ledger", "--name", "the ledger"]);
+    let error = fenced.database.psql(insert).unwrap_err().to_string();
+    assert!(error.contains("call fencepost.enter('the ledger', token) first"), "{error}");
+    fenced.fails(&["protect", "ledger", "--name-from", "kcol"], 64, &["has no column \"kcol\""]);
+    fenced.fails(&["protect", "legder", "--name-from", "lock"], 64, &["legder"]);
+    assert!(fenced.done(&["unprotect", "ledger"]).contains("not protected any more"));
+    assert!(fenced.done(&["unprotect", "ledger"]).contains("nothing changed"));
+    fenced.database.psql(insert).unwrap();
+}
+
+#[test]
+fn a_role_that_may_not_is_refused_and_told_what_it_lacks() {
+    let fenced = Fenced::new();
+    fenced.done(&["install"]);
+    let role = format!("app_{}", fenced.database.name());
+    fenced.database.psql(&format!("CREATE ROLE {role} LOGIN")).unwrap();
+    let url = fenced.database.url_as(&role);
+    let (code, _, err) = fenced.fence_at(&url, &["enter", "a", "--token", "1"]);
+    assert_eq!(code, Some(78), "{err}");
+    assert!(err.contains("GRANT USAGE ON SCHEMA fencepost"), "{err}");
+    let (code, _, err) = fenced.fence_at(&url, &["reset", "a", "--forget", "--why", "x"]);
+    assert_eq!(code, Some(78), "{err}");
+}

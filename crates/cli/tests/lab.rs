@@ -1,0 +1,257 @@
+//! The labs, with short times: what they show happens, what they are given to show when nothing is wrong they
+//! say they did not see, and no process is left behind.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use common::{LIMIT, Store, children_of, is_running, wait_for};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const QUICK: [&str; 5] = ["lab", "pause", "--ttl=300ms", "--work=200ms", "--json"];
+
+/// Runs a lab on a machine that may be busy; its exit code, its account, and what it said on stderr.
+fn lab(store: &Store, arguments: &[&str]) -> (Option<i32>, Value, String) {
+    let (code, out, err) = store.say(arguments);
+    let account = serde_json::from_str(&out);
+    assert!(account.is_ok(), "no account: {out} {err}");
+    (code, account.unwrap(), err)
+}
+
+fn events<'a>(half: &'a Value, who: &str, what: &str) -> Vec<&'a Value> {
+    let all = half["events"].as_array().unwrap().iter();
+    all.filter(|event| event["who"] == who && event["what"] == what).collect()
+}
+
+#[test]
+fn a_pause_loses_an_update_without_the_fence_and_none_with_it() {
+    let store = Store::new();
+    let (code, account, err) = lab(&store, &QUICK);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let [without, with] = account["halves"].as_array().unwrap().as_slice() else {
+        panic!("two halves: {account}")
+    };
+
+    assert_eq!((&without["fence"], &with["fence"]), (&Value::Bool(false), &Value::Bool(true)));
+    // Both writes were accepted, and one of them is gone.
+    assert_eq!((&without["expected"], &without["final"]), (&180.into(), &130.into()), "{without}");
+    assert_eq!(events(without, "A", "wrote").len(), 1);
+    assert!(events(without, "A", "refused").is_empty());
+
+    // A's write was refused, and what was accepted is there.
+    assert_eq!((&with["expected"], &with["final"]), (&150.into(), &150.into()), "{with}");
+    assert!(events(with, "A", "wrote").is_empty());
+    let refused = events(with, "A", "refused")[0]["why"].as_str().unwrap();
+    let (a, b) = (with["tokens"]["A"].as_u64().unwrap(), with["tokens"]["B"].as_u64().unwrap());
+    assert!(a < b && refused.contains(&a.to_string()) && refused.contains(&b.to_string()));
+    assert!(refused.contains("stale"), "{refused}");
+
+    // In this order, by one clock.
+    for half in [without, with] {
+        let at = |who, what| events(half, who, what)[0]["at_ms"].as_f64().unwrap();
+        assert!(at("A", "read") < at("A", "frozen"), "{half}");
+        assert!(at("A", "frozen") < at("B", "granted"), "{half}");
+        assert!(at("B", "released") < at("A", "woken"), "{half}");
+        // A is told, and does not look.
+        assert_eq!(events(half, "A", "not_held").len(), 1, "{half}");
+    }
+    // It had a store of its own.
+    store.assert_empty();
+}
+
+/// A lab that can not fail shows nothing.
+#[test]
+fn a_lab_in_which_nothing_goes_wrong_says_so() {
+    let store = Store::new();
+    for (control, missing) in [
+        (["--no-pause", "--fenced=second"], "an update is lost"),
+        (["--keep", "--fenced=both"], "without the fence: A's write is accepted"),
+        (["--keep", "--fenced=neither"], "with the fence: A's write is refused"),
+    ] {
+        let (code, account, err) = lab(&store, &[&QUICK[..], &control[..]].concat());
+        assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
+        let checks = account["checks"].as_array().unwrap();
+        let failed = checks.iter().filter(|check| check["holds"] == false);
+        let failed: Vec<&str> = failed.map(|check| check["what"].as_str().unwrap()).collect();
+        assert!(failed.iter().any(|what| what.contains(missing)), "{failed:?}");
+        assert!(err.contains("did not happen") && err.contains(missing), "{err}");
+        if let Some(kept) = account["kept"].as_str() {
+            assert!(std::path::Path::new(kept).join("resource.db").exists());
+            std::fs::remove_dir_all(kept).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_store_and_the_resource_can_be_the_users() {
+    let store = Store::new();
+    let url = store.url();
+    let resource = format!("--resource=sqlite:{}", store.path("bank.db").display());
+    let picture = store.path("pause.svg");
+    let svg = format!("--svg={}", picture.display());
+    let (code, account, err) =
+        lab(&store, &[&QUICK[..], &["--on", &url, &resource, &svg]].concat());
+    assert_eq!(code, Some(0), "{account} {err}");
+    assert_eq!((&account["store"], &account["resource"]), (&"sqlite".into(), &"sqlite".into()));
+    // No lock is left in the store, and no table but those of the fence in the resource.
+    store.assert_empty();
+    let bank = rusqlite::Connection::open(store.path("bank.db")).unwrap();
+    let sql = "SELECT count(*) FROM sqlite_schema WHERE name LIKE 'fencepost_lab%'";
+    let left: i64 = bank.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 0);
+    let drawn = std::fs::read_to_string(picture).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("130: 50 lost"), "{drawn}");
+    assert!(drawn.contains("130? refused") && !drawn.contains("<script"), "{drawn}");
+}
+
+#[test]
+fn the_lanes_are_drawn_as_the_locale_allows() {
+    let store = Store::new();
+    let said = |locale: &str| {
+        let mut command = store.fencepost(&QUICK[..4]);
+        command.env("LC_ALL", locale);
+        common::heard(&command.output().unwrap())
+    };
+    let (code, out, err) = said("C.UTF-8");
+    assert_eq!(code, Some(0), "{out} {err}");
+    assert!(out.contains('░') && out.contains('┃') && !out.contains('\x1b'), "{out}");
+    assert!(out.contains("130: 50 lost") && out.contains("130? refused"), "{out}");
+    let (_, out, _) = said("C");
+    assert!(out.is_ascii() && out.contains("# frozen"), "{out}");
+}
+
+#[test]
+fn a_killed_holder_frees_the_lock_at_once_on_the_embedded_store() {
+    let store = Store::new();
+    let (code, account, err) = lab(&store, &["lab", "crash", "--ttl=20s", "--rounds=2", "--json"]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    assert_eq!(account["sees_the_process_end"], true);
+    for round in account["rounds"].as_array().unwrap() {
+        let (free, left) = (round["free_after_ms"].as_f64(), round["lease_left_ms"].as_f64());
+        assert!(free.unwrap() < left.unwrap(), "{round}");
+        assert!(round["tokens"]["A"].as_u64() < round["tokens"]["B"].as_u64(), "{round}");
+    }
+}
+
+#[test]
+fn a_holder_that_lives_frees_nothing() {
+    let store = Store::new();
+    let arguments = ["lab", "crash", "--ttl=2s", "--rounds=1", "--no-kill", "--json"];
+    let (code, account, err) = lab(&store, &arguments);
+    assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
+    assert!(err.contains("does not wait") && err.contains("never"), "{err}");
+}
+
+#[test]
+fn a_job_runs_once_per_tick_with_and_without_the_lock() {
+    let store = Store::new();
+    let (code, account, err) = lab(&store, &["lab", "nolock", "--copies=5", "--ticks=4", "--json"]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    for way in ["key", "lock"] {
+        assert_eq!(account[way]["runs"], serde_json::json!([1, 1, 1, 1]), "{account}");
+        assert_eq!(account[way]["claims"], serde_json::json!([1, 1, 1, 1]), "{account}");
+    }
+    assert_eq!(account["key"]["steps"], serde_json::json!([5, 5, 5, 5]));
+}
+
+#[test]
+fn without_a_unique_key_the_job_runs_on_every_copy() {
+    let store = Store::new();
+    let arguments = ["lab", "nolock", "--copies=4", "--ticks=2", "--no-unique-key", "--json"];
+    let (code, account, err) = lab(&store, &arguments);
+    assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
+    assert_eq!(account["key"]["runs"], serde_json::json!([4, 4]), "{account}");
+}
+
+/// A server can not see a process end: there the lease decides, and the fence is needed just the same.
+#[test]
+fn on_a_redis_the_next_waits_for_the_lease() {
+    let redis = fencepost_testbed::Redis::builder().start().unwrap();
+    let store = Store::new();
+    let on = format!("--on={}", redis.url());
+    let (code, account, err) = lab(&store, &[&QUICK[..], &[&on]].concat());
+    assert_eq!((code, &account["store"]), (Some(0), &"redis".into()), "{account} {err}");
+    let (code, account, err) =
+        lab(&store, &["lab", "crash", "--ttl=500ms", "--rounds=2", "--json", &on]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    assert_eq!(account["sees_the_process_end"], false);
+    let (code, account, err) =
+        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=2", "--json", &on]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let (_, left, _) = store.say(&["ls", "--json", &on]);
+    assert_eq!(left.trim(), r#"{"locks":[]}"#);
+}
+
+#[test]
+fn the_resource_can_be_a_postgresql_database() {
+    let database = fencepost_testbed::Postgres::shared().unwrap().database().unwrap();
+    let store = Store::new();
+    let resource = format!("--resource={}", database.url());
+    let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
+    assert_eq!((code, &account["resource"]), (Some(0), &"postgres".into()), "{account} {err}");
+    let halves = &account["halves"];
+    assert_eq!((&halves[0]["final"], &halves[1]["final"]), (&130.into(), &150.into()), "{account}");
+    let (code, account, err) =
+        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=3", "--json", &resource]);
+    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencepost_lab%'";
+    assert_eq!(database.psql(left).unwrap().trim(), "0");
+    // The control, here too.
+    let arguments = [&QUICK[..], &["--fenced=neither", &resource]].concat();
+    assert_eq!(lab(&store, &arguments).0, Some(1));
+}
+
+/// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
+#[test]
+fn nothing_is_left_of_a_lab_that_is_ended() {
+    for (signal, code) in
+        [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)]
+    {
+        let store = Store::new();
+        let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
+        command.env("TMPDIR", store.dir.path());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut running = common::Running::new(command.spawn().unwrap());
+        let frozen = running.lines().any(|line| line.unwrap().contains("is frozen"));
+        assert!(frozen, "it ended before it froze anybody");
+        let workers = children_of(running.id(), "__lab-worker");
+        assert_eq!(workers.len(), 2);
+        running.signal(signal);
+        assert_eq!(running.end().0, code);
+        wait_for("the workers' end", LIMIT, || !workers.iter().any(|id| is_running(*id)));
+        if code.is_some() {
+            let left = std::fs::read_dir(store.dir.path()).unwrap();
+            let left = left.filter(|entry| {
+                entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("fencepost-lab-")
+            });
+            assert_eq!(left.count(), 0, "files are left");
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    let store = Store::new();
+    for (arguments, code, words) in [
+        (&["lab", "pause", "--on", "memory:"][..], 78, "memory of one process"),
+        (&["lab", "pause", "--resource", "mysql://root:secret@x"], 64, "\"mysql:...\""),
+        (&["lab", "pause", "--resource", "sqlite:"], 64, "names no file"),
+        (&["lab", "pause", "--resource", "postgres://a:secret@127.0.0.1:1/x"], 69, "reached"),
+        (&["lab", "pause", "--resource", "postgres://a:secret@x:y/z"], 64, "does not parse"),
+        (&["lab", "pause", "--ttl", "1ms"], 64, "100ms to 24h"),
+        (&["lab", "pause", "--work", "25h"], 64, "at most 24h"),
+        (&["lab", "pause", "--on", "redis://127.0.0.1:1"], 69, "127.0.0.1:1"),
+        (&["lab", "pause", "--svg", "/nowhere/x.svg"], 64, "/nowhere/x.svg"),
+        (&["lab", "crash", "--rounds", "0"], 64, "0 is not in"),
+        (&["lab", "nolock", "--copies", "1"], 64, "1 is not in"),
+        (&["lab", "nolock", "--resource", "sqlite:/nowhere/x.db"], 69, "/nowhere"),
+        (&["lab"], 64, "fencepost lab --help"),
+        (&["__lab-worker"], 64, "own use"),
+    ] {
+        let (got, out, err) = store.say(arguments);
+        assert_eq!(got, Some(code), "{arguments:?}: {out} {err}");
+        assert!(err.contains(words) && err.trim().lines().count() == 1, "{arguments:?}: {err}");
+        assert!(!err.contains("secret"), "{err}");
+    }
+}

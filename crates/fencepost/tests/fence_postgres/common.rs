@@ -1,0 +1,53 @@
+//! A database with the fence in it, and connections to it.
+
+use fencepost::fences::postgres;
+use fencepost::tokio_postgres::{self, Client, NoTls};
+use fencepost::{Error, LockName, Token};
+use fencepost_testbed::Database;
+
+pub(crate) fn name(text: &str) -> LockName {
+    LockName::new(text).unwrap()
+}
+
+pub(crate) fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+pub(crate) fn error_of<T>(result: Result<T, Error>) -> Error {
+    match result {
+        Ok(_) => panic!("it was accepted"),
+        Err(error) => error,
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// A fresh database with the fence, and a connection of the superuser.
+pub(crate) async fn fenced() -> (Database, Client) {
+    let database = Database::fresh().unwrap();
+    let mut client = connect(&database.url()).await;
+    postgres::install(&mut client).await.unwrap();
+    (database, client)
+}
+
+/// What the server says to these statements, run as one transaction each: the first column of the last row.
+pub(crate) async fn ask(client: &Client, sql: &str) -> String {
+    let found = client.simple_query(sql).await.unwrap();
+    let rows = found.iter().filter_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("").to_owned()),
+        _ => None,
+    });
+    rows.last().unwrap_or_default()
+}
+
+/// The code and the text that the server refuses these statements with; it is left outside any transaction.
+pub(crate) async fn refusal(client: &Client, sql: &str) -> (String, String) {
+    let Err(error) = client.batch_execute(sql).await else { panic!("accepted: {sql}") };
+    client.batch_execute("ROLLBACK").await.unwrap();
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error}"));
+    (error.code().code().to_owned(), error.message().to_owned())
+}

@@ -1,0 +1,21 @@
+//! The suite of fences on our own.
+//!
+//! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
+
+#[cfg(feature = "postgres")]
+#[path = "fences/postgres.rs"]
+mod postgres;
+#[cfg(feature = "sqlite")]
+#[path = "fences/sqlite.rs"]
+mod sqlite;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    fencepost::conformance::fences::main(vec![
+        #[cfg(feature = "sqlite")]
+        Box::new(sqlite::InFile),
+        #[cfg(feature = "postgres")]
+        Box::new(postgres::InDatabase),
+    ])
+}

@@ -1,0 +1,154 @@
+//! SQLite for the suite of fences: a file of its own for each case.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencepost::backend::BoxFuture;
+use fencepost::conformance::Unable;
+use fencepost::conformance::fences::{Fence, Marks, Resource};
+use fencepost::fences::{Mark, Reset, sqlite};
+use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
+use fencepost::{Error, Label, LockName, Result, Token};
+
+pub(crate) struct InFile;
+
+impl Fence for InFile {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
+        Box::pin(async {
+            let counters = Counters::open(Arc::new(tempfile::tempdir()?))?;
+            counters
+                .lock()
+                .execute_batch("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER)")
+                .map_err(failed)?;
+            Ok(Box::new(counters) as Box<dyn Resource>)
+        })
+    }
+}
+
+struct Counters {
+    db: Mutex<Connection>,
+    directory: Arc<tempfile::TempDir>,
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` takes")]
+fn failed(error: rusqlite::Error) -> Error {
+    Error::unreachable(error.to_string())
+}
+
+impl Counters {
+    fn open(directory: Arc<tempfile::TempDir>) -> Result<Self> {
+        let db = Connection::open(directory.path().join("counters.db")).map_err(failed)?;
+        db.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
+        // What a crash would lose is not what this suite is about.
+        db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF").map_err(failed)?;
+        Ok(Self { db: Mutex::new(db), directory })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.db.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn within<T>(
+        &self,
+        name: &LockName,
+        token: Option<Token>,
+        work: impl FnOnce(Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T> {
+        let mut db = self.lock();
+        let tx = match token {
+            Some(token) => sqlite::begin(&mut db, name, token)?,
+            None => db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?,
+        };
+        work(tx).map_err(failed)
+    }
+}
+
+fn set(tx: &Transaction<'_>, name: &LockName, value: i64) -> rusqlite::Result<usize> {
+    let sql = "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
+    tx.execute(sql, (name.as_str(), value))
+}
+
+fn now<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
+    Box::pin(async move { result })
+}
+
+impl Resource for Counters {
+    fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
+        let other = Self::open(Arc::clone(&self.directory));
+        now(other.map(|other| Box::new(other) as Box<dyn Resource>))
+    }
+
+    fn read<'a>(&'a self, name: &'a LockName, token: Option<Token>) -> BoxFuture<'a, Result<i64>> {
+        now(self.within(name, token, |tx| {
+            let sql = "SELECT coalesce(max(value), 0) FROM counters WHERE name = ?";
+            let value = tx.query_row(sql, [name.as_str()], |row| row.get(0))?;
+            tx.commit()?;
+            Ok(value)
+        }))
+    }
+
+    fn write<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Option<Token>,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>> {
+        now(self.within(name, token, |tx| {
+            set(&tx, name, value)?;
+            tx.commit()
+        }))
+    }
+
+    fn abandon<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Token,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>> {
+        now(self.within(name, Some(token), |tx| {
+            set(&tx, name, value)?;
+            tx.rollback()
+        }))
+    }
+
+    fn marks(&self) -> Option<&dyn Marks> {
+        Some(self)
+    }
+}
+
+impl Marks for Counters {
+    fn enter<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Token,
+        who: &'a Label,
+    ) -> BoxFuture<'a, Result<()>> {
+        let mut db = self.lock();
+        now(db.transaction().map_err(failed).and_then(|tx| {
+            sqlite::enter_as(&tx, name, token, who)?;
+            tx.commit().map_err(failed)
+        }))
+    }
+
+    fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
+        now(sqlite::show(&self.lock(), name))
+    }
+
+    fn reset<'a>(
+        &'a self,
+        name: &'a LockName,
+        to: Option<Token>,
+        by: &'a str,
+        why: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Mark>>> {
+        now(sqlite::reset(&mut self.lock(), name, to, by, why))
+    }
+
+    fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {
+        now(sqlite::audit(&self.lock(), name))
+    }
+}

@@ -1,0 +1,272 @@
+//! The picture: time runs down; a lane for each worker, for the lock and for the resource.
+//!
+//! The layout depends on the events alone, and [`text`] and [`svg`] draw the same one. A row is something that
+//! happened, or time that passed: in those rows the tracks run on.
+
+pub mod svg;
+pub mod text;
+
+use std::time::Duration;
+
+use crate::event::{Event, What, Who};
+
+/// The most rows for time in which nothing happens.
+const LONGEST_GAP: u32 = 4;
+
+/// A picture, laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    pub(crate) title: String,
+    pub(crate) lanes: Vec<&'static str>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// A moment, or time that passes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) at: Option<Duration>,
+    pub(crate) cells: Vec<Cell>,
+}
+
+/// A lane's part of a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cell {
+    pub(crate) track: Track,
+    pub(crate) text: String,
+    pub(crate) tone: Tone,
+}
+
+/// How a lane goes on below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Track {
+    #[default]
+    Nothing,
+    Waits,
+    Works,
+    Frozen,
+    Held(Who),
+}
+
+/// What to think of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tone {
+    #[default]
+    Plain,
+    Good,
+    Bad,
+}
+
+const LOCK: usize = 1;
+const RESOURCE: usize = 3;
+
+const fn lane(who: Who) -> usize {
+    match who {
+        Who::A => 0,
+        Who::B => 2,
+    }
+}
+
+impl Picture {
+    /// Lays out `events`, which stand in order. `start` is what the resource holds at first, if there is one; `ttl`
+    /// gives the scale of the gaps.
+    #[must_use]
+    pub fn of(title: &str, start: Option<i64>, events: &[Event], ttl: Duration) -> Self {
+        let mut lanes = vec!["A", "lock", "B"];
+        if start.is_some() {
+            lanes.push("balance");
+        }
+        let mut pen =
+            Pen { tracks: vec![Track::Nothing; lanes.len()], value: start, read: [None; 2] };
+        let mut rows: Vec<Row> = Vec::new();
+        let mut before: Option<Duration> = None;
+        for event in events {
+            if let Some(before) = before {
+                let unit = (ttl / 4).max(Duration::from_millis(1));
+                let gap = event.at.saturating_sub(before).as_nanos() / unit.as_nanos();
+                let gap = u32::try_from(gap).unwrap_or(u32::MAX).min(LONGEST_GAP);
+                rows.extend((0..gap).map(|_| pen.row(None)));
+            }
+            let mut row = pen.happens(event);
+            if before.is_none()
+                && let (Some(start), Some(cell)) = (start, row.cells.get_mut(RESOURCE))
+                && cell.text.is_empty()
+            {
+                cell.text = start.to_string();
+            }
+            rows.push(row);
+            before = Some(event.at);
+        }
+        Self { title: title.to_owned(), lanes, rows }
+    }
+}
+
+/// Where the lanes stand while the picture is laid out.
+struct Pen {
+    tracks: Vec<Track>,
+    value: Option<i64>,
+    read: [Option<i64>; 2],
+}
+
+impl Pen {
+    fn row(&self, at: Option<Duration>) -> Row {
+        let cell = |track: &Track| Cell { track: *track, ..Cell::default() };
+        Row { at, cells: self.tracks.iter().map(cell).collect() }
+    }
+
+    fn happens(&mut self, event: &Event) -> Row {
+        let (who, own) = (event.who, lane(event.who));
+        let mut notes: Vec<(usize, String, Tone)> = Vec::new();
+        let mut note = |lane: usize, text: String, tone| notes.push((lane, text, tone));
+        match &event.what {
+            What::Asked => {
+                self.tracks[own] = Track::Waits;
+                note(own, "asks".into(), Tone::Plain);
+            }
+            What::Granted { token } => {
+                self.tracks[own] = Track::Works;
+                self.tracks[LOCK] = Track::Held(who);
+                note(own, "granted".into(), Tone::Plain);
+                note(LOCK, format!("{who}, token {token}"), Tone::Plain);
+            }
+            What::Read { value } => {
+                self.read[own / 2] = Some(*value);
+                note(own, format!("reads {value}"), Tone::Plain);
+            }
+            What::Frozen => {
+                self.tracks[own] = Track::Frozen;
+                note(own, "frozen".into(), Tone::Bad);
+            }
+            What::Killed => {
+                self.tracks[own] = Track::Nothing;
+                note(own, "killed".into(), Tone::Bad);
+            }
+            What::LeaseOver => {
+                self.let_go(who);
+                note(LOCK, format!("{who}'s lease ends"), Tone::Plain);
+            }
+            What::Woken => {
+                self.tracks[own] = Track::Works;
+                note(own, "wakes".into(), Tone::Plain);
+            }
+            What::Lost { .. } => note(own, "told: lost".into(), Tone::Plain),
+            What::Wrote { value } => {
+                // What was there, and what the writer believed was there.
+                let unseen = match (self.value, self.read[own / 2]) {
+                    (Some(there), Some(believed)) => there - believed,
+                    _ => 0,
+                };
+                self.value = Some(*value);
+                if unseen == 0 {
+                    note(own, format!("writes {value}"), Tone::Plain);
+                    note(RESOURCE, value.to_string(), Tone::Plain);
+                } else {
+                    note(own, format!("writes {value}"), Tone::Bad);
+                    note(RESOURCE, format!("{value}: {unseen} lost"), Tone::Bad);
+                }
+            }
+            What::Refused { value, .. } => {
+                note(own, format!("{value}? refused"), Tone::Good);
+                let there = self.value.map_or_else(String::new, |value| format!("{value} stays"));
+                note(RESOURCE, there, Tone::Good);
+            }
+            What::Released => {
+                self.tracks[own] = Track::Nothing;
+                self.let_go(who);
+                note(own, "releases".into(), Tone::Plain);
+            }
+            What::NotHeld { .. } => {
+                self.tracks[own] = Track::Nothing;
+                note(own, "had lost it".into(), Tone::Plain);
+            }
+        }
+        let mut row = self.row(Some(event.at));
+        for (lane, text, tone) in notes {
+            if let Some(cell) = row.cells.get_mut(lane) {
+                (cell.text, cell.tone) = (text, tone);
+            }
+        }
+        row
+    }
+
+    fn let_go(&mut self, who: Who) {
+        if self.tracks[LOCK] == Track::Held(who) {
+            self.tracks[LOCK] = Track::Nothing;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The story as it goes without the fence, or with it.
+    pub(crate) fn story(fence: bool) -> Vec<Event> {
+        let event = |millis, who, what| Event { at: Duration::from_millis(millis), who, what };
+        let mut events = vec![
+            event(0, Who::A, What::Asked),
+            event(10, Who::A, What::Granted { token: 33 }),
+            event(20, Who::A, What::Read { value: 100 }),
+            event(25, Who::B, What::Asked),
+            event(30, Who::A, What::Frozen),
+            event(1990, Who::A, What::LeaseOver),
+            event(2010, Who::B, What::Granted { token: 34 }),
+            event(2020, Who::B, What::Read { value: 100 }),
+            event(6020, Who::B, What::Wrote { value: 150 }),
+            event(6030, Who::B, What::Released),
+            event(6040, Who::A, What::Woken),
+        ];
+        events.push(if fence {
+            event(6050, Who::A, What::Refused { value: 130, why: "stale".into() })
+        } else {
+            event(6050, Who::A, What::Wrote { value: 130 })
+        });
+        events.push(event(6051, Who::A, What::Lost { cause: "its lease ran out".into() }));
+        events.push(event(6060, Who::A, What::NotHeld { why: "lost".into() }));
+        events
+    }
+
+    pub(crate) fn picture(fence: bool) -> Picture {
+        let title = if fence { "With the fence" } else { "Without the fence" };
+        Picture::of(title, Some(100), &story(fence), Duration::from_secs(2))
+    }
+
+    #[test]
+    fn a_gap_has_rows_by_its_length_and_not_too_many() {
+        let rows = picture(false).rows;
+        let gap_before = |at: u64| {
+            let at = Some(Duration::from_millis(at));
+            let place = rows.iter().position(|row| row.at == at).unwrap();
+            rows[..place].iter().rev().take_while(|row| row.at.is_none()).count()
+        };
+        assert_eq!(gap_before(30), 0);
+        assert_eq!(gap_before(1990), 3);
+        assert_eq!(gap_before(6020), LONGEST_GAP as usize);
+    }
+
+    #[test]
+    fn a_frozen_worker_stays_frozen_until_it_is_woken() {
+        let rows = picture(true).rows;
+        let frozen = rows.iter().filter(|row| row.cells[0].track == Track::Frozen);
+        let times: Vec<_> = frozen.filter_map(|row| row.at).collect();
+        assert_eq!(times.first(), Some(&Duration::from_millis(30)));
+        assert_eq!(times.last(), Some(&Duration::from_millis(6030)));
+    }
+
+    #[test]
+    fn only_a_write_over_something_unseen_is_bad() {
+        let bad = |fence| {
+            let rows = picture(fence).rows;
+            let cells = rows.into_iter().filter_map(|row| row.cells.into_iter().nth(RESOURCE));
+            cells.filter(|cell| cell.tone == Tone::Bad).map(|cell| cell.text).collect::<Vec<_>>()
+        };
+        assert_eq!(bad(false), ["130: 50 lost"]);
+        assert!(bad(true).is_empty());
+    }
+
+    #[test]
+    fn without_a_resource_there_is_no_lane_for_it() {
+        let picture = Picture::of("x", None, &story(false), Duration::from_secs(2));
+        assert_eq!(picture.lanes, ["A", "lock", "B"]);
+        assert!(picture.rows.iter().all(|row| row.cells.len() == 3));
+    }
+}

@@ -1,0 +1,25 @@
+//! What a user can watch: a holder that freezes ([`pause`]), one that dies ([`crash`]), and a job that needs no
+//! lock at all ([`nolock`]). It ships in the one binary.
+//!
+//! The workers are real processes: this same program, started with a hidden command ([`WORKER`]). They are
+//! frozen, woken and killed by their process ids, and they end with the lab on every path: each is killed when
+//! its handle is dropped, the kernel kills it when the lab's main thread ends, and a worker that finds its
+//! standard input closed ends by itself.
+//!
+//! A lab waits for conditions, each with a limit, and judges what it saw: an account whose
+//! [`Verdict`](verdict::Verdict) does not hold shows nothing, and the command exits with another code.
+
+pub mod crash;
+mod event;
+pub mod lanes;
+pub mod nolock;
+pub mod pause;
+mod process;
+mod resource;
+mod scene;
+pub mod verdict;
+mod worker;
+
+pub use event::{Event, What, Who};
+pub use scene::{Fault, Result, Setting};
+pub use worker::{WORKER, worker_main};

@@ -1,0 +1,267 @@
+//! The lab's end of its workers. Each is killed, by its id, on every path.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use fencepost::{Error, ErrorKind, Moment};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::event::{Event, What, Who};
+use crate::scene::{Fault, Result, SOON, Scene, now, within};
+use crate::worker::{Kind, Report, Role, Task, WORKER};
+
+/// A worker that runs.
+pub(crate) struct Worker {
+    child: Child,
+    pid: Pid,
+}
+
+impl Worker {
+    /// Starts one, from the main thread, whose end the worker shares. What it says comes out of `heard` with
+    /// `mark` on it; `None` is its end.
+    pub(crate) fn start<M: Copy + Send + 'static>(
+        scene: &Scene,
+        task: &Task,
+        mark: M,
+        heard: UnboundedSender<(M, Option<Report>)>,
+    ) -> Result<Self> {
+        let fault = |error: std::io::Error| Fault::system("start a worker", &error);
+        let mut child = Command::new(&scene.program)
+            .arg(WORKER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // What a terminal sends at ^C is for the lab, which ends its workers itself.
+            .process_group(0)
+            .spawn()
+            .map_err(fault)?;
+        let pid = Pid::from_child(&child);
+        let out = child.stdout.take();
+        let mut worker = Self { child, pid };
+        std::thread::Builder::new()
+            .name("fencepost-lab".into())
+            .spawn(move || {
+                let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
+                for line in lines.map_while(std::io::Result::ok) {
+                    let Ok(report) = serde_json::from_str(&line) else { break };
+                    if heard.send((mark, Some(report))).is_err() {
+                        return;
+                    }
+                }
+                let _ = heard.send((mark, None));
+            })
+            .map_err(fault)?;
+        let task = serde_json::to_string(task).map_err(|error| fault(error.into()))?;
+        worker.tell(&task)?;
+        Ok(worker)
+    }
+
+    /// Sends a line. A frozen worker finds it when it wakes.
+    pub(crate) fn tell(&mut self, order: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut();
+        let told = stdin.map_or(Ok(()), |stdin| writeln!(stdin, "{order}"));
+        told.map_err(|error| Fault::system("talk to a worker", &error))
+    }
+
+    /// Freezes the worker, and waits until it stands.
+    pub(crate) async fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let flags = WaitIdOptions::STOPPED
+            | WaitIdOptions::EXITED
+            | WaitIdOptions::NOHANG
+            | WaitIdOptions::NOWAIT;
+        within(SOON, "a worker stands still", async {
+            loop {
+                let status = waitid(WaitId::Pid(self.pid), flags)
+                    .map_err(|error| Fault::system("look after a worker", &error))?;
+                match status {
+                    Some(status) if status.stopped() => return Ok(()),
+                    Some(_) => return Err(Fault::System("a worker ended unasked".into())),
+                    None => pass(Duration::from_millis(1)).await,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Lets it go on.
+    pub(crate) fn wake(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Ends it as a crash would, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.child.wait().map_err(|error| Fault::system("see a worker's end", &error))?;
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(self.pid, signal)
+            .map_err(|error| Fault::system("send a signal to a worker", &error))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Harmless if it has ended already: until it is waited for, its id is not used again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+async fn pass(span: Duration) {
+    use fencepost::clock::{BootClock, Clock as _};
+    BootClock.alarm(now() + span).await;
+}
+
+/// The two workers of one lock, what they do, and a clock that began with them.
+pub(crate) struct Duo<'a> {
+    pub(crate) a: Worker,
+    pub(crate) b: Worker,
+    heard: UnboundedReceiver<(Who, Option<Report>)>,
+    /// What happened so far, in the order in which it was heard.
+    pub(crate) events: Vec<Event>,
+    /// Until when A's guard is good, as far as A said.
+    pub(crate) good_until: Option<Moment>,
+    /// Whether the store sees A's process end.
+    pub(crate) presence: bool,
+    began: Moment,
+    say: &'a mut dyn FnMut(&Event),
+}
+
+impl<'a> Duo<'a> {
+    /// Starts both and waits until they are connected.
+    pub(crate) async fn start(
+        scene: &Scene,
+        task: impl Fn(Who) -> (String, Duration, Duration, Role),
+        say: &'a mut dyn FnMut(&Event),
+    ) -> Result<Self> {
+        let (mouth, heard) = unbounded_channel();
+        let start = |who: Who| {
+            let (name, ttl, patience, role) = task(who);
+            let task = Task {
+                store: scene.url.clone(),
+                name,
+                label: format!("worker {who}"),
+                ttl_ms: ttl.as_millis() as u64,
+                patience_ms: patience.as_millis() as u64,
+                role,
+            };
+            Worker::start(scene, &task, who, mouth.clone())
+        };
+        let (a, b) = (start(Who::A)?, start(Who::B)?);
+        let (events, began) = (Vec::new(), now());
+        let mut duo = Self { a, b, heard, events, good_until: None, presence: false, began, say };
+        for _ in 0..2 {
+            match duo.hear(SOON).await? {
+                (_, Report::Ready) => {}
+                (who, other) => {
+                    return Err(Fault::System(format!("worker {who} began with {other:?}")));
+                }
+            }
+        }
+        duo.began = now();
+        Ok(duo)
+    }
+
+    async fn hear(&mut self, limit: Duration) -> Result<(Who, Report)> {
+        within(limit, "a worker says something", async {
+            loop {
+                match self.heard.recv().await {
+                    Some((who, Some(Report::Failed { kind, message }))) => {
+                        return Err(failed(who, kind, &message));
+                    }
+                    Some((who, Some(report))) => return Ok((who, report)),
+                    Some((who, None)) if self.has_ended(who) => {}
+                    Some((who, None)) => return Err(gone(who)),
+                    None => return Err(Fault::System("both workers are gone".into())),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Whether `who` has done all it had to do, or was killed.
+    fn has_ended(&self, who: Who) -> bool {
+        let last =
+            |what: &What| matches!(what, What::Released | What::NotHeld { .. } | What::Killed);
+        self.events.iter().any(|event| event.who == who && last(&event.what))
+    }
+
+    /// Waits until something happens to `who` that `is` says it waits for.
+    pub(crate) async fn until(
+        &mut self,
+        who: Who,
+        limit: Duration,
+        is: impl Fn(&What) -> bool,
+    ) -> Result<What> {
+        let mut seen = 0;
+        let give_up = now() + limit;
+        loop {
+            while let Some(event) = self.events.get(seen) {
+                if event.who == who && is(&event.what) {
+                    return Ok(event.what.clone());
+                }
+                seen += 1;
+            }
+            let (who, report) = self.hear(give_up.since(now())).await?;
+            self.take_in(who, report)?;
+        }
+    }
+
+    fn take_in(&mut self, who: Who, report: Report) -> Result<()> {
+        match report {
+            Report::Happened { at, what } => self.note(Moment::from_nanos(at), who, what),
+            Report::Good { until, presence } if who == Who::A => {
+                self.good_until = Some(Moment::from_nanos(until));
+                self.presence = presence;
+            }
+            Report::Failed { kind, message } => return Err(failed(who, kind, &message)),
+            Report::Ready | Report::Good { .. } | Report::Ticked { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Something that the lab did, or heard of.
+    pub(crate) fn note(&mut self, at: Moment, who: Who, what: What) {
+        self.know(at, who, what);
+        if let Some(event) = self.events.last() {
+            (self.say)(event);
+        }
+    }
+
+    /// Something that the lab knows afterwards.
+    pub(crate) fn know(&mut self, at: Moment, who: Who, what: What) {
+        self.events.push(Event { at: at.since(self.began), who, what });
+    }
+
+    /// When that happened to `who` first.
+    pub(crate) fn first(&self, who: Who, is: impl Fn(&What) -> bool) -> Option<Moment> {
+        let event = self.events.iter().find(|event| event.who == who && is(&event.what))?;
+        Some(self.began + event.at)
+    }
+
+    /// What happened, in the order in which it did.
+    pub(crate) fn into_events(mut self) -> Vec<Event> {
+        self.events.sort_by_key(|event| event.at);
+        self.events
+    }
+}
+
+fn gone(who: Who) -> Fault {
+    Fault::System(format!("worker {who} ended unasked"))
+}
+
+pub(crate) fn failed(who: impl std::fmt::Display, kind: Kind, message: &str) -> Fault {
+    let message = format!("worker {who}: {message}");
+    match kind {
+        Kind::Held => Error::new(ErrorKind::Held(None), message).into(),
+        Kind::Unreachable => Error::unreachable(message).into(),
+        Kind::Refused => Error::refused(message).into(),
+        Kind::Invalid => Error::invalid(message).into(),
+        Kind::System => Fault::System(message),
+    }
+}

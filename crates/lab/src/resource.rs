@@ -1,0 +1,219 @@
+//! What the lock protects: a balance that two workers add to, and the ledger of a job's runs.
+//!
+//! The tables are made for one lab and dropped with it. In a database of the user's the fence stays behind, with the
+//! mark of the lab's lock name: that is what a mark is for.
+
+mod postgres;
+mod sqlite;
+
+use std::path::{Path, PathBuf};
+
+use fencepost::{Error, LockName, Token};
+use serde::{Deserialize, Serialize};
+
+use crate::scene::{Fault, Result};
+
+/// Which resource: what a worker is told.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Resource {
+    database: Database,
+    /// The end of the names of its tables.
+    tag: String,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+enum Database {
+    Sqlite(PathBuf),
+    /// Its URL, which may carry a password.
+    Postgres(String),
+}
+
+/// The fence of a transaction: the lock's name and the holder's token. `None` is a program without one.
+pub(crate) type Fence<'a> = Option<(&'a LockName, Token)>;
+
+/// The names of the lab's tables.
+struct Tables {
+    account: String,
+    run: String,
+    effect: String,
+}
+
+impl Resource {
+    /// The one that `url` names.
+    pub(crate) fn named(url: &str, tag: &str) -> Result<Self> {
+        let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+        match scheme {
+            "sqlite" => {
+                let path = &url["sqlite:".len().min(url.len())..];
+                let path = path.strip_prefix("//").unwrap_or(path);
+                if path.is_empty() {
+                    return Err(Error::invalid("the resource sqlite: names no file").into());
+                }
+                let path = std::path::absolute(path)
+                    .map_err(|error| Fault::system("find the resource's file", &error))?;
+                Ok(Self::file(&path, tag))
+            }
+            "postgres" | "postgresql" => {
+                Ok(Self::at(Database::Postgres(url.to_owned()), tag))
+            }
+            // The rest of a URL may carry a password; its scheme does not.
+            _ => Err(Error::invalid(format!(
+                "the resource \"{}:...\" is unknown here: give sqlite:PATH or postgres://, or leave \
+                 --resource out",
+                scheme.escape_debug()
+            ))
+            .into()),
+        }
+    }
+
+    /// A SQLite file.
+    pub(crate) fn file(path: &Path, tag: &str) -> Self {
+        Self::at(Database::Sqlite(path.to_owned()), tag)
+    }
+
+    fn at(database: Database, tag: &str) -> Self {
+        Self { database, tag: tag.replace(|c: char| !c.is_ascii_alphanumeric(), "_") }
+    }
+
+    /// What kind of database it is.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self.database {
+            Database::Sqlite(_) => "sqlite",
+            Database::Postgres(_) => "postgres",
+        }
+    }
+
+    /// Connects to it.
+    pub(crate) async fn open(&self) -> Result<Session> {
+        let table = |name: &str| format!("fencepost_lab_{name}_{}", self.tag);
+        let tables =
+            Tables { account: table("account"), run: table("run"), effect: table("effect") };
+        match &self.database {
+            Database::Sqlite(path) => Ok(Session::Sqlite(sqlite::Session::open(path, tables)?)),
+            Database::Postgres(url) => {
+                Ok(Session::Postgres(postgres::Session::open(url, tables).await?))
+            }
+        }
+    }
+}
+
+/// A connection to the resource. Each call is a transaction of its own.
+pub(crate) enum Session {
+    Sqlite(sqlite::Session),
+    Postgres(postgres::Session),
+}
+
+impl Session {
+    /// Makes the account, and the fence if it is not there; or sets the account back.
+    pub(crate) async fn set_balance(&mut self, balance: i64) -> Result<()> {
+        match self {
+            Self::Sqlite(session) => session.set_balance(balance),
+            Self::Postgres(session) => session.set_balance(balance).await,
+        }
+    }
+
+    /// Reads the balance. With a fence it enters first, which raises the mark before anything is read: without that
+    /// a read-modify-write is still lost (P8).
+    pub(crate) async fn read(&mut self, fence: Fence<'_>) -> Result<i64> {
+        match self {
+            Self::Sqlite(session) => session.read(fence),
+            Self::Postgres(session) => session.read(fence).await,
+        }
+    }
+
+    /// Writes the balance.
+    pub(crate) async fn write(&mut self, balance: i64, fence: Fence<'_>) -> Result<()> {
+        match self {
+            Self::Sqlite(session) => session.write(balance, fence),
+            Self::Postgres(session) => session.write(balance, fence).await,
+        }
+    }
+
+    /// Makes the ledger of a job's runs and the place where its effects show. Without `unique` the ledger is
+    /// no ledger: the control.
+    pub(crate) async fn make_ledger(&mut self, unique: bool) -> Result<()> {
+        match self {
+            Self::Sqlite(session) => session.make_ledger(unique),
+            Self::Postgres(session) => session.make_ledger(unique).await,
+        }
+    }
+
+    /// Runs the job of `tick` unless somebody has: the key is inserted if it is absent, and the effect lies in
+    /// the same transaction. Whether it was us.
+    pub(crate) async fn run_if_absent(&mut self, tick: &str) -> Result<bool> {
+        match self {
+            Self::Sqlite(session) => session.run_if_absent(tick),
+            Self::Postgres(session) => session.run_if_absent(tick).await,
+        }
+    }
+
+    /// Runs the job of `tick` unless it has been: for one who holds the lock, so a look before is enough.
+    pub(crate) async fn run_if_not_done(&mut self, tick: &str) -> Result<bool> {
+        match self {
+            Self::Sqlite(session) => session.run_if_not_done(tick),
+            Self::Postgres(session) => session.run_if_not_done(tick).await,
+        }
+    }
+
+    /// How often the job of `tick` ran.
+    pub(crate) async fn runs(&mut self, tick: &str) -> Result<u64> {
+        match self {
+            Self::Sqlite(session) => session.runs(tick),
+            Self::Postgres(session) => session.runs(tick).await,
+        }
+    }
+
+    /// Drops the tables of this lab.
+    pub(crate) async fn clear(&mut self) -> Result<()> {
+        match self {
+            Self::Sqlite(session) => session.clear(),
+            Self::Postgres(session) => session.clear().await,
+        }
+    }
+}
+
+impl Tables {
+    fn made(&self, balance: i64) -> String {
+        let account = &self.account;
+        format!(
+            "CREATE TABLE IF NOT EXISTS {account} (id INTEGER PRIMARY KEY, balance BIGINT NOT NULL);
+             INSERT INTO {account} VALUES (1, {balance})
+             ON CONFLICT (id) DO UPDATE SET balance = excluded.balance;"
+        )
+    }
+
+    fn ledger(&self, unique: bool) -> String {
+        let Self { run, effect, .. } = self;
+        let unique = if unique { "PRIMARY KEY" } else { "" };
+        format!(
+            "CREATE TABLE {run} (tick TEXT NOT NULL {unique});
+             CREATE TABLE {effect} (tick TEXT NOT NULL);"
+        )
+    }
+
+    fn dropped(&self) -> String {
+        [&self.account, &self.run, &self.effect]
+            .map(|table| format!("DROP TABLE IF EXISTS {table};"))
+            .concat()
+    }
+
+    fn read(&self) -> String {
+        format!("SELECT balance FROM {} WHERE id = 1", self.account)
+    }
+
+    fn write(&self) -> String {
+        format!("UPDATE {} SET balance = $1 WHERE id = 1", self.account)
+    }
+
+    fn claim(&self) -> String {
+        format!("INSERT INTO {} VALUES ($1) ON CONFLICT DO NOTHING", self.run)
+    }
+
+    fn act(&self) -> String {
+        format!("INSERT INTO {} VALUES ($1)", self.effect)
+    }
+
+    fn count(&self) -> String {
+        format!("SELECT count(*) FROM {} WHERE tick = $1", self.effect)
+    }
+}

@@ -1,0 +1,272 @@
+//! The other process: somebody to freeze, to kill, and to contend with.
+//!
+//! The lab and a worker talk in lines of JSON. The first line that a worker is told is its [`Task`] (not an
+//! argument: a URL may carry a password, and `ps` shows arguments to everybody). It answers with
+//! [`Report`]s. Further lines are orders. When the lab goes away the worker's standard input ends, and so does
+//! the worker.
+
+use std::io::{BufRead as _, Write as _};
+use std::time::Duration;
+
+use fencepost::{ErrorKind, Fencepost, Guard, GuardState, LockName, Moment};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::event::What;
+use crate::resource::{Fence, Resource};
+use crate::scene::{Fault, Result, now};
+
+/// The hidden command.
+pub const WORKER: &str = "__lab-worker";
+
+/// What a worker is to do.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Task {
+    /// The lock store.
+    pub(crate) store: String,
+    /// The lock.
+    pub(crate) name: String,
+    pub(crate) label: String,
+    pub(crate) ttl_ms: u64,
+    /// How long to wait for the lock at most.
+    pub(crate) patience_ms: u64,
+    pub(crate) role: Role,
+}
+
+/// The kinds of work.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Adds to a balance: reads it, works, writes it. Waits for an order before it begins and one before it
+    /// writes; the second is how the lab makes sure that the freeze comes between.
+    Add { resource: Resource, amount: i64, work_ms: u64, fence: bool },
+    /// Takes the lock, and holds it until it is killed or told to release.
+    Hold,
+    /// Runs a job once per tick; each order is a tick.
+    Job { resource: Resource, way: Way },
+}
+
+/// How the copies of a job see to it that it runs once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Way {
+    /// Insert-if-absent.
+    Key,
+    /// The lock.
+    Lock,
+}
+
+/// What a worker says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// It is connected.
+    Ready,
+    /// Something happened.
+    Happened { at: u64, what: What },
+    /// The lock is good until then, as far as it knows. `presence`: the store sees this process end.
+    Good { until: u64, presence: bool },
+    /// A job's tick is over for this copy: whether it ran the job, its calls to store and resource, its time.
+    Ticked { ran: bool, steps: u64, micros: u64 },
+    /// It can not go on.
+    Failed { kind: Kind, message: String },
+}
+
+/// The kinds of errors that make a difference for the exit code.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Held,
+    Unreachable,
+    Refused,
+    Invalid,
+    System,
+}
+
+/// The whole of a worker process, on a current-thread runtime. Returns its exit code.
+pub async fn worker_main() -> u8 {
+    #[cfg(target_os = "linux")]
+    {
+        // A frozen process does not see its input end; the kernel ends it all the same.
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
+    let mut line = String::new();
+    let _ = std::io::stdin().lock().read_line(&mut line);
+    let Ok(task) = serde_json::from_str(&line) else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "fencepost: {WORKER} is for fencepost's own use: see `fencepost lab --help`"
+        );
+        return 64;
+    };
+    match work(task, &mut orders()).await {
+        Ok(()) => 0,
+        Err(fault) => {
+            let kind = match &fault {
+                Fault::System(_) => Kind::System,
+                Fault::Lock(error) => match error.kind() {
+                    ErrorKind::Held(_) => Kind::Held,
+                    ErrorKind::Refused => Kind::Refused,
+                    ErrorKind::Invalid => Kind::Invalid,
+                    _ => Kind::Unreachable,
+                },
+            };
+            say(&Report::Failed { kind, message: fault.to_string() });
+            1
+        }
+    }
+}
+
+async fn work(task: Task, orders: &mut UnboundedReceiver<String>) -> Result<()> {
+    let store = Fencepost::connect(&task.store).await?;
+    match &task.role {
+        Role::Add { resource, amount, work_ms, fence } => {
+            let add = Add { resource, amount: *amount, fence: *fence, work_ms: *work_ms };
+            add.run(&task, &store, orders).await?;
+        }
+        Role::Hold => {
+            say(&Report::Ready);
+            orders.recv().await;
+            let guard = take(&task, &store).await?;
+            orders.recv().await;
+            give_back(guard).await?;
+        }
+        Role::Job { resource, way } => job(&task, &store, resource, *way, orders).await?,
+    }
+    store.close().await;
+    Ok(())
+}
+
+async fn take(task: &Task, store: &Fencepost) -> Result<Guard> {
+    happened(What::Asked);
+    let lock = store.lock(&task.name).ttl(Duration::from_millis(task.ttl_ms)).label(&task.label);
+    let guard = lock.acquire_within(Duration::from_millis(task.patience_ms)).await?;
+    let presence = guard.presence().is_some();
+    let good = move |until: Moment| say(&Report::Good { until: until.as_nanos(), presence });
+    // First: who hears of the grant knows how long it is good for.
+    good(guard.deadline());
+    happened(What::Granted { token: guard.token().get() });
+    let mut changes = guard.changes();
+    tokio::spawn(async move {
+        loop {
+            match changes.next().await {
+                (GuardState::Lost(cause), _) => {
+                    return happened(What::Lost { cause: cause.to_string() });
+                }
+                (_, until) => good(until),
+            }
+        }
+    });
+    Ok(guard)
+}
+
+async fn give_back(guard: Guard) -> Result<()> {
+    match guard.release().await {
+        Ok(()) => happened(What::Released),
+        Err(error) if matches!(error.kind(), ErrorKind::Lost(_) | ErrorKind::NotHeld(_)) => {
+            happened(What::NotHeld { why: error.to_string() });
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+struct Add<'a> {
+    resource: &'a Resource,
+    amount: i64,
+    fence: bool,
+    work_ms: u64,
+}
+
+impl Add<'_> {
+    /// Reads, works, writes. It does not look at its guard before it writes, on purpose: between a look and the
+    /// write a process can freeze as well, and then the look was worth nothing.
+    async fn run(
+        self,
+        task: &Task,
+        store: &Fencepost,
+        orders: &mut UnboundedReceiver<String>,
+    ) -> Result<()> {
+        let mut session = self.resource.open().await?;
+        let name = LockName::new(&task.name).map_err(fencepost::Error::from)?;
+        say(&Report::Ready);
+        orders.recv().await;
+        let guard = take(task, store).await?;
+        let fence: Fence<'_> = self.fence.then(|| (&name, guard.token()));
+        let balance = session.read(fence).await?;
+        // Before it says so: from then on it can be frozen, and the time of the freeze counts.
+        let done_at = now() + Duration::from_millis(self.work_ms);
+        happened(What::Read { value: balance });
+        orders.recv().await;
+        alarm(done_at).await;
+        let value = balance + self.amount;
+        match session.write(value, fence).await {
+            Ok(()) => happened(What::Wrote { value }),
+            Err(Fault::Lock(error)) if *error.kind() == ErrorKind::Stale => {
+                happened(What::Refused { value, why: error.to_string() });
+            }
+            Err(fault) => return Err(fault),
+        }
+        give_back(guard).await
+    }
+}
+
+async fn job(
+    task: &Task,
+    store: &Fencepost,
+    resource: &Resource,
+    way: Way,
+    orders: &mut UnboundedReceiver<String>,
+) -> Result<()> {
+    let mut session = resource.open().await?;
+    say(&Report::Ready);
+    while let Some(tick) = orders.recv().await {
+        let began = now();
+        let (ran, steps) = match way {
+            Way::Key => (session.run_if_absent(&tick).await?, 1),
+            Way::Lock => {
+                let lock = store.lock(&task.name).ttl(Duration::from_millis(task.ttl_ms));
+                match lock.label(&task.label).try_acquire().await? {
+                    // Who holds it sees to the job.
+                    None => (false, 1),
+                    Some(guard) => {
+                        let ran = session.run_if_not_done(&tick).await?;
+                        guard.release().await?;
+                        (ran, 3)
+                    }
+                }
+            }
+        };
+        let micros = now().since(began).as_micros() as u64;
+        say(&Report::Ticked { ran, steps, micros });
+    }
+    Ok(())
+}
+
+async fn alarm(at: Moment) {
+    use fencepost::clock::{BootClock, Clock as _};
+    BootClock.alarm(at).await;
+}
+
+fn happened(what: What) {
+    say(&Report::Happened { at: now().as_nanos(), what });
+}
+
+fn say(report: &Report) {
+    let Ok(line) = serde_json::to_string(report) else { return };
+    let mut out = std::io::stdout().lock();
+    // Whoever would hear of a failure here is the one who is gone.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// What the lab says, line by line. With its last word the process ends, as if it had crashed.
+fn orders() -> UnboundedReceiver<String> {
+    let (said, orders) = unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+            if said.send(line).is_err() {
+                return;
+            }
+        }
+        std::process::exit(3);
+    });
+    orders
+}
