@@ -56,6 +56,7 @@ use super::{Mark, Reset, checked_reset};
 use crate::client::default_label;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
+use crate::postgres::{Fault, PostgresUrl};
 use crate::race::{First, race};
 
 pub use install::{Installed, install};
@@ -64,25 +65,18 @@ pub use protect::{NameFrom, protect, unprotect};
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to a database by its URL. The connection is driven by the tokio runtime of the caller.
+/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. The
+/// connection is driven by the tokio runtime of the caller.
 pub async fn connect(url: &str) -> Result<Client> {
-    // What it says of a bad URL may have a password in it.
-    let config: tokio_postgres::Config = url.parse().map_err(|_| {
-        Error::invalid(
-            "the postgres: URL does not parse: write postgres://USER:PASSWORD@HOST:PORT/DATABASE; signs like \
-             @ / ? # in a password are written as %40 %2F %3F %23",
-        )
-    })?;
-    let late = BootClock.alarm(BootClock.now() + CONNECT);
-    match race(config.connect(tokio_postgres::NoTls), late).await {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
+    let url = PostgresUrl::parse(scheme, rest)?;
+    match race(url.open(), BootClock.alarm(BootClock.now() + CONNECT)).await {
         First::Left(Ok((client, connection))) => {
             tokio::spawn(connection);
             Ok(client)
         }
-        First::Left(Err(error)) => Err(explain(&error)),
-        First::Right(()) => {
-            Err(Error::unreachable("the database does not answer: see that it runs"))
-        }
+        First::Left(Err(error)) => Err(Fault::of(&error, url.shown()).into_error()),
+        First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
     }
 }
 
