@@ -1,7 +1,7 @@
 //! What a fence costs: a transaction of one UPDATE, with `enter` and without it, side by side in one run.
 //!
 //! On PostgreSQL a third one sends an empty statement instead of `enter`: what is left between that and the fence is
-//! the work of the server, the rest is the round trip.
+//! the work of the server, the rest is the round trip. A fourth one sends `enter` and the UPDATE together.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -69,6 +69,8 @@ fn on_sqlite(count: usize) -> Outcome<()> {
 #[derive(Clone, Copy)]
 enum First {
     Enter,
+    /// Sent together with the UPDATE.
+    Together,
     Empty,
     Nothing,
 }
@@ -94,14 +96,22 @@ impl Writer {
         let failed = |error| postgres::explain(&error);
         for _ in 0..count {
             let tx = self.client.transaction().await.map_err(failed)?;
+            let write = async { tx.execute(&self.update, &[&self.id]).await.map_err(failed) };
             match first {
+                First::Together => {
+                    let enter = postgres::enter(&tx, &self.name, self.token);
+                    let (entered, written) = futures_util::future::join(enter, write).await;
+                    entered.and(written)?;
+                    tx.commit().await.map_err(failed)?;
+                    continue;
+                }
                 First::Enter => postgres::enter(&tx, &self.name, self.token).await?,
                 First::Empty => {
                     tx.query_typed("SELECT 1", &[]).await.map_err(failed)?;
                 }
                 First::Nothing => {}
             }
-            tx.execute(&self.update, &[&self.id]).await.map_err(failed)?;
+            write.await?;
             tx.commit().await.map_err(failed)?;
         }
         Ok(())
@@ -144,6 +154,7 @@ fn on_postgres(tasks: usize, count: usize) -> Outcome<()> {
         &mut [
             ("with enter", &mut |each| (*go.borrow_mut())(First::Enter, each)),
             ("without", &mut |each| (*go.borrow_mut())(First::Nothing, each)),
+            ("sent together", &mut |each| (*go.borrow_mut())(First::Together, each)),
             ("an empty statement", &mut |each| (*go.borrow_mut())(First::Empty, each)),
         ],
     )

@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`install`] puts the functions into the schema `fencepost`; so does `fencepost fence install`. Then an
+//! [`install()`] puts the functions into the schema `fencepost`; so does `fencepost fence install`. Then an
 //! application needs no more than
 //!
 //! ```sql
@@ -37,7 +37,7 @@
 //! **A holder that freezes inside a transaction** keeps the next one waiting at `enter`. [`begin`] sets
 //! `idle_in_transaction_session_timeout` for its transaction, so that the server ends it.
 //!
-//! **[`protect`]** makes a table refuse every write by a transaction that has not entered, whoever makes it: the
+//! **[`protect()`]** makes a table refuse every write by a transaction that has not entered, whoever makes it: the
 //! table's owner, a superuser, a session with `session_replication_role = replica`. It is a trigger that runs after
 //! each row, so it sees the names that other triggers have left. It does not stop what is no write of rows: `DROP`,
 //! `ALTER TABLE`, the detaching of a partition. A subscription that writes the table is refused as well.
@@ -85,6 +85,9 @@ pub const DEFAULT_IDLE: Duration = Duration::from_secs(30);
 
 /// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
 /// each transaction of the holder, those that only read included. One statement, one round trip.
+///
+/// The round trip can be saved: poll it together with the transaction's first statement (`futures::join!(enter(..),
+/// tx.execute(..))`). The server takes them in that order, and refuses the second when it has refused the first.
 ///
 /// On an error the server has given the transaction up.
 pub async fn enter(tx: &Transaction<'_>, name: &LockName, token: Token) -> Result<()> {

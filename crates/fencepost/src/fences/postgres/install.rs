@@ -12,7 +12,7 @@ const FENCES: Component = Component { name: "fences", migrations: &[include_str!
 /// The first server that has `pg_current_xact_id()`.
 const OLDEST: i32 = 130_000;
 
-/// What [`install`] did.
+/// What [`install()`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
     /// The fence was there already, in this version.
