@@ -31,8 +31,10 @@
 use fencepost_core::Label;
 use fencepost_core::{LockName, Token};
 
+#[cfg(feature = "sqlite")]
+use crate::error::ErrorKind;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
@@ -78,7 +80,8 @@ pub struct Reset {
     pub at: String,
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+// On PostgreSQL the database says it, in the same words.
+#[cfg(feature = "sqlite")]
 impl Mark {
     /// The error of a token that came too late.
     pub(crate) fn refuses(&self, token: Token) -> Error {

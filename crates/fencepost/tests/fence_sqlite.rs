@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 use fencepost::fences::cas::{self, Swap};
-use fencepost::fences::{Row, sqlite};
+use fencepost::fences::{Row, column, sqlite};
 use fencepost::rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use fencepost::{Error, ErrorKind, Label, LockName, Token};
 
@@ -194,4 +194,28 @@ fn a_wrong_table_or_column_is_named_and_nothing_is_written() {
         written(&Row { table: "main.seat", ..SEAT }, "taken by").unwrap(),
         Swap::Written { version: 8 }
     );
+}
+
+#[test]
+fn a_row_refuses_a_stale_token() {
+    let db = seats();
+    db.execute_batch("ALTER TABLE seat ADD COLUMN fence INTEGER").unwrap();
+    let row = Row { guard: "fence", ..SEAT };
+    let update = |number, who: &str| {
+        column::sqlite::update(&db, &row, &"12A", token(number), &[("taken by", &who)])
+    };
+    // Without columns it is the entry.
+    assert!(column::sqlite::update(&db, &row, &"12A", token(33), &[]).unwrap());
+    assert!(update(33, "ada").unwrap());
+    assert!(update(33, "bob").unwrap());
+    assert!(column::sqlite::update(&db, &row, &"12A", token(34), &[]).unwrap());
+    let error = error_of(update(33, "eve"));
+    assert_eq!(*error.kind(), ErrorKind::Stale);
+    let text = "token 33 for row \"12A\" of seat is stale: 34 has entered";
+    assert_eq!(error.to_string(), text);
+    let taken: String = db
+        .query_row("SELECT \"taken by\" FROM seat WHERE id = '12A'", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(taken, "bob");
+    assert!(!column::sqlite::update(&db, &row, &"99Z", token(1), &[]).unwrap());
 }

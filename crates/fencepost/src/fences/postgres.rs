@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`install`] puts the functions into the schema `fencepost`; so does `fencepost fence install`. Then an
+//! [`install()`] puts the functions into the schema `fencepost`; so does `fencepost fence install`. Then an
 //! application needs no more than
 //!
 //! ```sql
@@ -37,7 +37,7 @@
 //! **A holder that freezes inside a transaction** keeps the next one waiting at `enter`. [`begin`] sets
 //! `idle_in_transaction_session_timeout` for its transaction, so that the server ends it.
 //!
-//! **[`protect`]** makes a table refuse every write by a transaction that has not entered, whoever makes it: the
+//! **[`protect()`]** makes a table refuse every write by a transaction that has not entered, whoever makes it: the
 //! table's owner, a superuser, a session with `session_replication_role = replica`. It is a trigger that runs after
 //! each row, so it sees the names that other triggers have left. It does not stop what is no write of rows: `DROP`,
 //! `ALTER TABLE`, the detaching of a partition. A subscription that writes the table is refused as well.
@@ -56,6 +56,7 @@ use super::{Mark, Reset, checked_reset};
 use crate::client::default_label;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
+use crate::postgres::{Fault, PostgresUrl};
 use crate::race::{First, race};
 
 pub use install::{Installed, install};
@@ -64,25 +65,18 @@ pub use protect::{NameFrom, protect, unprotect};
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to a database by its URL. The connection is driven by the tokio runtime of the caller.
+/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. The
+/// connection is driven by the tokio runtime of the caller.
 pub async fn connect(url: &str) -> Result<Client> {
-    // What it says of a bad URL may have a password in it.
-    let config: tokio_postgres::Config = url.parse().map_err(|_| {
-        Error::invalid(
-            "the postgres: URL does not parse: write postgres://USER:PASSWORD@HOST:PORT/DATABASE; signs like \
-             @ / ? # in a password are written as %40 %2F %3F %23",
-        )
-    })?;
-    let late = BootClock.alarm(BootClock.now() + CONNECT);
-    match race(config.connect(tokio_postgres::NoTls), late).await {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
+    let url = PostgresUrl::parse(scheme, rest)?;
+    match race(url.open(), BootClock.alarm(BootClock.now() + CONNECT)).await {
         First::Left(Ok((client, connection))) => {
             tokio::spawn(connection);
             Ok(client)
         }
-        First::Left(Err(error)) => Err(explain(&error)),
-        First::Right(()) => {
-            Err(Error::unreachable("the database does not answer: see that it runs"))
-        }
+        First::Left(Err(error)) => Err(Fault::of(&error, url.shown()).into_error()),
+        First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
     }
 }
 
@@ -91,6 +85,9 @@ pub const DEFAULT_IDLE: Duration = Duration::from_secs(30);
 
 /// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
 /// each transaction of the holder, those that only read included. One statement, one round trip.
+///
+/// The round trip can be saved: poll it together with the transaction's first statement (`futures::join!(enter(..),
+/// tx.execute(..))`). The server takes them in that order, and refuses the second when it has refused the first.
 ///
 /// On an error the server has given the transaction up.
 pub async fn enter(tx: &Transaction<'_>, name: &LockName, token: Token) -> Result<()> {

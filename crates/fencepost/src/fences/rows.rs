@@ -90,7 +90,7 @@ impl Row<'_> {
         let changes = changes.join(", ");
         Ok(format!(
             "UPDATE {table} AS guarded SET {changes} WHERE guarded.{key} = {first} AND {holds} \
-             RETURNING CAST(guarded.{guard} AS bigint)"
+             RETURNING CAST({guard} AS bigint)"
         ))
     }
 

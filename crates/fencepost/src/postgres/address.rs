@@ -102,6 +102,11 @@ impl PostgresUrl {
         Ok(Self { config, tls, pool: options.pool.unwrap_or(POOL), shown })
     }
 
+    /// `host:port/database`.
+    pub(crate) fn shown(&self) -> &str {
+        &self.shown
+    }
+
     /// Connects. On a tokio runtime, which then has to drive the connection.
     pub(crate) async fn open(&self) -> Result<Opened, tokio_postgres::Error> {
         self.config.connect(self.tls.clone()).await

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
@@ -51,7 +52,7 @@ impl Component {
         if before == self.version() {
             return Ok(Installed { before, now: before });
         }
-        self.check(before, pool)?;
+        self.check(before, pool.shown())?;
         let limit = pool.clock().now() + WITHIN;
         match race(self.install(pool), pool.clock().alarm(limit)).await {
             First::Left(done) => done.map_err(|fault| self.explained(fault, pool)),
@@ -85,7 +86,7 @@ impl Component {
         }
     }
 
-    fn check(&self, found: i32, pool: &Pool) -> Result<(), Fault> {
+    fn check(&self, found: i32, shown: &str) -> Result<(), Fault> {
         if found <= self.version() {
             return Ok(());
         }
@@ -93,44 +94,51 @@ impl Component {
         Err(Fault::new(
             FaultKind::Refused,
             format!(
-                "the schema \"fencepost\" at {} has version {found} of \"{name}\", and this program knows version \
-                 {ours}: update this program",
-                pool.shown()
+                "the schema \"fencepost\" at {shown} has version {found} of \"{name}\", and this program knows \
+                 version {ours}: update this program"
             ),
         ))
     }
 
     async fn install(&self, pool: &Pool) -> Result<Installed, Fault> {
         let conn = pool.open(pool.clock().now() + WITHIN).await?;
-        let failed = |error: tokio_postgres::Error| Fault::of(&error, pool.shown());
+        // Without a commit, the end of the connection undoes it all.
+        self.install_on(&conn.client, pool.shown()).await
+    }
+
+    /// The same on a connection of the caller's, who ends the transaction if it fails.
+    pub(crate) async fn install_on(
+        &self,
+        client: &Client,
+        shown: &str,
+    ) -> Result<Installed, Fault> {
+        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0; SET LOCAL \
              lock_timeout = 0; SELECT pg_advisory_xact_lock({ADVISORY})"
         );
-        conn.client.batch_execute(&begin).await.map_err(failed)?;
+        client.batch_execute(&begin).await.map_err(failed)?;
         // Looked at before it is asked for: to be told that it is there takes the right to make it.
         let ask = "SELECT to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
-        let row = conn.client.query_typed_one(ask, &[]).await.map_err(failed)?;
+        let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
         if row.try_get::<_, bool>(0).map_err(failed)? {
-            conn.client.batch_execute(BASE).await.map_err(failed)?;
+            client.batch_execute(BASE).await.map_err(failed)?;
         }
         let ask =
             "SELECT coalesce(max(version), 0)::int4 FROM fencepost.components WHERE component = $1";
-        let row =
-            conn.client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await.map_err(failed)?;
+        let row = client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await.map_err(failed)?;
         let before: i32 = row.try_get(0).map_err(failed)?;
         // Somebody may have done it while we waited for our turn.
-        self.check(before, pool)?;
+        self.check(before, shown)?;
         for migration in self.migrations.iter().skip(usize::try_from(before).unwrap_or(0)) {
-            conn.client.batch_execute(migration).await.map_err(failed)?;
+            client.batch_execute(migration).await.map_err(failed)?;
         }
         let note = "INSERT INTO fencepost.components (component, version) VALUES ($1, $2) \
                     ON CONFLICT (component) DO UPDATE SET version = excluded.version";
         let (name, now) = (self.name, self.version());
         let values: [super::pool::Parameter<'_>; 2] = [(&name, Type::TEXT), (&now, Type::INT4)];
-        conn.client.query_typed(note, &values).await.map_err(failed)?;
-        conn.client.batch_execute("COMMIT").await.map_err(failed)?;
-        // Without a commit, the end of the connection undoes it all.
+        client.query_typed(note, &values).await.map_err(failed)?;
+        client.batch_execute("COMMIT").await.map_err(failed)?;
         Ok(Installed { before, now })
     }
 

@@ -29,8 +29,8 @@ pub(crate) async fn connect(url: &str) -> Client {
 /// A fresh database with the fence, and a connection of the superuser.
 pub(crate) async fn fenced() -> (Database, Client) {
     let database = Database::fresh().unwrap();
-    let mut client = connect(&database.url()).await;
-    postgres::install(&mut client).await.unwrap();
+    let client = connect(&database.url()).await;
+    postgres::install(&client).await.unwrap();
     (database, client)
 }
 

@@ -161,7 +161,7 @@ async fn a_server_that_is_gone_is_unreachable() {
     let server = std::sync::Arc::new(Postgres::builder().start().unwrap());
     let database: Database = server.database().unwrap();
     let mut client = connect(&database.url()).await;
-    postgres::install(&mut client).await.unwrap();
+    postgres::install(&client).await.unwrap();
     server.kill().unwrap();
     let error = error_of(postgres::begin(&mut client, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");

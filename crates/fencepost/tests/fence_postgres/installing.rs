@@ -9,19 +9,19 @@ use crate::common::{ask, connect, error_of, fenced, name, refusal, token};
 #[tokio::test]
 async fn it_is_installed_once_whoever_comes_first() {
     let database = Database::fresh().unwrap();
-    let (mut one, mut two) = (connect(&database.url()).await, connect(&database.url()).await);
-    let (first, second) = tokio::join!(postgres::install(&mut one), postgres::install(&mut two));
+    let (one, two) = (connect(&database.url()).await, connect(&database.url()).await);
+    let (first, second) = tokio::join!(postgres::install(&one), postgres::install(&two));
     let mut both = [first.unwrap(), second.unwrap()];
     both.sort_by_key(|done| *done == Installed::Already);
     assert_eq!(both, [Installed::Now, Installed::Already]);
-    assert_eq!(postgres::install(&mut one).await.unwrap(), Installed::Already);
+    assert_eq!(postgres::install(&one).await.unwrap(), Installed::Already);
 }
 
 #[tokio::test]
 async fn a_newer_fence_is_left_alone() {
-    let (_database, mut client) = fenced().await;
+    let (_database, client) = fenced().await;
     client.batch_execute("UPDATE fencepost.components SET version = 99").await.unwrap();
-    let error = error_of(postgres::install(&mut client).await);
+    let error = error_of(postgres::install(&client).await);
     assert_eq!(*error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("99"), "{error}");
 }
@@ -45,7 +45,7 @@ async fn a_role_needs_two_grants_to_enter_and_can_do_nothing_else() {
     let error = error_of(postgres::begin(&mut app, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("GRANT USAGE"), "{error}");
-    let error = error_of(postgres::install(&mut app).await);
+    let error = error_of(postgres::install(&app).await);
     assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("may create a schema"), "{error}");
 

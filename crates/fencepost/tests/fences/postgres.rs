@@ -19,8 +19,8 @@ impl Fence for InDatabase {
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
         Box::pin(async {
             let counters = Counters::open(Database::fresh()?).await?;
-            let mut client = counters.client().await;
-            postgres::install(&mut client).await?;
+            let client = counters.client().await;
+            postgres::install(&client).await?;
             client
                 .batch_execute("CREATE TABLE counters (name text PRIMARY KEY, value bigint)")
                 .await

@@ -185,19 +185,19 @@ DECLARE
 BEGIN
   PERFORM fencepost.check_column(relation, column_name);
   IF to_regprocedure(format('fencepost.%I()', made)) IS NULL THEN
-    -- After the write, so that no other trigger can change the name once it is checked.
-    EXECUTE format($make$
-      CREATE FUNCTION fencepost.%1$I() RETURNS trigger
-      LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $check$
+    -- After the write, so that no other trigger can change the name once it is checked. The column's name is the
+    -- caller's choice and this runs with our rights: it is quoted as a name, and the text around it as a literal.
+    EXECUTE format('CREATE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
+                   'SET search_path = pg_catalog, pg_temp AS %L', made, format($body$
       BEGIN
         IF TG_OP <> 'INSERT' THEN
-          PERFORM fencepost.check_entered(OLD.%2$I::text, TG_RELID);
+          PERFORM fencepost.check_entered(OLD.%1$I::text, TG_RELID);
         END IF;
         IF TG_OP <> 'DELETE' THEN
-          PERFORM fencepost.check_entered(NEW.%2$I::text, TG_RELID);
+          PERFORM fencepost.check_entered(NEW.%1$I::text, TG_RELID);
         END IF;
         RETURN NULL;
-      END $check$ $make$, made, column_name);
+      END $body$, column_name));
   END IF;
   RETURN made;
 END $$;
