@@ -5,6 +5,9 @@
 mod etcd;
 #[path = "conformance/memory.rs"]
 mod memory;
+#[cfg(feature = "postgres")]
+#[path = "conformance/postgres.rs"]
+mod postgres;
 #[cfg(feature = "redis")]
 #[path = "conformance/redis.rs"]
 mod redis;
@@ -37,5 +40,9 @@ fn main() -> ExitCode {
         served::Served::<fencepost_testbed::ZooKeeper>::alone(),
         #[cfg(feature = "zookeeper")]
         served::Served::<fencepost_testbed::ZooKeeper>::three(),
+        #[cfg(feature = "postgres")]
+        postgres::OneServer::direct(),
+        #[cfg(feature = "postgres")]
+        postgres::OneServer::bounced(),
     ])
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use fencepost::Fencepost;
 use fencepost::backends::etcd::guarantees_of;
 use fencepost::guarantees::{Correctness, Guarantees};
-use fencepost_testbed::{Etcd, Persistence, Redis, ZooKeeper};
+use fencepost_testbed::{Etcd, Persistence, Postgres, Redis, ZooKeeper};
 
 const START: &str = "<!-- from guarantees(), checked by tests -->\n";
 const END: &str = "<!-- end -->";
@@ -42,7 +42,14 @@ async fn the_docs_agree_with_the_code() {
     let redlock = format!("redlock://{},{}", synced.address(), as_it_comes.address());
     let etcd = Etcd::builder().start().unwrap();
     let zookeeper = ZooKeeper::builder().start().unwrap();
-    for url in [&sqlite, "memory:", &redis, &redlock, &etcd.url(), &zookeeper.url()] {
+    let postgres = Postgres::builder().start().unwrap();
+    // What a PostgreSQL keeps, too.
+    let followed = Postgres::builder().setting("synchronous_commit", "off").start().unwrap();
+    let _standby = followed.standby("standby").unwrap();
+    let followed = Fencepost::connect(&followed.url()).await.unwrap().guarantees();
+    let servers = [etcd.url(), zookeeper.url(), postgres.url()];
+    let [etcd, zookeeper, postgres] = servers.each_ref().map(String::as_str);
+    for url in [&sqlite, "memory:", &redis, &redlock, etcd, zookeeper, postgres] {
         stores.push(Fencepost::connect(url).await.unwrap().guarantees());
     }
     let mut overview = String::from(
@@ -59,6 +66,14 @@ async fn the_docs_agree_with_the_code() {
                 "### A server that syncs every write and has no replicas\n\n{page}\n\
                  ### A server as it comes, with a replica\n\n{}",
                 plain.markdown()
+            );
+        }
+        if store.backend == "postgres" {
+            fit = "yes, if it syncs and no standby is behind";
+            page = format!(
+                "### A server as it comes\n\n{page}\n\
+                 ### With `synchronous_commit = off`, and a standby\n\n{}",
+                followed.markdown()
             );
         }
         if store.backend == "etcd" {

@@ -1,6 +1,6 @@
 //! `postgres://USER@HOST/DATABASE` a PostgreSQL that is there already.
 //!
-//! A lock is a row of the schema `fencepost` (locks_1.sql), which is made when the first client connects. It shares
+//! A lock is a row of the schema `fencepost` (`locks_1.sql`), which is made when the first client connects. It shares
 //! nothing with advisory locks: those end with a connection and have no token, and a PgBouncer in transaction
 //! mode strands them.
 //!
@@ -100,7 +100,7 @@ impl Postgres {
         LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
         let found = Arc::new(Mutex::new(found));
         let ears = Arc::new(Ears::default());
-        let listener = Listener::new(client_id()?, &pool, &ears, around);
+        let listener = Listener::new(&client_id()?, &pool, &ears, around);
         let upkeep = around.runtime.spawn(keep_up(Arc::downgrade(&pool), Arc::clone(&found)));
         let (upkeep, clock) = (upkeep.abort_handle(), Arc::clone(&around.clock));
         let unanswered = Mutex::default();
@@ -137,10 +137,8 @@ impl Postgres {
             )
             .await;
         // One that was sent before may still be under way.
-        let late = known
-            || heard
-                .as_ref()
-                .map_or_else(|fault| fault.kind == FaultKind::Cut, |heard| heard.again);
+        let late =
+            known || heard.as_ref().map_or_else(|fault| fault.unanswered, |heard| heard.again);
         if !late {
             self.unanswered().remove(owner);
         }
@@ -250,7 +248,7 @@ impl Postgres {
     }
 
     async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {
-        let shown = LockInfo::SHOWN_WAITERS as i32;
+        let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
         let heard = self.pool.call(Use::Asking, INSPECT, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| answers::odd("inspect"))?;
@@ -420,12 +418,6 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
     }
 }
 
-/// What a PostgreSQL keeps that stands alone and syncs what it commits, as it does unless it is told not to.
-#[must_use]
-pub fn usual_guarantees() -> Guarantees {
-    guarantees(true, true, false)
-}
-
 /// Reads the server's settings again and again, and tidies up, as long as the store is used.
 async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
     let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
@@ -436,6 +428,7 @@ async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
     loop {
         clock.alarm(clock.now() + REFRESH).await;
         let Some(pool) = pool.upgrade() else { return };
+        pool.let_go();
         if let Ok(read) = Found::read(&pool).await {
             *found.lock().unwrap_or_else(PoisonError::into_inner) = read;
         }

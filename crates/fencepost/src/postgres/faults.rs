@@ -14,6 +14,8 @@ pub(crate) struct Fault {
     /// What the server calls it, if it is the server that says no, and its words.
     pub(crate) state: Option<SqlState>,
     pub(crate) said: String,
+    /// It was sent at least once without an answer, and may have been carried out, or be so later.
+    pub(crate) unanswered: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub(crate) enum FaultKind {
 
 impl Fault {
     pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), state: None, said: String::new() }
+        Self { kind, message: message.into(), state: None, said: String::new(), unanswered: false }
     }
 
     /// What the server or the connection to it said.
@@ -58,7 +60,7 @@ impl Fault {
         let state = said.code().clone();
         let words = one_line(said.message());
         let (kind, message) = by_state(&state, shown, &words);
-        Self { kind, message, state: Some(state), said: words }
+        Self { kind, message, state: Some(state), said: words, unanswered: false }
     }
 
     pub(crate) fn into_error(self) -> Error {

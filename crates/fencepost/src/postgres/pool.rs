@@ -30,6 +30,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to leave a server alone that can not do it now.
 const BREATH: Duration = Duration::from_millis(20);
+/// How long a connection is kept that nobody uses.
+const IDLE: Duration = Duration::from_secs(30);
 /// How many connections there are for renewals and releases alone.
 const KEEPING: usize = 2;
 
@@ -59,6 +61,8 @@ pub(crate) struct Pool {
 pub(crate) struct Conn {
     pub(crate) client: Client,
     driver: AbortHandle,
+    /// When it was last put back.
+    used: Moment,
 }
 
 impl Drop for Conn {
@@ -104,53 +108,67 @@ impl Pool {
         let mut again = false;
         let mut last: Option<Fault> = None;
         loop {
-            let _room =
-                self.room(usage, give_up).await.map_err(|full| last.clone().unwrap_or(full))?;
-            let conn = match self.idle_one() {
-                Some(conn) => conn,
-                None => match self.open(give_up).await {
-                    Ok(conn) => conn,
-                    Err(fault) if fault.kind == FaultKind::NotNow && self.clock.now() < give_up => {
-                        last = Some(fault);
-                        self.clock.alarm(self.clock.now() + BREATH).await;
-                        continue;
-                    }
-                    Err(fault) => return Err(fault),
-                },
+            let tried = self.try_once(usage, sql, parameters, give_up, &mut again).await;
+            let fault = match tried {
+                Ok((rows, sent, before)) => return Ok(Heard { rows, sent, again: before }),
+                Err(fault) => fault,
             };
-            let sent = self.clock.now();
-            let limit = self.clock.alarm((sent + HANG).min(give_up));
-            let fault = match race(conn.client.query_typed(sql, parameters), limit).await {
-                First::Left(Ok(rows)) => {
-                    self.put_back(conn);
-                    return Ok(Heard { rows, sent, again });
-                }
-                First::Left(Err(error)) => {
-                    let fault = Fault::of(&error, self.shown());
-                    match fault.kind {
-                        FaultKind::Cut | FaultKind::Away => again = true,
-                        // A primary that was demoted stays one: the name may lead to the new one by now.
-                        _ if fault.kind == FaultKind::Refused => {}
-                        _ => self.put_back(conn),
-                    }
-                    fault
-                }
-                First::Right(()) => {
-                    again = true;
-                    let span = short(self.clock.now().since(sent));
-                    Fault::new(
-                        FaultKind::Cut,
-                        format!("{} did not answer within {span}", self.shown()),
-                    )
-                }
+            let over = self.clock.now() >= give_up;
+            let fault = match last.take() {
+                // The last try had no time left: what the others failed of says more.
+                Some(told) if over && told.state.is_some() && fault.state.is_none() => told,
+                _ => fault,
             };
-            if fault.kind == FaultKind::Refused || self.clock.now() >= give_up {
-                return Err(fault);
+            if over || matches!(fault.kind, FaultKind::Refused | FaultKind::Away) {
+                return Err(Fault { unanswered: again, ..fault });
             }
             if fault.kind == FaultKind::NotNow {
-                self.clock.alarm(self.clock.now() + BREATH).await;
+                self.clock.alarm((self.clock.now() + BREATH).min(give_up)).await;
             }
             last = Some(fault);
+        }
+    }
+
+    /// One try. `again` is told whether any was sent without an answer; the rows come with what it was before.
+    async fn try_once(
+        &self,
+        usage: Use,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        give_up: Moment,
+        again: &mut bool,
+    ) -> Result<(Vec<Row>, Moment, bool), Fault> {
+        let _room = self.room(usage, give_up).await?;
+        let conn = match self.idle_one() {
+            Some(conn) => conn,
+            None => self.open(give_up).await?,
+        };
+        let before = *again;
+        let sent = self.clock.now();
+        let limit = self.clock.alarm((sent + HANG).min(give_up));
+        match race(conn.client.query_typed(sql, parameters), limit).await {
+            First::Left(Ok(rows)) => {
+                self.put_back(conn);
+                Ok((rows, sent, before))
+            }
+            First::Left(Err(error)) => {
+                let fault = Fault::of(&error, self.shown());
+                match fault.kind {
+                    FaultKind::Cut | FaultKind::Away => *again = true,
+                    FaultKind::Again | FaultKind::NotNow => self.put_back(conn),
+                    // A primary that was demoted stays one: the name may lead to the new one by now.
+                    FaultKind::Refused => {}
+                }
+                Err(fault)
+            }
+            First::Right(()) => {
+                *again = true;
+                let span = short(self.clock.now().since(sent));
+                Err(Fault::new(
+                    FaultKind::Cut,
+                    format!("{} did not answer within {span}", self.shown()),
+                ))
+            }
         }
     }
 
@@ -161,7 +179,7 @@ impl Pool {
             // Whoever asks on it hears of its end.
             let _ = connection.await;
         });
-        Ok(Conn { client, driver: driver.abort_handle() })
+        Ok(Conn { client, driver: driver.abort_handle(), used: self.clock.now() })
     }
 
     /// The same, for one who drives the connection by itself, on the client's runtime.
@@ -187,6 +205,12 @@ impl Pool {
                 Err(away(format!("{} does not answer", self.shown())))
             }
         }
+    }
+
+    /// Closes the connections that were not used for a while.
+    pub(crate) fn let_go(&self) {
+        let now = self.clock.now();
+        self.idle().retain(|conn| now.since(conn.used) < IDLE && !conn.client.is_closed());
     }
 
     async fn room(
@@ -225,7 +249,8 @@ impl Pool {
         None
     }
 
-    fn put_back(&self, conn: Conn) {
+    fn put_back(&self, mut conn: Conn) {
+        conn.used = self.clock.now();
         if !conn.client.is_closed() {
             self.idle().push(conn);
         }

@@ -91,21 +91,18 @@ impl Tls {
 
 fn roots(files: &Files) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    match &files.roots {
-        Some(pem) => {
-            for certificate in certificates("sslrootcert", pem)? {
-                roots.add(certificate).map_err(|error| unusable("sslrootcert", error))?;
-            }
+    if let Some(pem) = &files.roots {
+        for certificate in certificates("sslrootcert", pem)? {
+            roots.add(certificate).map_err(|error| unusable("sslrootcert", error))?;
         }
-        None => {
-            // Some of the system's may be odd; what matters is that there are any.
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                return Err(Error::invalid(
-                    "this system has no list of trusted CAs: name one with sslrootcert=FILE in the URL",
-                ));
-            }
-        }
+        return Ok(roots);
+    }
+    // Some of the system's may be odd; what matters is that there are any.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return Err(Error::invalid(
+            "this system has no list of trusted CAs: name one with sslrootcert=FILE in the URL",
+        ));
     }
     Ok(roots)
 }

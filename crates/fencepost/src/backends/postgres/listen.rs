@@ -49,7 +49,7 @@ enum Ended {
 
 impl Listener {
     pub(super) fn new(
-        client: String,
+        client: &str,
         pool: &Arc<Pool>,
         ears: &Arc<Ears>,
         around: &Surroundings,

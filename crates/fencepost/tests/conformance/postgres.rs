@@ -1,0 +1,117 @@
+//! `postgres:` for the suite: a database of its own for each case, behind a proxy that can be cut; once to the
+//! server itself, and once through a PgBouncer in transaction mode.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fencepost::backend::BoxFuture;
+use fencepost::conformance::{Harness, Site, Unable};
+use fencepost::{Fencepost, Result};
+use fencepost_testbed::{Mode, PgBouncer, Postgres, Proxy};
+
+/// A server, and what stands before it.
+struct Servers {
+    bouncer: Option<PgBouncer>,
+    server: Arc<Postgres>,
+}
+
+impl Servers {
+    fn start(through: bool) -> io::Result<Arc<Self>> {
+        let server = Arc::new(Postgres::builder().start()?);
+        let bouncer = through.then(|| PgBouncer::start(&server, &[], 20)).transpose()?;
+        Ok(Arc::new(Self { bouncer, server }))
+    }
+}
+
+pub(crate) struct OneServer {
+    bounced: bool,
+    shared: Mutex<Option<Arc<Servers>>>,
+}
+
+impl OneServer {
+    pub(crate) fn direct() -> Box<dyn Harness> {
+        Box::new(Self { bounced: false, shared: Mutex::default() })
+    }
+
+    pub(crate) fn bounced() -> Box<dyn Harness> {
+        Box::new(Self { bounced: true, shared: Mutex::default() })
+    }
+
+    fn shared(&self) -> io::Result<Arc<Servers>> {
+        let mut slot = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(servers) = &*slot {
+            return Ok(Arc::clone(servers));
+        }
+        Ok(Arc::clone(slot.insert(Servers::start(self.bounced)?)))
+    }
+}
+
+impl Harness for OneServer {
+    fn name(&self) -> &'static str {
+        if self.bounced { "postgres-pgbouncer" } else { "postgres" }
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        Box::pin(async { Place::at(self.shared()?) })
+    }
+
+    fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
+        Box::pin(async { Place::at(Servers::start(self.bounced)?) })
+    }
+}
+
+struct Place {
+    servers: Arc<Servers>,
+    proxy: Proxy,
+    url: String,
+}
+
+impl Place {
+    fn at(servers: Arc<Servers>) -> Result<Box<dyn Site>, Unable> {
+        let database = servers.server.database()?;
+        let to =
+            servers.bouncer.as_ref().map_or(servers.server.address(), |bouncer| bouncer.address());
+        let proxy = Proxy::to(to)?;
+        let url = format!("postgres://postgres@{}/{}", proxy.address(), database.name());
+        Ok(Box::new(Self { servers, proxy, url }))
+    }
+
+    fn set(&self, mode: Mode) -> BoxFuture<'_, Result<(), Unable>> {
+        self.proxy.set_mode(mode);
+        Box::pin(async { Ok(()) })
+    }
+}
+
+fn done<'a>(outcome: io::Result<()>) -> BoxFuture<'a, Result<(), Unable>> {
+    Box::pin(async { Ok(outcome?) })
+}
+
+impl Site for Place {
+    fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
+        Box::pin(Fencepost::connect(&self.url))
+    }
+
+    fn url(&self) -> Result<String, Unable> {
+        Ok(self.url.clone())
+    }
+
+    fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        self.set(Mode::Silent)
+    }
+
+    fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        self.set(Mode::Pass)
+    }
+
+    fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        done(self.servers.server.restart())
+    }
+
+    fn stop(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        done(self.servers.server.stop())
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Unable>> {
+        done(self.servers.server.resume())
+    }
+}

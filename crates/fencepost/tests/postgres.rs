@@ -1,0 +1,23 @@
+//! What only a PostgreSQL server can do to us: crash, stand still, end our sessions, refuse, follow another.
+//! Against a real one.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+#[path = "postgres/addresses.rs"]
+mod addresses;
+#[path = "postgres/common.rs"]
+mod common;
+#[path = "postgres/correctness.rs"]
+mod correctness;
+#[path = "postgres/crashes.rs"]
+mod crashes;
+#[path = "postgres/hammer.rs"]
+mod hammer;
+#[path = "postgres/late.rs"]
+mod late;
+#[path = "postgres/limits.rs"]
+mod limits;
+#[path = "postgres/schema.rs"]
+mod schema;
+#[path = "postgres/sessions.rs"]
+mod sessions;

@@ -1,0 +1,47 @@
+//! What the tests of this store share.
+
+use std::time::Duration;
+
+use fencepost::Fencepost;
+use fencepost_testbed::Database;
+use tokio_postgres::NoTls;
+
+#[path = "../support/mod.rs"]
+mod support;
+
+pub(crate) use support::*;
+
+/// A TTL that does not run out during a test: what ends before it did not end by expiry.
+pub(crate) const LONG: Duration = Duration::from_mins(1);
+/// How long a thing may take that should happen at once; far below [`LONG`].
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+/// How often a condition is looked at.
+const POLL: Duration = ms(5);
+
+/// Two clients that know nothing of each other.
+pub(crate) async fn two(url: &str) -> (Fencepost, Fencepost) {
+    (connect(url).await, connect(url).await)
+}
+
+/// A session of the test's own.
+pub(crate) async fn session(url: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// The first column of the first row.
+pub(crate) async fn ask<T>(session: &tokio_postgres::Client, sql: &str) -> T
+where
+    T: for<'a> tokio_postgres::types::FromSql<'a>,
+{
+    session.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Waits until this many sessions of the database wait for a lock of PostgreSQL's own.
+pub(crate) async fn until_blocked(database: &Database, count: i64) {
+    let look = session(&database.url()).await;
+    let sql = "select count(*) from pg_stat_activity \
+               where datname = current_database() and wait_event_type = 'Lock'";
+    until(&format!("{count} are blocked"), async || ask::<i64>(&look, sql).await == count).await;
+}

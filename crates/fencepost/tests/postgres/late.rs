@@ -1,0 +1,69 @@
+//! A request that is carried out after the one that should undo it: they went over different connections.
+
+use fencepost_testbed::Database;
+use tokio_postgres::Client;
+
+use crate::common::{ask, connect, session};
+
+const OWNER: &str = "00000000-0000-0000-0000-00000000000a";
+
+async fn acquire(session: &Client, channel: &str) -> i32 {
+    let sql =
+        format!("select status from fencepost.acquire('x', '{OWNER}', 60000, 'late', {channel})");
+    ask(session, &sql).await
+}
+
+async fn release(session: &Client, late: bool) -> i32 {
+    ask(session, &format!("select status from fencepost.release('x', '{OWNER}', 60000, {late})"))
+        .await
+}
+
+async fn scene() -> (Database, Client) {
+    let database = Database::fresh().unwrap();
+    connect(&database.url()).await;
+    let session = session(&database.url()).await;
+    (database, session)
+}
+
+#[tokio::test]
+async fn an_acquire_that_comes_after_its_release_is_refused() {
+    let (_database, session) = scene().await;
+    assert_eq!(release(&session, false).await, 0, "there was nothing yet");
+    assert_eq!(acquire(&session, "null").await, 3);
+    assert_eq!(acquire(&session, "'channel'").await, 3, "nor does it stand in line");
+    // The control: without the note it holds the lock for nobody.
+    session.batch_execute("delete from fencepost.notes").await.unwrap();
+    assert_eq!(acquire(&session, "null").await, 1);
+}
+
+/// The first of two was carried out and released; the second is still under way.
+#[tokio::test]
+async fn the_second_of_two_is_refused_as_well() {
+    let (_database, session) = scene().await;
+    assert_eq!(acquire(&session, "null").await, 1);
+    assert_eq!(release(&session, true).await, 1);
+    assert_eq!(acquire(&session, "null").await, 3);
+    // The control: one that nobody expects leaves no note.
+    session.batch_execute("delete from fencepost.notes").await.unwrap();
+    assert_eq!(acquire(&session, "null").await, 1);
+    assert_eq!(release(&session, false).await, 1);
+    assert_eq!(acquire(&session, "null").await, 1);
+}
+
+/// An acquire is given up while its statement waits at the server. It is carried out later, and undone.
+#[tokio::test]
+async fn an_acquire_that_was_given_up_in_the_middle_is_undone() {
+    let (database, thief) = scene().await;
+    let client = connect(&database.url()).await;
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+    thief
+        .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
+        .await
+        .unwrap();
+    let lock = client.lock("x").ttl(crate::common::LONG);
+    let acquiring = tokio::spawn(async move { lock.acquire().await });
+    crate::common::until_blocked(&database, 1).await;
+    acquiring.abort();
+    thief.batch_execute("commit").await.unwrap();
+    crate::common::nothing_is_left(&client, "x").await;
+}

@@ -1,0 +1,85 @@
+//! Settings of the server that end our statements: time limits, and isolation levels.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fencepost::ErrorKind;
+use fencepost_testbed::Database;
+
+use crate::common::{LONG, SOON, connect, fails, nothing_is_left, session, two, within};
+
+fn set(database: &Database, setting: &str) {
+    database.psql(&format!("alter database {} set {setting}", database.name())).unwrap();
+}
+
+/// Somebody has the row of a lock and does not let go.
+async fn a_row_is_locked(setting: &str, word: &str) {
+    let database = Database::fresh().unwrap();
+    connect(&database.url()).await.lock("x").acquire().await.unwrap().release().await.unwrap();
+    set(&database, setting);
+    let (ours, theirs) = two(&database.url()).await;
+    let guard = theirs.lock("y").ttl(LONG).acquire().await.unwrap();
+    let thief = session(&database.url()).await;
+    thief
+        .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
+        .await
+        .unwrap();
+    let outcome = within(SOON, "nobody hangs", ours.lock("x").try_acquire()).await;
+    fails(outcome, &ErrorKind::Unreachable, &[word, &database.server().address().to_string()]);
+    // Other locks do not mind.
+    nothing_is_left(&ours, "z").await;
+    guard.check().unwrap();
+    thief.batch_execute("commit").await.unwrap();
+    nothing_is_left(&ours, "x").await;
+}
+
+#[tokio::test]
+async fn a_statement_timeout_is_named() {
+    a_row_is_locked("statement_timeout = '200ms'", "statement_timeout").await;
+}
+
+#[tokio::test]
+async fn a_lock_timeout_is_named() {
+    a_row_is_locked("lock_timeout = '200ms'", "lock_timeout").await;
+}
+
+#[tokio::test]
+async fn a_row_that_is_kept_from_us_does_not_hang_us() {
+    a_row_is_locked("statement_timeout = 0", "did not answer").await;
+}
+
+/// Above READ COMMITTED the server refuses what another transaction was in the way of: it is asked again.
+async fn under(isolation: &str) {
+    let database = Database::fresh().unwrap();
+    set(&database, &format!("default_transaction_isolation = '{isolation}'"));
+    let client = connect(&database.url()).await;
+    let last = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (client, last) = (client.clone(), Arc::clone(&last));
+            tokio::spawn(async move {
+                for _ in 0..5 {
+                    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+                    let token = guard.token().get();
+                    let before = last.swap(token, Ordering::SeqCst);
+                    assert!(before < token, "{token} after {before}");
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        within(LONG, "all have had their turns", task).await.unwrap();
+    }
+    nothing_is_left(&client, "x").await;
+}
+
+#[tokio::test]
+async fn locks_work_where_transactions_are_serializable() {
+    under("serializable").await;
+}
+
+#[tokio::test]
+async fn locks_work_under_repeatable_read() {
+    under("repeatable read").await;
+}

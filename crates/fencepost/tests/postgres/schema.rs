@@ -1,0 +1,101 @@
+//! The schema makes itself, once; and who may not make it, or not use it, is told what to do.
+
+use fencepost::{ErrorKind, Fencepost};
+use fencepost_testbed::Database;
+
+use crate::common::{LONG, connect, fails, nothing_is_left, try_connect};
+
+/// What docs/backends/postgres.md tells to grant.
+fn grants() -> String {
+    let page = include_str!("../../../../docs/backends/postgres.md");
+    let (_, rest) = page.split_once("```sql\n").expect("the page has the SQL");
+    rest.split_once("```").expect("which ends").0.to_owned()
+}
+
+#[tokio::test]
+async fn clients_that_come_at_once_make_it_once() {
+    let database = Database::fresh().unwrap();
+    let url = database.url();
+    let connects = (0..8).map(|_| {
+        let url = url.clone();
+        tokio::spawn(async move { Fencepost::connect(&url).await })
+    });
+    for connect in connects.collect::<Vec<_>>() {
+        connect.await.unwrap().unwrap();
+    }
+    let found = database
+        .psql("select component, version from fencepost.components where component = 'locks'");
+    assert_eq!(found.unwrap(), "locks|1\n");
+}
+
+#[tokio::test]
+async fn a_schema_that_is_newer_than_ours_is_refused() {
+    let database = Database::fresh().unwrap();
+    connect(&database.url()).await;
+    database
+        .psql("update fencepost.components set version = 99 where component = 'locks'")
+        .unwrap();
+    let refused = try_connect(&database.url()).await;
+    fails(refused, &ErrorKind::Refused, &["version 99", "version 1", "update this program"]);
+}
+
+#[tokio::test]
+async fn a_role_without_rights_is_told_which_and_needs_no_more() {
+    let database = Database::fresh().unwrap();
+    let app = format!("app_{}", database.name());
+    database.psql(&format!("create role {app} login")).unwrap();
+    let remedy = ["fencepost backend install", "docs/backends/postgres.md"];
+    // Nothing is there, and it may not make it.
+    fails(try_connect(&database.url_as(&app)).await, &ErrorKind::Refused, &remedy);
+    // It is there, and it may not use it.
+    connect(&database.url()).await;
+    fails(try_connect(&database.url_as(&app)).await, &ErrorKind::Refused, &remedy);
+    // It may look, and not lock.
+    database.psql(&format!("grant usage on schema fencepost to {app}")).unwrap();
+    let client = connect(&database.url_as(&app)).await;
+    let refused = client.lock("x").try_acquire().await;
+    fails(
+        refused,
+        &ErrorKind::Refused,
+        &["permission denied for function", "docs/backends/postgres.md"],
+    );
+
+    database.psql(&grants().replace("app", &app)).unwrap();
+    let client = connect(&database.url_as(&app)).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    client.break_lock("x").await.unwrap().expect("it was held");
+    drop(guard);
+    nothing_is_left(&client, "x").await;
+    for table in ["locks", "waiters", "notes", "tokens"] {
+        let error =
+            database.psql_as(&app, &format!("select * from fencepost.{table}")).unwrap_err();
+        assert!(error.to_string().contains("permission denied"), "{error}");
+    }
+}
+
+/// A name is not kept for ever; the sequence is.
+#[tokio::test]
+async fn rows_of_old_locks_go_and_tokens_stay() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    let old = client.lock("old").acquire().await.unwrap();
+    let token = old.token();
+    old.release().await.unwrap();
+    let _held = client.lock("held").ttl(LONG).acquire().await.unwrap();
+    database
+        .psql("update fencepost.locks set expires = expires - interval '2 h' where owner is null")
+        .unwrap();
+    assert_eq!(database.psql("select fencepost.tidy(3600000)").unwrap(), "1\n");
+    assert_eq!(database.psql("select name from fencepost.locks").unwrap(), "held\n");
+    assert!(client.lock("old").acquire().await.unwrap().token() > token);
+}
+
+#[tokio::test]
+async fn without_tokens_nobody_is_granted() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    database.psql("select setval('fencepost.tokens', 9007199254740991)").unwrap();
+    fails(client.lock("x").try_acquire().await, &ErrorKind::Refused, &["no tokens left"]);
+    assert!(client.inspect("x").await.unwrap().holder.is_none());
+}

@@ -1,0 +1,79 @@
+//! An administrator ends our sessions, as a failover of a pooler does, too.
+
+use fencepost_testbed::Database;
+
+use crate::common::{
+    LONG, SOON, ask, connect, ms, nothing_is_left, session, two, until, until_waiting, within,
+};
+
+const END_ALL: &str = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+                       where datname = current_database() and application_name = 'fencepost'";
+
+#[tokio::test]
+async fn every_session_is_ended_under_a_holder_and_a_waiter() {
+    let database = Database::fresh().unwrap();
+    let (ours, theirs) = two(&database.url()).await;
+    let admin = session(&database.url()).await;
+    let guard = ours.lock("x").ttl(ms(3000)).acquire().await.unwrap();
+    let lock = theirs.lock("x").ttl(LONG);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    until_waiting(&ours, "x", 1).await;
+    for _ in 0..3 {
+        assert!(ask::<i64>(&admin, END_ALL).await > 0);
+        let before = guard.deadline();
+        until("the guard is renewed", async || guard.deadline() > before).await;
+        guard.check().expect("nothing was lost");
+        until_waiting(&ours, "x", 1).await;
+        assert!(!waiting.is_finished());
+    }
+    guard.release().await.unwrap();
+    within(SOON, "the waiter's turn comes", waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    nothing_is_left(&ours, "x").await;
+}
+
+/// Sessions are ended all the time. Acquires and releases are sent again, and none is lost or done twice.
+#[tokio::test]
+async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    let admin = session(&database.url()).await;
+    let ending = tokio::spawn(async move {
+        loop {
+            ask::<i64>(&admin, END_ALL).await;
+            crate::common::pass(ms(15)).await;
+        }
+    });
+    let mut last = 0;
+    for _ in 0..40 {
+        // To be cut off each time is an outage; what counts is what is left.
+        let Ok(guard) = client.lock("x").ttl(LONG).acquire_within(SOON).await else { continue };
+        assert!(guard.token().get() > last);
+        last = guard.token().get();
+        let _ = guard.release().await;
+    }
+    ending.abort();
+    assert!(last > 0, "it was granted at least once");
+    nothing_is_left(&client, "x").await;
+}
+
+/// A client listens from its first wait on, and not before.
+#[tokio::test]
+async fn a_client_listens_when_it_first_waits() {
+    let database = Database::fresh().unwrap();
+    let (ours, theirs) = two(&database.url()).await;
+    let admin = session(&database.url()).await;
+    let sql = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN %'";
+    let guard = ours.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert_eq!(ask::<i64>(&admin, sql).await, 0);
+    let waiting = tokio::spawn(async move { theirs.lock("x").acquire().await });
+    until("it listens", async || ask::<i64>(&admin, sql).await == 1).await;
+    guard.release().await.unwrap();
+    let guard = within(SOON, "the waiter's turn comes", waiting).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
