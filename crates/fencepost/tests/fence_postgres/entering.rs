@@ -148,7 +148,7 @@ async fn a_shorter_time_of_the_session_is_kept() {
 }
 
 #[tokio::test]
-async fn a_standby_and_a_transaction_that_only_reads_refuse() {
+async fn a_transaction_that_only_reads_refuses() {
     let (_database, mut client) = fenced().await;
     client.batch_execute("SET default_transaction_read_only = on").await.unwrap();
     let error = error_of(postgres::begin(&mut client, &name("a"), token(1)).await);
