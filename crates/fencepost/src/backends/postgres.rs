@@ -62,6 +62,8 @@ const OUTAGE: Duration = Duration::from_secs(5);
 const BREATH: Duration = Duration::from_millis(50);
 /// How long an owner is remembered that was released before it came, in milliseconds.
 const REMEMBER: i64 = 60_000;
+/// How many leases are renewed in one transaction: more would keep their rows from others for too long.
+const BATCH: usize = 500;
 /// How often the server's settings are read again.
 const REFRESH: Duration = Duration::from_secs(5);
 /// How often the rows of locks are removed that nobody uses any more, and how old those are, in milliseconds.
@@ -219,7 +221,7 @@ impl Postgres {
         let heard = self
             .pool
             .call(
-                Use::Keeping,
+                Use::Renewing,
                 RENEW,
                 &[
                     (&names, Type::TEXT_ARRAY),
@@ -304,10 +306,16 @@ impl Backend for Postgres {
 
     fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
         Box::pin(async move {
-            match self.renew_all(&batch).await {
-                Ok(answers) => answers,
-                Err(fault) => batch.iter().map(|_| Err(fault.clone().into_error())).collect(),
+            let mut answers = Vec::with_capacity(batch.len());
+            for some in batch.chunks(BATCH) {
+                match self.renew_all(some).await {
+                    Ok(renewed) => answers.extend(renewed),
+                    Err(fault) => {
+                        answers.extend(some.iter().map(|_| Err(fault.clone().into_error())));
+                    }
+                }
             }
+            answers
         })
     }
 
@@ -318,7 +326,7 @@ impl Backend for Postgres {
             let heard = self
                 .pool
                 .call(
-                    Use::Keeping,
+                    Use::Releasing,
                     RELEASE,
                     &[
                         (&name.as_str(), Type::TEXT),

@@ -54,7 +54,7 @@ pub mod sqlite {
     use super::Swap;
     use crate::error::Result;
     use crate::fences::rows::{Condition, Dialect, Row};
-    use crate::fences::sqlite::explain;
+    use crate::fences::sqlite::{explain, first_of_all};
 
     /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
     /// goes up by one.
@@ -71,7 +71,7 @@ pub mod sqlite {
         values.extend(set.iter().map(|(_, value)| *value));
         let written = connection
             .prepare_cached(&update)
-            .and_then(|mut update| update.query_row(&*values, |row| row.get(0)).optional())
+            .and_then(|mut update| first_of_all(update.query(&*values)?))
             .map_err(|error| explain(&error))?;
         if let Some(version) = written {
             return Ok(Swap::Written { version });

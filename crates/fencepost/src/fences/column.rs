@@ -36,7 +36,7 @@ pub mod sqlite {
 
     use crate::error::Result;
     use crate::fences::rows::{Condition, Dialect, Row};
-    use crate::fences::sqlite::explain;
+    use crate::fences::sqlite::{explain, first_of_all};
 
     /// Writes the columns `set` of the row that has `key`, unless a higher token has entered. False: there
     /// is no such row.
@@ -54,7 +54,7 @@ pub mod sqlite {
         values.extend(set.iter().map(|(_, value)| *value));
         let written = connection
             .prepare_cached(&update)
-            .and_then(|mut update| update.query_row(&*values, |_| Ok(())).optional())
+            .and_then(|mut update| first_of_all(update.query(&*values)?))
             .map_err(|error| explain(&error))?;
         if written.is_some() {
             return Ok(true);

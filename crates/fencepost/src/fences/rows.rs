@@ -79,7 +79,8 @@ impl Row<'_> {
         };
         let mut changes = vec![format!("{guard} = {becomes}")];
         for (place, name) in set.iter().enumerate() {
-            if *name == self.guard {
+            // To SQLite upper and lower case are the same.
+            if name.eq_ignore_ascii_case(self.guard) {
                 return Err(Error::invalid(format!(
                     "column \"{name}\" guards the row and is written with it: leave it out"
                 )));

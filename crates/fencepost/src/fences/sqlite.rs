@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS main.fencepost_marks (
         name TEXT PRIMARY KEY CHECK (
-            length(CAST(name AS BLOB)) BETWEEN 1 AND 512 AND instr(name, char(0)) = 0
+            length(name) BETWEEN 1 AND 512 AND instr(name, char(0)) = 0
             AND name NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
         token INTEGER NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991),
         set_by TEXT NOT NULL,
@@ -223,6 +223,14 @@ fn lacks_tables(error: &rusqlite::Error) -> bool {
 
 fn nothing_without_tables<T>(error: &rusqlite::Error) -> Result<Vec<T>> {
     if lacks_tables(error) { Ok(Vec::new()) } else { Err(explain(error)) }
+}
+
+/// The number in the first row. All rows are taken: where each statement is a transaction of its own, it is the
+/// step behind the last row that commits, and says if it could not.
+pub(crate) fn first_of_all(mut rows: rusqlite::Rows<'_>) -> rusqlite::Result<Option<i64>> {
+    let first = rows.next()?.map(|row| row.get(0)).transpose()?;
+    while rows.next()?.is_some() {}
+    Ok(first)
 }
 
 /// What an error of SQLite means to the user of a fence.

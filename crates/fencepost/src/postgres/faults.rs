@@ -49,8 +49,9 @@ impl Fault {
             }
             let words = one_line(&words);
             // TLS and passwords that do not fit are no matter of waiting.
-            let refused = ["TLS", "authentication", "password", "configuration"];
-            let kind = if refused.iter().any(|word| words.contains(word)) && !error.is_closed() {
+            let final_words = ["TLS", "authentication", "password", "configuration"];
+            let refused = final_words.iter().any(|word| words.contains(word));
+            let kind = if refused && !error.is_closed() && !broke(error) {
                 FaultKind::Refused
             } else {
                 FaultKind::Cut
@@ -70,6 +71,19 @@ impl Fault {
         };
         Error::new(kind, self.message)
     }
+}
+
+/// Whether the connection broke, in the middle of a TLS handshake perhaps; not if TLS itself says no.
+fn broke(error: &tokio_postgres::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+            let inner = io.get_ref();
+            return inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_none();
+        }
+        cause = inner.source();
+    }
+    false
 }
 
 fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {

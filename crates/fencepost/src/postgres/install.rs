@@ -25,6 +25,16 @@ CREATE TABLE IF NOT EXISTS fencepost.components (component text PRIMARY KEY, ver
 GRANT SELECT ON fencepost.components TO PUBLIC;
 ";
 
+/// The owner of the schema, if somebody else could change what is in it: our functions run with our rights.
+const OTHERS: &str = "
+SELECT pg_get_userbyid(n.nspowner)::text FROM pg_namespace n
+ WHERE n.nspname = 'fencepost'
+   AND (n.nspowner <> current_user::regrole
+        OR EXISTS (SELECT FROM aclexplode(n.nspacl) a
+                    WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner)
+        OR EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = n.oid AND c.relowner <> n.nspowner)
+        OR EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = n.oid AND p.proowner <> n.nspowner))";
+
 /// A part of the schema.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Component {
@@ -121,7 +131,18 @@ impl Component {
         // Looked at before it is asked for: to be told that it is there takes the right to make it.
         let ask = "SELECT to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
         let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
-        if row.try_get::<_, bool>(0).map_err(failed)? {
+        let missing = row.try_get::<_, bool>(0).map_err(failed)?;
+        if let Some(row) = client.query_typed(OTHERS, &[]).await.map_err(failed)?.first() {
+            let owner: String = row.try_get(0).map_err(failed)?;
+            return Err(Fault::new(
+                FaultKind::Refused,
+                format!(
+                    "the schema \"fencepost\" at {shown} belongs to {owner}, or others may create in it: what we \
+                     put there would be in their hands. Install as {owner}, and let nobody else create there"
+                ),
+            ));
+        }
+        if missing {
             client.batch_execute(BASE).await.map_err(failed)?;
         }
         let ask =

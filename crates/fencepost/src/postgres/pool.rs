@@ -4,7 +4,8 @@
 //! again on another. A connection serves one call at a time, and one whose call was given up serves no other.
 //! Connections are driven by the client's own runtime, so a call may be made from anywhere.
 //!
-//! Renewals and releases have a few connections of their own: those who wait for a row can not keep them out.
+//! Renewals have a few connections of their own, and so have releases: those who wait for a row can not keep them
+//! out, and neither can a crowd of the other kind.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const BREATH: Duration = Duration::from_millis(20);
 /// How long a connection is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(30);
-/// How many connections there are for renewals and releases alone.
+/// How many connections there are for renewals alone, and for releases.
 const KEEPING: usize = 2;
 
 /// What a call is for.
@@ -40,8 +41,10 @@ const KEEPING: usize = 2;
 pub(crate) enum Use {
     /// To get something, or to look at it.
     Asking,
-    /// To keep or to give back what one has.
-    Keeping,
+    /// To keep what one has.
+    Renewing,
+    /// To give it back.
+    Releasing,
 }
 
 /// A parameter of a call, and its type.
@@ -54,7 +57,8 @@ pub(crate) struct Pool {
     runtime: Handle,
     idle: Mutex<Vec<Conn>>,
     asking: Semaphore,
-    keeping: Semaphore,
+    renewing: Semaphore,
+    releasing: Semaphore,
 }
 
 /// One connection. Who drops it hangs up, in the middle of a call as well.
@@ -84,8 +88,9 @@ impl Pool {
     pub(crate) fn new(url: PostgresUrl, around: &Surroundings) -> Self {
         let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
         let asking = Semaphore::new(url.pool);
-        let keeping = Semaphore::new(KEEPING.min(url.pool));
-        Self { url, clock, runtime, idle: Mutex::default(), asking, keeping }
+        let keeping = || Semaphore::new(KEEPING.min(url.pool));
+        let (renewing, releasing) = (keeping(), keeping());
+        Self { url, clock, runtime, idle: Mutex::default(), asking, renewing, releasing }
     }
 
     /// `host:port/database`, for people.
@@ -163,6 +168,8 @@ impl Pool {
             }
             First::Right(()) => {
                 *again = true;
+                // The others may be as dead: on none of them is a second try worth the time.
+                self.idle().clear();
                 let span = short(self.clock.now().since(sent));
                 Err(Fault::new(
                     FaultKind::Cut,
@@ -220,7 +227,8 @@ impl Pool {
     ) -> Result<tokio::sync::SemaphorePermit<'_>, Fault> {
         let room = match usage {
             Use::Asking => &self.asking,
-            Use::Keeping => &self.keeping,
+            Use::Renewing => &self.renewing,
+            Use::Releasing => &self.releasing,
         };
         if let Ok(permit) = room.try_acquire() {
             return Ok(permit);

@@ -18,7 +18,7 @@ impl Session {
     }
 
     pub(super) async fn set_balance(&mut self, balance: i64) -> Result<()> {
-        fences::postgres::install(&mut self.client).await?;
+        fences::postgres::install(&self.client).await?;
         self.run(&self.tables.made(balance)).await
     }
 

@@ -10,7 +10,10 @@
 -- What must hold: whatever is read or written about a name, but for the short ways and for views, is done
 -- under the lock of its row in `locks`. A statement of a function sees all that was committed when it began,
 -- so what follows the lock of the row sees all that was done under it before. (Under REPEATABLE READ and
--- above it does not; there the server refuses the step, and the client asks again.)
+-- above it does not: the server refuses a step whose row has changed, and the client asks again; but a waiter
+-- that has just come may not be seen, and be overtaken.)
+--
+-- Whoever waits for a row gives up after 1.4 s and asks again: a client that is gone leaves nobody waiting.
 --
 -- A token is drawn by an UPDATE of the lock's row. If that has to wait for the row, PostgreSQL evaluates it
 -- again on the row that it then finds, the token included: so tokens rise in the order of grants.
@@ -98,7 +101,8 @@ BEGIN
   LOOP
     SELECT * INTO r FROM fencepost.locks l WHERE l.name = p_name FOR UPDATE;
     IF FOUND THEN RETURN r; END IF;
-    INSERT INTO fencepost.locks (name) VALUES (p_name) ON CONFLICT DO NOTHING;
+    -- Wanted, until somebody has looked: there may be a note from before.
+    INSERT INTO fencepost.locks (name, wanted) VALUES (p_name, true) ON CONFLICT DO NOTHING;
   END LOOP;
 END $$;
 
@@ -110,6 +114,19 @@ LANGUAGE sql IMMUTABLE AS $$
               ELSE 'expired' END
 $$;
 
+-- Refuses what no client of ours asks for: others would have to live with it.
+CREATE FUNCTION fencepost.check_request(p_name text, p_ttl bigint, p_label text, p_channel text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF (octet_length(p_name) BETWEEN 1 AND 512 AND octet_length(p_label) BETWEEN 1 AND 256
+      AND p_name || p_label !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
+      AND p_ttl BETWEEN 100 AND 86400000
+      AND (p_channel IS NULL OR p_channel ~ '^fencepost_[0-9a-f]{32}$')) IS NOT TRUE THEN
+    RAISE EXCEPTION 'this is no request for a lock: name %, label %, ttl % ms, channel %',
+      to_json(p_name), to_json(p_label), p_ttl, to_json(p_channel) USING ERRCODE = '22023';
+  END IF;
+END $$;
+
 -- Takes the lock if it is free and nobody was first; else stands in line if there is a channel to be called
 -- on, or leaves it.
 --   1 granted: token, ttl     2 in line: left (of the holder's lease), ahead     3 withdrawn before it came
@@ -118,13 +135,14 @@ CREATE FUNCTION fencepost.acquire(
   p_name text, p_owner uuid, p_ttl bigint, p_label text, p_channel text,
   OUT status int, OUT r_token bigint, OUT r_ttl bigint, OUT r_left bigint, OUT r_ahead bigint,
   OUT r_held bigint, OUT r_label text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
 DECLARE
   r fencepost.locks;
   now timestamptz;
   first uuid;
   held boolean;
 BEGIN
+  PERFORM fencepost.check_request(p_name, p_ttl, p_label, p_channel);
   UPDATE fencepost.locks l
      SET token = nextval('fencepost.tokens'), owner = p_owner, ttl_ms = p_ttl, label = p_label,
          granted = clock_timestamp(), expires = clock_timestamp() + p_ttl * interval '1 ms'
@@ -211,7 +229,7 @@ END $$;
 --   1 renewed: token, ttl     0 not held: why
 CREATE FUNCTION fencepost.renew(p_names text[], p_owners text[], p_ttls bigint[], p_tokens bigint[])
 RETURNS TABLE (place bigint, status int, r_token bigint, r_ttl bigint, r_why text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
 DECLARE
   a record;
   r fencepost.locks;
@@ -243,7 +261,7 @@ END $$;
 --   1 released     0 not held: why
 CREATE FUNCTION fencepost.release(
   p_name text, p_owner uuid, p_note bigint, p_late boolean, OUT status int, OUT r_why text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
 DECLARE
   r fencepost.locks;
   now timestamptz;
@@ -265,7 +283,7 @@ BEGIN
   DELETE FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = p_owner;
   waited := FOUND;
   IF p_late OR NOT (held OR waited) THEN
-    INSERT INTO fencepost.notes AS n (name, owner, until) VALUES (p_name, p_owner, now + p_note * interval '1 ms')
+    INSERT INTO fencepost.notes AS n (name, owner, until) VALUES (p_name, p_owner, now + least(greatest(p_note, 0), 60000) * interval '1 ms')
     ON CONFLICT (name, owner) DO UPDATE SET until = excluded.until;
   END IF;
   IF NOT others THEN
@@ -284,7 +302,7 @@ END $$;
 -- Ends the grant that has this token, and draws a token above it.
 --   1 broken: floor, label     0 there is no such grant     5 it was broken before: this was sent twice
 CREATE FUNCTION fencepost.break_lock(p_name text, p_token bigint, OUT status int, OUT r_floor bigint, OUT r_label text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
 DECLARE
   r fencepost.locks;
   now timestamptz;
@@ -344,7 +362,7 @@ END $$;
 CREATE FUNCTION fencepost.tidy(p_keep bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  old timestamptz := clock_timestamp() - p_keep * interval '1 ms';
+  old timestamptz := clock_timestamp() - greatest(p_keep, 0) * interval '1 ms';
   gone bigint;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
@@ -367,6 +385,6 @@ END $$;
 
 REVOKE ALL ON FUNCTION
   fencepost.place, fencepost.ms_between, fencepost.first_in_line, fencepost.wake, fencepost.is_wanted,
-  fencepost.lock_row, fencepost.why_not, fencepost.acquire, fencepost.renew, fencepost.release,
+  fencepost.lock_row, fencepost.check_request, fencepost.why_not, fencepost.acquire, fencepost.renew, fencepost.release,
   fencepost.break_lock, fencepost.inspect, fencepost.list, fencepost.tidy
 FROM PUBLIC;

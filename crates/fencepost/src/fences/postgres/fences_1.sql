@@ -74,6 +74,10 @@ BEGIN
   ELSE
     PERFORM fencepost.check_text('label', enter.who, 256);
   END IF;
+  -- A mark that a crash could take back would let a stale token in.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
   LOOP
     -- The row is written for an equal token too: it carries the transaction that is inside.
     UPDATE fencepost.marks m
@@ -119,7 +123,8 @@ BEGIN
   PERFORM fencepost.check_text('label', reset.by, 256);
   PERFORM fencepost.check_text('reason', btrim(reset.why), 1024);
   IF reset.token IS NOT NULL THEN PERFORM fencepost.check_token(reset.token); END IF;
-  -- Whoever is inside comes to its end first.
+  -- Whoever is inside comes to its end first, and nobody enters or resets meanwhile.
+  LOCK TABLE fencepost.marks IN SHARE ROW EXCLUSIVE MODE;
   DELETE FROM fencepost.marks m WHERE m.name = reset.name RETURNING * INTO mark;
   IF mark.name IS NULL AND reset.token IS NULL THEN RETURN; END IF;
   IF reset.token IS NOT NULL THEN
@@ -186,15 +191,16 @@ BEGIN
   PERFORM fencepost.check_column(relation, column_name);
   IF to_regprocedure(format('fencepost.%I()', made)) IS NULL THEN
     -- After the write, so that no other trigger can change the name once it is checked. The column's name is the
-    -- caller's choice and this runs with our rights: it is quoted as a name, and the text around it as a literal.
+    -- caller's choice and this runs with our rights: it is quoted as a name, and the text around it as a literal. And it is not cast:
+    -- a cast may be a function of the caller's.
     EXECUTE format('CREATE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
                    'SET search_path = pg_catalog, pg_temp AS %L', made, format($body$
       BEGIN
         IF TG_OP <> 'INSERT' THEN
-          PERFORM fencepost.check_entered(OLD.%1$I::text, TG_RELID);
+          PERFORM fencepost.check_entered(CASE WHEN OLD.%1$I IS NOT NULL THEN format('%%s', OLD.%1$I) END, TG_RELID);
         END IF;
         IF TG_OP <> 'DELETE' THEN
-          PERFORM fencepost.check_entered(NEW.%1$I::text, TG_RELID);
+          PERFORM fencepost.check_entered(CASE WHEN NEW.%1$I IS NOT NULL THEN format('%%s', NEW.%1$I) END, TG_RELID);
         END IF;
         RETURN NULL;
       END $body$, column_name));
@@ -202,14 +208,25 @@ BEGIN
   RETURN made;
 END $$;
 
+-- A column that can name locks: its text must be the same in every session, whatever its settings.
 CREATE FUNCTION fencepost.check_column(relation regclass, column_name text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  its oid;
 BEGIN
-  PERFORM FROM pg_attribute a
-    WHERE a.attrelid = relation AND a.attname = column_name AND a.attnum > 0 AND NOT a.attisdropped;
+  SELECT a.atttypid INTO its FROM pg_attribute a
+   WHERE a.attrelid = relation AND a.attname = column_name AND a.attnum > 0 AND NOT a.attisdropped;
   IF NOT FOUND THEN
     RAISE EXCEPTION '% has no column %: name one of its columns', relation, to_json(column_name)
       USING ERRCODE = 'FP002';
+  END IF;
+  WHILE (SELECT t.typtype FROM pg_type t WHERE t.oid = its) = 'd' LOOP
+    SELECT t.typbasetype INTO its FROM pg_type t WHERE t.oid = its;
+  END LOOP;
+  IF its NOT IN ('text'::regtype, 'varchar'::regtype, 'uuid'::regtype, 'int2'::regtype, 'int4'::regtype,
+                 'int8'::regtype) THEN
+    RAISE EXCEPTION 'the column % of % is of type %: a lock''s name comes from text, varchar, uuid or an integer',
+      to_json(column_name), relation, format_type(its, NULL) USING ERRCODE = 'FP002';
   END IF;
 END $$;
 
