@@ -237,7 +237,7 @@ fn bad_input_is_one_line() {
         (&["lab", "pause", "--on", "memory:"][..], 78, "memory of one process"),
         (&["lab", "pause", "--resource", "mysql://root:secret@x"], 64, "\"mysql:...\""),
         (&["lab", "pause", "--resource", "sqlite:"], 64, "names no file"),
-        (&["lab", "pause", "--resource", "postgres://a:secret@127.0.0.1:1/x"], 69, "reached"),
+        (&["lab", "pause", "--resource", "postgres://a:secret@127.0.0.1:1/x"], 69, "127.0.0.1:1"),
         (&["lab", "pause", "--resource", "postgres://a:secret@x:y/z"], 64, "does not parse"),
         (&["lab", "pause", "--ttl", "1ms"], 64, "100ms to 24h"),
         (&["lab", "pause", "--work", "25h"], 64, "at most 24h"),

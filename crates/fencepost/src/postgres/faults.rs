@@ -102,7 +102,8 @@ fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
         (&SqlState::LOCK_NOT_AVAILABLE, _) => (
             NotNow,
             format!(
-                "{shown} kept us waiting for a row longer than it allows ({said}): see lock_timeout there"
+                "somebody at {shown} keeps a row of this lock from us ({said}): end that transaction, or see \
+                 lock_timeout there"
             ),
         ),
         (&SqlState::TOO_MANY_CONNECTIONS, _) => (

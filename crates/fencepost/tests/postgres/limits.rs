@@ -45,7 +45,7 @@ async fn a_lock_timeout_is_named() {
 
 #[tokio::test]
 async fn a_row_that_is_kept_from_us_does_not_hang_us() {
-    a_row_is_locked("statement_timeout = 0", "did not answer").await;
+    a_row_is_locked("statement_timeout = 0", "keeps a row of this lock from us").await;
 }
 
 /// Above READ COMMITTED the server refuses what another transaction was in the way of: it is asked again.
