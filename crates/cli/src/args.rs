@@ -72,6 +72,9 @@ pub(crate) enum Command {
     /// Print what a store guarantees under which fault
     #[command(after_help = EXPLAIN_HELP, after_long_help = EXPLAIN_HELP)]
     Explain(Explain),
+    /// What a store keeps on a server
+    #[command(disable_help_subcommand = true)]
+    Backend(Backend),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_HELP, after_long_help = COMPLETIONS_HELP)]
     Completions(Completions),
@@ -190,6 +193,21 @@ pub(crate) struct Explain {
     pub(crate) url: Option<String>,
 }
 
+/// `fencepost backend`
+#[derive(Args, Debug)]
+pub(crate) struct Backend {
+    #[command(subcommand)]
+    pub(crate) command: BackendCommand,
+}
+
+/// The commands of `fencepost backend`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackendCommand {
+    /// Make what a store needs on its server, or bring it up to date (PostgreSQL)
+    #[command(after_help = BACKEND_INSTALL_HELP, after_long_help = BACKEND_INSTALL_HELP)]
+    Install,
+}
+
 /// `fencepost completions`
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
@@ -293,6 +311,18 @@ nothing changed.";
 const EXPLAIN_HELP: &str = "\
 Example:
   fencepost explain sqlite:/var/lib/app/locks.db";
+
+const BACKEND_INSTALL_HELP: &str = "\
+Example:
+  fencepost backend install --on postgres://admin@db.example.com/shop
+
+Makes the schema \"fencepost\" with its tables and functions. A program whose role
+may create a schema does so itself when it connects; run this, and run it again
+after an update, where that role may not. What to grant such a role then is in
+docs/backends/postgres.md. Whatever is up to date is left alone.
+
+Exit codes: 0 done, 64 bad usage or nothing to install there, 69 store out of
+reach, 78 refused: this role may not, or the schema is newer than this program.";
 
 const COMPLETIONS_HELP: &str = "\
 Examples:

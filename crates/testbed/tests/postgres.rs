@@ -1,7 +1,5 @@
 //! Real PostgreSQL servers: they crash, freeze, are followed and come back as the testbed says.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
