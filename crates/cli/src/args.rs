@@ -79,6 +79,9 @@ pub(crate) enum Command {
     /// See what happens when a holder freezes or dies, with real processes
     #[command(subcommand, after_help = LAB_HELP, after_long_help = LAB_HELP)]
     Lab(Lab),
+    /// What a store keeps on a server
+    #[command(disable_help_subcommand = true)]
+    Backend(Backend),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_HELP, after_long_help = COMPLETIONS_HELP)]
     Completions(Completions),
@@ -380,6 +383,21 @@ pub(crate) struct LabNolock {
     pub(crate) site: LabSite,
 }
 
+/// `fencepost backend`
+#[derive(Args, Debug)]
+pub(crate) struct Backend {
+    #[command(subcommand)]
+    pub(crate) command: BackendCommand,
+}
+
+/// The commands of `fencepost backend`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackendCommand {
+    /// Make what a store needs on its server, or bring it up to date (PostgreSQL)
+    #[command(after_help = BACKEND_INSTALL_HELP, after_long_help = BACKEND_INSTALL_HELP)]
+    Install,
+}
+
 /// `fencepost completions`
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
@@ -597,6 +615,17 @@ a lock, and looks whether the job is done.
 
 Exit codes: 0 the job ran once each time, 1 it did not, 64 bad usage, 69 store
 out of reach, 78 refused.";
+const BACKEND_INSTALL_HELP: &str = "\
+Example:
+  fencepost backend install --on postgres://admin@db.example.com/shop
+
+Makes the schema \"fencepost\" with its tables and functions. A program whose role
+may create a schema does so itself when it connects; run this, and run it again
+after an update, where that role may not. What to grant such a role then is in
+docs/backends/postgres.md. Whatever is up to date is left alone.
+
+Exit codes: 0 done, 64 bad usage or nothing to install there, 69 store out of
+reach, 78 refused: this role may not, or the schema is newer than this program.";
 
 const COMPLETIONS_HELP: &str = "\
 Examples:

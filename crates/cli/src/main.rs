@@ -4,6 +4,7 @@
 //! taste: the kernel kills the command when the *thread* that started it ends, so it must be this one.
 
 mod args;
+mod backend;
 mod breaking;
 mod duration;
 mod exit;
@@ -24,7 +25,7 @@ mod waiting;
 
 use std::process::ExitCode;
 
-use args::{Cli, Command};
+use args::{BackendCommand, Cli, Command};
 use clap::Parser as _;
 use exit::Failure;
 
@@ -97,6 +98,9 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
         }
         Command::Fence(args) => fence::fence(args, json).await,
         Command::Lab(which) => lab::lab(which, on, json).await,
+        Command::Backend(args) => match args.command {
+            BackendCommand::Install => backend::install(&store::url(on)?, json).await,
+        },
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man => manual::man(),
     }

@@ -148,3 +148,34 @@ fn a_redis_that_can_not_be_used() {
     let url = format!("redis://:wrong@{}", server.address());
     refused(&store, &url, 78, &["does not take this user and password"]);
 }
+
+#[test]
+fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
+    let store = Store::new();
+    let database = fencepost_testbed::Database::fresh().unwrap();
+    database.psql("create role till login").unwrap();
+    let till = database.url_as("till");
+    refused(&store, &till, 78, &["fencepost backend install", "docs/backends/postgres.md"]);
+    let install = |words: &[&str]| {
+        store.say(&[&["--on", &database.url(), "backend", "install"], words].concat())
+    };
+    let (code, out, err) = install(&[]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{err}");
+    assert_eq!(out, "schema \"fencepost\", locks: made version 1\n");
+    let (_, out, _) = install(&[]);
+    assert_eq!(out, "schema \"fencepost\", locks: version 1 is there already: nothing to do\n");
+    let (_, out, _) = install(&["--json"]);
+    assert_eq!(out, "{\"before\":1,\"component\":\"locks\",\"now\":1}\n");
+
+    let functions = "acquire, fencepost.renew, fencepost.release, fencepost.inspect";
+    database.psql("grant usage on schema fencepost to till").unwrap();
+    database.psql(&format!("grant execute on function fencepost.{functions} to till")).unwrap();
+    let line = ["--on", &till, "run", "x", "--", "sh", "-c", "echo $FENCEPOST_TOKEN"];
+    assert_eq!(store.say(&line), (Some(0), "1\n".into(), String::new()));
+
+    let (code, out, _) = store.say(&["--on", &database.url(), "explain"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("found synchronous_commit  on"), "{out}");
+    let (code, _, err) = store.say(&["backend", "install"]);
+    assert_eq!(code, Some(64), "{err}");
+}

@@ -47,12 +47,13 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
 };
-use crate::clock::Clock;
+use crate::clock::{BootClock, Clock};
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
 use crate::race::race;
+use crate::url::Url;
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -73,6 +74,36 @@ const OLD: i64 = 3_600_000;
 /// What is kept in the database.
 pub(crate) const LOCKS: Component =
     Component { name: "locks", migrations: &[include_str!("postgres/locks_1.sql")] };
+
+/// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Which part.
+    pub component: &'static str,
+    /// What was there.
+    pub before: u32,
+    /// What is there now.
+    pub now: u32,
+}
+
+/// Makes what locks need in the database, or brings it up to date. Connecting does so as well: this is for a role
+/// that may, on behalf of those that may not. On a tokio runtime.
+pub async fn install(url: &str) -> Result<Installed> {
+    let Url::Postgres(url) = Url::parse(url)? else {
+        return Err(Error::invalid(
+            "there is nothing to install: only a postgres: store keeps anything that has to be made first",
+        ));
+    };
+    crate::clock::start()?;
+    let runtime = tokio::runtime::Handle::current();
+    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let pool = Pool::new(*url, &around);
+    let found = Found::read(&pool).await.map_err(Fault::into_error)?;
+    found.check(pool.shown())?;
+    let done = LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
+    let version = |number: i32| u32::try_from(number).unwrap_or(0);
+    Ok(Installed { component: LOCKS.name, before: version(done.before), now: version(done.now) })
+}
 
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
