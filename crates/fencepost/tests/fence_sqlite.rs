@@ -219,3 +219,45 @@ fn a_row_refuses_a_stale_token() {
     assert_eq!(taken, "bob");
     assert!(!column::sqlite::update(&db, &row, &"99Z", token(1), &[]).unwrap());
 }
+
+/// Where each statement is a transaction of its own, the commit comes behind the row that tells of the write.
+#[test]
+fn a_write_that_could_not_be_committed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || {
+        let connection = Connection::open(dir.path().join("shop.db")).unwrap();
+        connection.pragma_update(None, "journal_mode", "DELETE").unwrap();
+        connection.busy_timeout(std::time::Duration::ZERO).unwrap();
+        connection
+    };
+    let (db, reader) = (open(), open());
+    db.execute_batch(
+        "CREATE TABLE seat (id TEXT, version INTEGER); INSERT INTO seat VALUES ('12A', 7)",
+    )
+    .unwrap();
+    let seat = Row { table: "seat", key: "id", guard: "version" };
+    let mut reading = reader.prepare("SELECT version FROM seat").unwrap();
+    let mut rows = reading.query([]).unwrap();
+    assert!(rows.next().unwrap().is_some());
+    let swapped = error_of(cas::sqlite::swap(&db, &seat, &"12A", 7, &[]));
+    assert_eq!(*swapped.kind(), ErrorKind::Unreachable, "{swapped}");
+    let entered = error_of(column::sqlite::update(&db, &seat, &"12A", token(9), &[]));
+    assert_eq!(*entered.kind(), ErrorKind::Unreachable, "{entered}");
+    drop(rows);
+    drop(reading);
+    let version: i64 = db.query_row("SELECT version FROM seat", [], |row| row.get(0)).unwrap();
+    assert_eq!(version, 7);
+}
+
+/// To SQLite upper and lower case are the same, and the last of two settings of a column counts.
+#[test]
+fn the_guard_column_can_not_be_set_under_another_case() {
+    let db = Connection::open_in_memory().unwrap();
+    db.execute_batch(
+        "CREATE TABLE seat (id TEXT, fence INTEGER); INSERT INTO seat VALUES ('12A', 40)",
+    )
+    .unwrap();
+    let seat = Row { table: "seat", key: "id", guard: "fence" };
+    let refused = column::sqlite::update(&db, &seat, &"12A", token(41), &[("FENCE", &3)]);
+    assert_eq!(*error_of(refused).kind(), ErrorKind::Invalid);
+}

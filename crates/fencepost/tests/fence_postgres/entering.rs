@@ -57,7 +57,7 @@ async fn any_language_enters_and_is_told_what_to_do() {
 }
 
 /// Waits until `count` backends of this database wait for a lock.
-async fn until_waiting(client: &Client, count: usize) {
+pub(crate) async fn until_waiting(client: &Client, count: usize) {
     let sql = "SELECT count(*) FROM pg_stat_activity
                WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let end = BootClock.now() + SOON;

@@ -116,3 +116,83 @@ async fn a_mark_that_came_with_a_dump_lets_nobody_in() {
     let insert = "INSERT INTO t VALUES (pg_current_xact_id()::text)";
     assert_eq!(refusal(&client, insert).await.0, "FP003");
 }
+
+/// The checks run with the rights of the fence's owner: neither a column's name nor its type may bring in code of
+/// somebody else's.
+#[tokio::test]
+async fn a_tables_owner_gets_no_rights_from_protecting_it() {
+    let (database, admin) = fenced().await;
+    let app = format!("app_{}", database.name());
+    let setup = format!(
+        "CREATE ROLE {app} LOGIN; GRANT USAGE ON SCHEMA fencepost TO {app};
+         GRANT EXECUTE ON FUNCTION fencepost.enter TO {app}; CREATE SCHEMA own AUTHORIZATION {app}"
+    );
+    admin.batch_execute(&setup).await.unwrap();
+    let client = connect(&database.url_as(&app)).await;
+    let sly = "x$check$;DROP TABLE fencepost.marks;--$body$''";
+    let table = format!("SET check_function_bodies = off; CREATE TABLE own.sly (\"{sly}\" text)");
+    client.batch_execute(&table).await.unwrap();
+    postgres::protect(&client, "own.sly", NameFrom::Column(sly)).await.unwrap();
+    let write = "INSERT INTO own.sly VALUES ('a')";
+    assert_eq!(refusal(&client, write).await.0, "FP003");
+    let entered = format!("BEGIN; SELECT fencepost.enter('a', 1); {write}; COMMIT");
+    client.batch_execute(&entered).await.unwrap();
+
+    client
+        .batch_execute(
+            "CREATE TYPE own.evil AS (x int);
+             CREATE FUNCTION own.boom(own.evil) RETURNS text LANGUAGE plpgsql AS
+               $$ BEGIN RAISE EXCEPTION 'it ran as %', current_user; END $$;
+             CREATE CAST (own.evil AS text) WITH FUNCTION own.boom(own.evil);
+             CREATE DOMAIN own.worse AS own.evil;
+             CREATE TABLE own.t (n own.evil, m own.worse, d date, c char(9), v varchar, i int)",
+        )
+        .await
+        .unwrap();
+    for column in ["n", "m", "d", "c"] {
+        let refused = postgres::protect(&client, "own.t", NameFrom::Column(column)).await;
+        let error = error_of(refused);
+        assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("text, varchar, uuid or an integer"), "{error}");
+    }
+    // Nor by a trigger of one's own making, with a function that serves a column of this name.
+    client.batch_execute("CREATE TABLE own.good (n text)").await.unwrap();
+    postgres::protect(&client, "own.good", NameFrom::Column("n")).await.unwrap();
+    let found = ask(
+        &client,
+        "SELECT tgfoid::regproc FROM pg_trigger
+          WHERE tgrelid = 'own.good'::regclass AND tgname = 'fencepost_rows'",
+    )
+    .await;
+    let trigger = format!(
+        "CREATE TRIGGER mine AFTER INSERT ON own.t FOR EACH ROW EXECUTE FUNCTION {found}()"
+    );
+    client.batch_execute(&trigger).await.unwrap();
+    let (code, said) = refusal(&client, "INSERT INTO own.t (n) VALUES (row(1))").await;
+    assert_eq!(code, "FP003", "{said}");
+}
+
+/// A mark that a crash could take back would let a stale token in.
+#[tokio::test]
+async fn who_enters_waits_for_the_disk() {
+    let (_database, client) = fenced().await;
+    client.batch_execute("SET synchronous_commit = off; BEGIN").await.unwrap();
+    ask(&client, "SELECT fencepost.enter('a', 1)").await;
+    assert_eq!(ask(&client, "SHOW synchronous_commit").await, "local");
+    client.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(ask(&client, "SHOW synchronous_commit").await, "off");
+}
+
+#[tokio::test]
+async fn resets_take_turns() {
+    let (database, client) = fenced().await;
+    let other = connect(&database.url()).await;
+    client.batch_execute("BEGIN; SELECT fencepost.reset('r', 9, 'ann', 'moved')").await.unwrap();
+    let waiting = tokio::spawn(async move {
+        postgres::reset(&other, &name("r"), Some(token(3)), "bob", "moved").await
+    });
+    crate::entering::until_waiting(&client, 1).await;
+    client.batch_execute("COMMIT").await.unwrap();
+    let old = waiting.await.unwrap().unwrap().expect("it finds what the first one set");
+    assert_eq!(old.token, token(9));
+}

@@ -99,3 +99,44 @@ async fn without_tokens_nobody_is_granted() {
     fails(client.lock("x").try_acquire().await, &ErrorKind::Refused, &["no tokens left"]);
     assert!(client.inspect("x").await.unwrap().holder.is_none());
 }
+
+/// Who may tidy up may not end the locks of others by it.
+#[tokio::test]
+async fn what_is_held_is_not_tidied_away() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    let held = client.lock("held").ttl(LONG).acquire().await.unwrap();
+    assert_eq!(database.psql("select fencepost.tidy(-90000000)").unwrap(), "0\n");
+    held.release().await.unwrap();
+}
+
+/// What is put into a schema is in the hands of its owner.
+#[tokio::test]
+async fn a_schema_of_somebody_else_is_not_used() {
+    let database = Database::fresh().unwrap();
+    let squatter = format!("squatter_{}", database.name());
+    database.psql(&format!("create role {squatter} login")).unwrap();
+    database.psql(&format!("create schema fencepost authorization {squatter}")).unwrap();
+    let refused = try_connect(&database.url()).await;
+    fails(refused, &ErrorKind::Refused, &["belongs to", &squatter, "Install as"]);
+    assert_eq!(database.psql("select to_regclass('fencepost.locks') is null").unwrap(), "t\n");
+}
+
+/// Whoever calls the functions by hand can not leave behind what others have to live with.
+#[tokio::test]
+async fn a_request_that_no_client_makes_is_refused() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    for bad in [
+        "'x', gen_random_uuid(), 1000, 'me', ''",
+        "'x', gen_random_uuid(), 1000, E'a\\nb', null",
+        "'x', gen_random_uuid(), 9000000000000, 'me', null",
+        "'x', gen_random_uuid(), 99, 'me', null",
+        "'', gen_random_uuid(), 1000, 'me', null",
+        "null, gen_random_uuid(), 1000, 'me', null",
+    ] {
+        let error = database.psql(&format!("select fencepost.acquire({bad})")).unwrap_err();
+        assert!(error.to_string().contains("this is no request for a lock"), "{bad}: {error}");
+    }
+    nothing_is_left(&client, "x").await;
+}
