@@ -14,7 +14,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     fencepost::conformance::fences::main(vec![
         #[cfg(feature = "sqlite")]
-        Box::new(sqlite::InFile),
+        Box::new(sqlite::InFile::Marks),
+        #[cfg(feature = "sqlite")]
+        Box::new(sqlite::InFile::Column),
         #[cfg(feature = "postgres")]
         Box::new(postgres::InDatabase),
     ])

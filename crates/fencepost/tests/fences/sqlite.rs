@@ -6,30 +6,40 @@ use std::time::Duration;
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::Unable;
 use fencepost::conformance::fences::{Fence, Marks, Resource};
-use fencepost::fences::{Mark, Reset, sqlite};
+use fencepost::fences::{Mark, Reset, Row, column, sqlite};
 use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, Label, LockName, Result, Token};
 
-pub(crate) struct InFile;
+/// By a mark beside the data, or in a column of the row itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InFile {
+    Marks,
+    Column,
+}
+
+const COUNTER: Row<'static> = Row { table: "counters", key: "name", guard: "fence" };
 
 impl Fence for InFile {
     fn name(&self) -> &'static str {
-        "sqlite"
+        match self {
+            Self::Marks => "sqlite",
+            Self::Column => "sqlite_column",
+        }
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
         Box::pin(async {
-            let counters = Counters::open(Arc::new(tempfile::tempdir()?))?;
-            counters
-                .lock()
-                .execute_batch("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER)")
-                .map_err(failed)?;
+            let counters = Counters::open(*self, Arc::new(tempfile::tempdir()?))?;
+            let table = "CREATE TABLE counters (
+                name TEXT PRIMARY KEY, value INTEGER, fence INTEGER NOT NULL DEFAULT 0)";
+            counters.lock().execute_batch(table).map_err(failed)?;
             Ok(Box::new(counters) as Box<dyn Resource>)
         })
     }
 }
 
 struct Counters {
+    kind: InFile,
     db: Mutex<Connection>,
     directory: Arc<tempfile::TempDir>,
 }
@@ -40,12 +50,12 @@ fn failed(error: rusqlite::Error) -> Error {
 }
 
 impl Counters {
-    fn open(directory: Arc<tempfile::TempDir>) -> Result<Self> {
+    fn open(kind: InFile, directory: Arc<tempfile::TempDir>) -> Result<Self> {
         let db = Connection::open(directory.path().join("counters.db")).map_err(failed)?;
         db.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
         // What a crash would lose is not what this suite is about.
         db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF").map_err(failed)?;
-        Ok(Self { db: Mutex::new(db), directory })
+        Ok(Self { kind, db: Mutex::new(db), directory })
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -59,16 +69,21 @@ impl Counters {
         work: impl FnOnce(Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T> {
         let mut db = self.lock();
-        let tx = match token {
-            Some(token) => sqlite::begin(&mut db, name, token)?,
-            None => db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?,
-        };
+        if let (InFile::Marks, Some(token)) = (self.kind, token) {
+            return work(sqlite::begin(&mut db, name, token)?).map_err(failed);
+        }
+        let tx = db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        if let Some(token) = token {
+            let make = "INSERT OR IGNORE INTO counters (name, value) VALUES (?, 0)";
+            tx.execute(make, [name.as_str()]).map_err(failed)?;
+            assert!(column::sqlite::update(&tx, &COUNTER, &name.as_str(), token, &[])?);
+        }
         work(tx).map_err(failed)
     }
 }
 
 fn set(tx: &Transaction<'_>, name: &LockName, value: i64) -> rusqlite::Result<usize> {
-    let sql = "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
+    let sql = "INSERT INTO counters (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
     tx.execute(sql, (name.as_str(), value))
 }
 
@@ -78,7 +93,7 @@ fn now<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
 
 impl Resource for Counters {
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
-        let other = Self::open(Arc::clone(&self.directory));
+        let other = Self::open(self.kind, Arc::clone(&self.directory));
         now(other.map(|other| Box::new(other) as Box<dyn Resource>))
     }
 
@@ -116,7 +131,7 @@ impl Resource for Counters {
     }
 
     fn marks(&self) -> Option<&dyn Marks> {
-        Some(self)
+        (self.kind == InFile::Marks).then_some(self)
     }
 }
 
