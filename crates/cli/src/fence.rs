@@ -5,7 +5,7 @@ use fencepost::fences::{Mark, postgres, sqlite};
 use fencepost::{Error, LockName, Token};
 use serde_json::{Value, json};
 
-use crate::args::{Fence, FenceCommand, FenceEnter, FenceProtect, FenceReset, FenceShow};
+use crate::args::fence::{Fence, FenceCommand, FenceEnter, FenceProtect, FenceReset, FenceShow};
 use crate::exit::{self, Failure};
 use crate::out;
 

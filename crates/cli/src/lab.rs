@@ -10,7 +10,7 @@ use fencepost_lab::lanes::text::Style;
 use fencepost_lab::verdict::Verdict;
 use fencepost_lab::{Fault, Setting, crash, nolock, pause};
 
-use crate::args::{FencedHalves, Lab, LabCrash, LabNolock, LabPause, LabSite};
+use crate::args::lab::{FencedHalves, Lab, LabCrash, LabNolock, LabPause, LabSite};
 use crate::exit::{self, Failure};
 use crate::out;
 use crate::signals::Signals;

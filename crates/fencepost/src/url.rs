@@ -1,5 +1,7 @@
 //! Which store a URL names.
 
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
+pub(crate) mod pem;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) mod servers;
 

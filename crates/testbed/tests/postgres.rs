@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use fencepost_testbed::{Database, PgBouncer, Postgres};
+use fencepost_testbed::{Database, PgBouncer, Postgres, wait};
 
 #[test]
 fn a_server_keeps_its_data_through_crashes() {
@@ -38,17 +38,20 @@ fn a_frozen_server_serves_no_connection_that_it_has() {
     let postgres = Arc::new(Postgres::builder().setting("fsync", "off").start().unwrap());
     let (sender, rows) = channel();
     let asking = postgres.clone();
-    // A backend that is busy until it is told that it may end.
     let busy = std::thread::spawn(move || {
-        let wait = "do $$ begin while not pg_try_advisory_lock(1) loop perform pg_sleep(0.001); \
-                    end loop; end $$";
-        sender.send(asking.psql(&format!("{wait}; select 'done'"))).unwrap();
+        sender.send(asking.psql("select pg_sleep(3); select 'done'")).unwrap();
     });
+    wait::until(Duration::from_secs(20), "it has begun", || {
+        let begun = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'";
+        Ok(postgres.psql(begun)? == "1\n")
+    })
+    .unwrap();
     postgres.stop().unwrap();
     postgres.stop().unwrap();
-    rows.recv_timeout(Duration::from_millis(300)).expect_err("it stands still");
+    // Longer than it would take if it ran.
+    rows.recv_timeout(Duration::from_secs(4)).expect_err("it stands still");
     postgres.resume().unwrap();
-    assert_eq!(rows.recv().unwrap().unwrap(), "done\n");
+    assert_eq!(rows.recv().unwrap().unwrap(), "\ndone\n");
     busy.join().unwrap();
     postgres.stop().unwrap();
     postgres.restart().unwrap();

@@ -26,6 +26,7 @@ use tokio_rustls::TlsConnector;
 
 use super::address::Files;
 use crate::error::{Error, Result};
+use crate::url::pem::{certificates, unusable};
 
 /// What of the server's certificate is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,22 +106,6 @@ fn roots(files: &Files) -> Result<RootCertStore> {
         ));
     }
     Ok(roots)
-}
-
-fn certificates(option: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|error| unusable(option, error))?;
-    if found.is_empty() {
-        return Err(Error::invalid(format!(
-            "there is no certificate in the file of {option}= in the URL: give a PEM file"
-        )));
-    }
-    Ok(found)
-}
-
-fn unusable(option: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::invalid(format!("can not use the file of {option}= in the URL")).because(error)
 }
 
 /// Checks less than all: the signer at most, never the name.

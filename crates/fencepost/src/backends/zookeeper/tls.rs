@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::error::{Error, Result};
+use crate::url::pem::{certificates, unusable};
 use crate::url::servers::Pems;
 
 /// Whom to trust, and who we are.
@@ -60,22 +61,6 @@ impl Tls {
         let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
         self.0.connect(name, stream).await
     }
-}
-
-fn certificates(option: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|error| unusable(option, error))?;
-    if found.is_empty() {
-        return Err(Error::invalid(format!(
-            "there is no certificate in the file of {option}= in the URL: give a PEM file"
-        )));
-    }
-    Ok(found)
-}
-
-fn unusable(option: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::invalid(format!("can not use the file of {option}= in the URL")).because(error)
 }
 
 impl fmt::Debug for Tls {
