@@ -41,8 +41,8 @@ pub trait Fence: Send + Sync + 'static {
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>>;
 }
 
-/// A resource with a counter for each lock name. Each call is one transaction, which enters first if it is
-/// given a token, and is not fenced if it is given none.
+/// A resource with a counter for each lock name. Each call is one step (a transaction, where there are such), which
+/// enters first if it is given a token, and is not fenced if it is given none.
 pub trait Resource: Send + Sync {
     /// The same resource through a connection of its own.
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>>;
@@ -58,13 +58,15 @@ pub trait Resource: Send + Sync {
         value: i64,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// Enters, sets the counter, and rolls back.
+    /// Enters, sets the counter, and rolls back, if this resource has transactions.
     fn abandon<'a>(
         &'a self,
-        name: &'a LockName,
-        token: Token,
-        value: i64,
-    ) -> BoxFuture<'a, Result<()>>;
+        _name: &'a LockName,
+        _token: Token,
+        _value: i64,
+    ) -> Option<BoxFuture<'a, Result<()>>> {
+        None
+    }
 
     /// The marks, if this fence keeps them apart from what it protects.
     fn marks(&self) -> Option<&dyn Marks> {

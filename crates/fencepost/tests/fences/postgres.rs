@@ -110,13 +110,13 @@ impl Resource for Counters {
         name: &'a LockName,
         token: Token,
         value: i64,
-    ) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move {
+    ) -> Option<BoxFuture<'a, Result<()>>> {
+        Some(Box::pin(async move {
             let mut client = self.client().await;
             let tx = begin(&mut client, name, Some(token)).await?;
             set(&tx, name, value).await?;
             tx.rollback().await.map_err(failed)
-        })
+        }))
     }
 
     fn marks(&self) -> Option<&dyn Marks> {

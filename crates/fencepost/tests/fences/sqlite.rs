@@ -123,11 +123,11 @@ impl Resource for Counters {
         name: &'a LockName,
         token: Token,
         value: i64,
-    ) -> BoxFuture<'a, Result<()>> {
-        now(self.within(name, Some(token), |tx| {
+    ) -> Option<BoxFuture<'a, Result<()>>> {
+        Some(now(self.within(name, Some(token), |tx| {
             set(&tx, name, value)?;
             tx.rollback()
-        }))
+        })))
     }
 
     fn marks(&self) -> Option<&dyn Marks> {
