@@ -96,7 +96,9 @@ fn hand_cycles(
 fn by_hand(synced: &str, count: usize) -> Outcome<()> {
     let server = Postgres::builder().setting("synchronous_commit", synced).start()?;
     let runtime = runtime()?;
-    let fp = runtime.block_on(Fencepost::connect(&server.url()))?;
+    // As many connections as those by hand have.
+    let url = format!("{}?pool=64", server.url());
+    let fp = runtime.block_on(Fencepost::connect(&url))?;
     let mut clients = Vec::new();
     for _ in 0..64 {
         clients.push(Arc::new(runtime.block_on(connect(&server.url()))?));

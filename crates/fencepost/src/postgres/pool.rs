@@ -2,16 +2,18 @@
 //!
 //! What must hold: no call hangs for ever. One that has no answer for [`HANG`] gives its connection up and is made
 //! again on another. A connection serves one call at a time, and one whose call was given up serves no other.
-//! Connections are driven by the client's own runtime, so a call may be made from anywhere.
+//! A call may be made from anywhere: connections are driven by the client's own runtime. Only a caller on a runtime
+//! of several threads, which drives its sockets at any time, gets connections there, since the hop to the client's
+//! thread and back would be a good part of a call. They serve no other caller, so heartbeats do not depend on it.
 //!
-//! Renewals have a few connections of their own, and so have releases: those who wait for a row can not keep them
+//! A few connections are for renewals alone, and as many for releases: those who wait for a row can not keep them
 //! out, and neither can a crowd of the other kind.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
@@ -65,6 +67,8 @@ pub(crate) struct Pool {
 pub(crate) struct Conn {
     pub(crate) client: Client,
     driver: AbortHandle,
+    /// The runtime that drives it.
+    home: Id,
     /// When it was last put back.
     used: Moment,
 }
@@ -88,8 +92,7 @@ impl Pool {
     pub(crate) fn new(url: PostgresUrl, around: &Surroundings) -> Self {
         let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
         let asking = Semaphore::new(url.pool);
-        let keeping = || Semaphore::new(KEEPING.min(url.pool));
-        let (renewing, releasing) = (keeping(), keeping());
+        let [renewing, releasing] = [KEEPING; 2].map(Semaphore::new);
         Self { url, clock, runtime, idle: Mutex::default(), asking, renewing, releasing }
     }
 
@@ -144,9 +147,10 @@ impl Pool {
         again: &mut bool,
     ) -> Result<(Vec<Row>, Moment, bool), Fault> {
         let _room = self.room(usage, give_up).await?;
-        let conn = match self.idle_one() {
+        let home = self.home();
+        let conn = match self.idle_one(home.id()) {
             Some(conn) => conn,
-            None => self.open(give_up).await?,
+            None => self.open_at(&home, give_up).await?,
         };
         let before = *again;
         let sent = self.clock.now();
@@ -181,19 +185,28 @@ impl Pool {
 
     /// A connection of the caller's own, by the end of this time.
     pub(crate) async fn open(&self, limit: Moment) -> Result<Conn, Fault> {
-        let (client, connection) = self.open_raw(limit).await?;
-        let driver = self.runtime.spawn(async move {
+        self.open_at(&self.runtime, limit).await
+    }
+
+    async fn open_at(&self, home: &Handle, limit: Moment) -> Result<Conn, Fault> {
+        let (client, connection) = self.open_raw_at(home, limit).await?;
+        let driver = home.spawn(async move {
             // Whoever asks on it hears of its end.
             let _ = connection.await;
         });
-        Ok(Conn { client, driver: driver.abort_handle(), used: self.clock.now() })
+        let (driver, home) = (driver.abort_handle(), home.id());
+        Ok(Conn { client, driver, home, used: self.clock.now() })
     }
 
     /// The same, for one who drives the connection by itself, on the client's runtime.
     pub(crate) async fn open_raw(&self, limit: Moment) -> Result<Opened, Fault> {
+        self.open_raw_at(&self.runtime, limit).await
+    }
+
+    async fn open_raw_at(&self, home: &Handle, limit: Moment) -> Result<Opened, Fault> {
         let url = self.url.clone();
         // There, because a socket belongs to the runtime that made it.
-        let mut opening = self.runtime.spawn(async move { url.open().await });
+        let mut opening = home.spawn(async move { url.open().await });
         let limit = limit.min(self.clock.now() + CONNECT);
         let away = |message: String| Fault::new(FaultKind::Away, message);
         match race(&mut opening, self.clock.alarm(limit)).await {
@@ -225,15 +238,25 @@ impl Pool {
         usage: Use,
         limit: Moment,
     ) -> Result<tokio::sync::SemaphorePermit<'_>, Fault> {
-        let room = match usage {
-            Use::Asking => &self.asking,
-            Use::Renewing => &self.renewing,
-            Use::Releasing => &self.releasing,
+        let reserved = match usage {
+            Use::Asking => None,
+            Use::Renewing => Some(&self.renewing),
+            Use::Releasing => Some(&self.releasing),
         };
-        if let Ok(permit) = room.try_acquire() {
-            return Ok(permit);
+        for room in [Some(&self.asking), reserved].into_iter().flatten() {
+            if let Ok(permit) = room.try_acquire() {
+                return Ok(permit);
+            }
         }
-        match race(room.acquire(), self.clock.alarm(limit)).await {
+        let any = async {
+            match reserved {
+                None => self.asking.acquire().await,
+                Some(reserved) => match race(self.asking.acquire(), reserved.acquire()).await {
+                    First::Left(permit) | First::Right(permit) => permit,
+                },
+            }
+        };
+        match race(any, self.clock.alarm(limit)).await {
             First::Left(Ok(permit)) => Ok(permit),
             _ => Err(Fault::new(
                 FaultKind::Away,
@@ -246,15 +269,19 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The runtime that drives the connections of whoever asks.
+    fn home(&self) -> Handle {
+        let caller = Handle::try_current().ok();
+        let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
+        caller.unwrap_or_else(|| self.runtime.clone())
+    }
+
     /// The one that was used last, so that the others may go.
-    fn idle_one(&self) -> Option<Conn> {
+    fn idle_one(&self, home: Id) -> Option<Conn> {
         let mut idle = self.idle();
-        while let Some(conn) = idle.pop() {
-            if !conn.client.is_closed() {
-                return Some(conn);
-            }
-        }
-        None
+        idle.retain(|conn| !conn.client.is_closed());
+        let last = idle.iter().rposition(|conn| conn.home == home)?;
+        Some(idle.remove(last))
     }
 
     fn put_back(&self, mut conn: Conn) {
