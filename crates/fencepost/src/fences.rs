@@ -84,7 +84,8 @@ pub struct Reset {
 #[cfg(feature = "sqlite")]
 impl Mark {
     /// The error of a token that came too late.
-    pub(crate) fn refuses(&self, token: Token) -> Error {
+    #[must_use]
+    pub fn refuses(&self, token: Token) -> Error {
         let Self { name, token: mark, set_by, set_at } = self;
         Error::new(
             ErrorKind::Stale,
