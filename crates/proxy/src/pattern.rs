@@ -55,6 +55,9 @@ fn parts(path: &str) -> Result<Vec<Part>, String> {
     let texts: Vec<&str> = if rest.is_empty() { Vec::new() } else { rest.split('/').collect() };
     for (index, text) in texts.iter().enumerate() {
         let Some(variable) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) else {
+            if text.is_empty() {
+                return Err("it has an empty segment (//)".into());
+            }
             if text.contains(['{', '}', '*']) {
                 return Err("a variable is a whole segment".into());
             }

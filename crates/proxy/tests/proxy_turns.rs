@@ -1,0 +1,187 @@
+//! Who waits for whom: freezing senders, an upstream that answers late or not at all, and starts after a crash.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod common;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use common::client::{connect, reply, request};
+use common::service::Manner;
+use common::{Scene, Service, call, config, stop};
+use fencepost_proxy::{Proxy, Stopped};
+use fencepost_testbed::wait::{SOON, until};
+
+fn token(number: &'static str) -> (&'static str, &'static str) {
+    ("Fencing-Token", number)
+}
+
+/// A sender with token 33 stops in the middle of its body. Token 34 does not wait for it, and once 34 has written, the
+/// rest of 33's body comes too late.
+#[test]
+fn a_sender_that_freezes_blocks_nobody() {
+    let scene = Scene::new();
+    let mut frozen = connect(scene.proxy.address());
+    let bytes = request("PUT", "/a", &[token("33")], b"old-old-old");
+    frozen.write_all(&bytes[..bytes.len() - 4]).unwrap();
+    assert_eq!(scene.call("PUT", "/a", 34, b"new").status, 201);
+    frozen.write_all(&bytes[bytes.len() - 4..]).unwrap();
+    assert_eq!(reply(&mut frozen, "PUT").status, 412);
+    assert_eq!(scene.service.file("/a").as_deref(), Some("new"));
+}
+
+/// The story of the settle time. The upstream hangs on a write of token 33 until it has timed out, and applies it
+/// later. Returns what is there in the end.
+fn late_write(settle: Duration) -> String {
+    let scene = Scene::with(|config| {
+        config.upstream_timeout = Duration::from_millis(300);
+        config.settle = settle;
+    });
+    scene.service.behave("/a", Manner::Hang);
+    let old = scene.call("PUT", "/a", 33, b"old");
+    assert_eq!(old.status, 504, "{}", old.text());
+    assert_eq!(old.problem("type"), "urn:fencepost:problem:upstream-timeout");
+    let service = scene.service.clone();
+    let proxy = scene.proxy.address();
+    let newer = std::thread::spawn(move || call(proxy, "PUT", "/a", &[token("34")], b"new"));
+    if settle.is_zero() {
+        // Nothing holds the newer one back: it overtakes the old one, which is applied over it.
+        until(SOON, "both are at the service", || Ok(service.hanging() == 2)).unwrap();
+        service.let_one_go(1);
+        assert_eq!(newer.join().unwrap().status, 201);
+        assert_eq!(service.file("/a").as_deref(), Some("new"));
+        service.let_one_go(0);
+        until(SOON, "the old one is applied", || Ok(service.file("/a").as_deref() == Some("old")))
+            .unwrap();
+        return service.file("/a").unwrap();
+    }
+    // The old one is applied within the settle time, long after its time-out.
+    until(SOON, "the old one hangs", || Ok(service.hanging() == 1)).unwrap();
+    service.let_go();
+    until(SOON, "the old one is applied", || Ok(service.file("/a").is_some())).unwrap();
+    assert_eq!(service.seen().len(), 1, "the newer one is held back");
+    assert_eq!(newer.join().unwrap().status, 204);
+    service.file("/a").unwrap()
+}
+
+#[test]
+fn a_write_that_is_applied_late_never_overwrites_the_newer_one() {
+    assert_eq!(late_write(Duration::from_secs(2)), "new");
+}
+
+#[test]
+fn control_without_a_settle_time_it_does() {
+    assert_eq!(late_write(Duration::ZERO), "old");
+}
+
+#[test]
+fn who_waits_too_long_for_a_name_that_is_held_back_is_told_when_to_come_again() {
+    let scene = Scene::with(|config| {
+        config.queue_timeout = Duration::from_millis(100);
+        config.settle = Duration::from_secs(60);
+    });
+    scene.service.behave("/a", Manner::Cut);
+    let cut = scene.call("PUT", "/a", 33, b"x");
+    assert_eq!((cut.status, cut.problem("type").as_str()), (502, "urn:fencepost:problem:upstream-failed"));
+    let busy = scene.call("GET", "/a", 33, b"");
+    assert_eq!((busy.status, busy.problem("type").as_str()), (503, "urn:fencepost:problem:lock-busy"));
+    let seconds: u64 = busy.header("retry-after").unwrap().parse().unwrap();
+    assert!((55..=61).contains(&seconds), "{seconds}");
+    assert_eq!(scene.bare("GET", "/a").status, 502, "who brings no token is not held back");
+    assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201, "other names are free");
+    assert_eq!(stop(&scene.proxy, Duration::from_secs(5)), Stopped::InDoubt);
+}
+
+/// One request of a name at a time; the others wait in order.
+#[test]
+fn requests_of_one_name_take_turns() {
+    let scene = Scene::new();
+    scene.service.behave("/a", Manner::Hang);
+    let proxy = scene.proxy.address();
+    let mut clients: Vec<_> = (1..=5).map(|_| connect(proxy)).collect();
+    for (number, io) in clients.iter_mut().enumerate() {
+        let body = number.to_string();
+        io.write_all(&request("PUT", "/a", &[token("7")], body.as_bytes())).unwrap();
+        if number == 0 {
+            until(SOON, "the first hangs", || Ok(scene.service.hanging() == 1)).unwrap();
+        }
+    }
+    // Other names, and reads without a token, do not wait.
+    assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201);
+    assert_eq!(scene.service.seen().len(), 2);
+    scene.service.let_go();
+    for io in &mut clients {
+        assert!(matches!(reply(io, "PUT").status, 201 | 204));
+    }
+    assert_eq!(scene.service.seen().len(), 6);
+}
+
+/// A client that goes away does not free the name: its request is still at the service.
+#[test]
+fn a_client_that_vanishes_keeps_its_turn_until_its_request_ends() {
+    let scene = Scene::new();
+    scene.service.behave("/a", Manner::Hang);
+    let mut gone = connect(scene.proxy.address());
+    gone.write_all(&request("PUT", "/a", &[token("33")], b"old")).unwrap();
+    until(SOON, "it hangs", || Ok(scene.service.hanging() == 1)).unwrap();
+    drop(gone);
+    let proxy = scene.proxy.address();
+    let newer = std::thread::spawn(move || call(proxy, "PUT", "/a", &[token("34")], b"new"));
+    assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201);
+    assert_eq!(scene.service.hanging(), 1, "the newer one waits");
+    scene.service.let_go();
+    assert_eq!(newer.join().unwrap().status, 204);
+    assert_eq!(scene.service.file("/a").as_deref(), Some("new"));
+}
+
+#[test]
+fn a_start_after_a_crash_holds_all_names_back() {
+    let (service, directory) = (Service::start(), tempfile::tempdir().unwrap());
+    let mut config = config(&service, directory.path());
+    config.settle = Duration::from_secs(60);
+    config.queue_timeout = Duration::from_millis(100);
+    let first = Proxy::start(&config).unwrap();
+    assert!(!first.is_settling(), "fresh marks have nothing to wait for");
+    assert_eq!(call(first.address(), "PUT", "/a", &[token("33")], b"x").status, 201);
+    drop(first); // not stopped
+
+    let second = Proxy::start(&config).unwrap();
+    assert!(second.is_settling());
+    let held = call(second.address(), "PUT", "/b", &[token("1")], b"x");
+    assert_eq!(held.status, 503, "{}", held.text());
+    assert_eq!(call(second.address(), "GET", "/a", &[], b"").status, 200, "reads pass");
+    assert_eq!(stop(&second, SOON), Stopped::Clean);
+
+    let third = Proxy::start(&config).unwrap();
+    assert!(!third.is_settling(), "the last one stopped cleanly");
+    let stale = call(third.address(), "PUT", "/a", &[token("32")], b"x");
+    assert_eq!(stale.status, 412, "the mark is still there");
+    assert_eq!(stale.problem("mark"), "33");
+}
+
+/// An upstream that closes a connection while it is idle costs nobody anything.
+#[test]
+fn a_connection_that_was_closed_while_idle_is_not_used() {
+    let scene = Scene::with(|config| config.threads = 1);
+    let closing = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec();
+    scene.service.behave("/closes", Manner::Say(closing));
+    for round in 0..20 {
+        assert_eq!(scene.call("GET", "/closes", 1, b"").status, 200, "round {round}");
+        // The service has closed it; whether the proxy sees that before it asks again is a race that both outcomes
+        // of must be sound: a fresh connection, or a request that was not sent.
+        assert!(matches!(scene.call("PUT", &format!("/a/{round}"), 1, b"x").status, 201 | 502));
+    }
+}
+
+#[test]
+fn nothing_is_forwarded_when_the_mark_can_not_be_written() {
+    let scene = Scene::new();
+    assert_eq!(scene.call("PUT", "/a", 1, b"x").status, 201);
+    // Another program has the database for itself.
+    let db = fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
+    db.execute_batch("DROP TABLE fencepost_marks; CREATE TABLE fencepost_marks (nonsense)").unwrap();
+    let failed = scene.call("PUT", "/a", 2, b"y");
+    assert_eq!((failed.status, failed.problem("type").as_str()), (503, "urn:fencepost:problem:marks-unavailable"));
+    assert_eq!(scene.service.file("/a").as_deref(), Some("x"));
+}
