@@ -9,12 +9,21 @@ use crate::args::fence::{Fence, FenceCommand, FenceEnter, FenceProtect, FenceRes
 use crate::exit::{self, Failure};
 use crate::out;
 
+mod proxy;
 mod resource;
 
 use resource::Resource;
 
 /// Runs one of the commands on the resource.
 pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
+    if let FenceCommand::Proxy(proxy) = &args.command {
+        if args.resource.is_some() {
+            return Err(Failure::usage(
+                "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
+            ));
+        }
+        return proxy::proxy(proxy, json).await;
+    }
     let from_environment =
         || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
     let url = args.resource.clone().or_else(from_environment).ok_or_else(|| {
@@ -45,6 +54,8 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
             reset(&mut Resource::open(url).await?, args, &name, to, json).await
         }
         FenceCommand::Protect(args) => protect(url, args, json).await,
+        // It has no such URL: see above.
+        FenceCommand::Proxy(args) => proxy::proxy(args, json).await,
         FenceCommand::Unprotect(args) => {
             let client = Resource::open(url).await?.only_postgres()?;
             let was = postgres::unprotect(&client, &args.table).await?;

@@ -138,10 +138,14 @@ impl Config {
         {
             return Err(Error::invalid(format!("\"{}\" is no host", bad.escape_debug())));
         }
-        if self.threads == 0 || self.max_connections == 0 || self.max_head < 1024 {
-            return Err(Error::invalid(
-                "give at least one thread, one connection, and 1 KiB for a head",
-            ));
+        for (what, value, least, most) in [
+            ("threads", self.threads, 1, 1024),
+            ("connections", self.max_connections, 1, 1_000_000),
+            ("bytes for a head", self.max_head, 1024, 1 << 20),
+        ] {
+            if !(least..=most).contains(&value) {
+                return Err(Error::invalid(format!("{value} {what}: give {least} to {most}")));
+            }
         }
         Ok(())
     }

@@ -61,14 +61,20 @@ fn headers_of_the_connection_stay_and_the_others_pass() {
         assert_eq!(header(&seen, gone), None, "{seen}");
     }
     assert_eq!(header(&seen, "x-forwarded-for").as_deref(), Some("10.0.0.1, 127.0.0.1"));
-    assert!(seen.contains("Via: 1.0 other\r\n") && seen.contains("Via: 1.1 fencepost\r\n"), "{seen}");
+    assert!(
+        seen.contains("Via: 1.0 other\r\n") && seen.contains("Via: 1.1 fencepost\r\n"),
+        "{seen}"
+    );
     assert!(seen.contains("Accept: a\r\n") && seen.contains("Accept: b\r\n"), "{seen}");
     assert_eq!(header(&seen, "fencing-token").as_deref(), Some("7"));
 
     assert!(reply.head.starts_with("HTTP/1.1 418 I am a teapot\r\n"), "{}", reply.head);
     assert_eq!((reply.header("x-theirs"), reply.header("x-kept")), (None, Some("yes".into())));
     assert_eq!(reply.head.matches("Set-Cookie").count(), 2);
-    assert_eq!((reply.text().as_str(), reply.header("content-length").as_deref()), ("abc", Some("3")));
+    assert_eq!(
+        (reply.text().as_str(), reply.header("content-length").as_deref()),
+        ("abc", Some("3"))
+    );
 }
 
 #[test]
@@ -82,7 +88,8 @@ fn answers_without_a_body_have_none() {
     let old = b"HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 5\r\n\r\n".to_vec();
     scene.service.behave("/a", Manner::Say(old));
     assert_eq!(scene.call("GET", "/a", 1, b"").status, 304);
-    let interim = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n".to_vec();
+    let interim =
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n".to_vec();
     scene.service.behave("/a", Manner::Say(interim));
     let reply = scene.call("DELETE", "/a", 1, b"");
     assert_eq!((reply.status, reply.header("content-length")), (204, None));
@@ -101,7 +108,8 @@ fn bodies_of_all_sizes_and_shapes() {
         assert!(scene.bare("GET", &path).body == data, "{size}, streamed");
     }
     let mut io = connect(scene.proxy.address());
-    let head = [("Fencing-Token", "1"), ("Transfer-Encoding", "chunked"), ("Expect", "100-continue")];
+    let head =
+        [("Fencing-Token", "1"), ("Transfer-Encoding", "chunked"), ("Expect", "100-continue")];
     io.write_all(&request("PUT", "/chunked", &head, b"")).unwrap();
     let mut interim = [0; 25];
     io.read_exact(&mut interim).unwrap();
@@ -125,7 +133,10 @@ fn an_answer_without_a_length_ends_with_its_connection() {
     scene.service.behave("/a", Manner::Say(b"HTTP/1.0 200 OK\r\n\r\nto the end".to_vec()));
     assert_eq!(scene.call("GET", "/a", 1, b"").text(), "to the end");
     let streamed = scene.bare("GET", "/a");
-    assert_eq!((streamed.text().as_str(), streamed.header("transfer-encoding").as_deref()), ("to the end", Some("chunked")));
+    assert_eq!(
+        (streamed.text().as_str(), streamed.header("transfer-encoding").as_deref()),
+        ("to the end", Some("chunked"))
+    );
     let mut old = connect(scene.proxy.address());
     old.write_all(b"GET /a HTTP/1.0\r\n\r\n").unwrap();
     let mut all = String::new();
@@ -151,7 +162,11 @@ fn an_upstream_that_answers_nonsense_is_a_bad_gateway() {
     }
     let gone = Scene::with(|config| config.upstream = "http://127.0.0.1:1".parse().unwrap());
     let reply = gone.call("PUT", "/a", 1, b"x");
-    assert!(reply.status == 502 && reply.problem("detail").contains("can not connect"), "{}", reply.text());
+    assert!(
+        reply.status == 502 && reply.problem("detail").contains("can not connect"),
+        "{}",
+        reply.text()
+    );
     assert_eq!(stop(&gone.proxy, SOON), Stopped::Clean, "what was never sent is in no doubt");
 }
 
@@ -196,9 +211,22 @@ fn http_2_by_prior_knowledge() {
     assert!(stale.starts_with("HTTP/2 412 ") && stale.contains("34 has entered"), "{stale}");
     assert!(h2(&["-H", "Fencing-Token: 34", &url]).ends_with("hello"));
     assert!(h2(&[&url]).ends_with("hello"));
-    assert!(h2(&["-H", "Fencing-Token: 1", "-H", "Fencing-Token: 2", &url]).starts_with("HTTP/2 400 "));
-    assert!(h2(&["-X", "PUT", "-d", "x", "-H", "Fencing-Token: 1", "--path-as-is", &format!("{base}/b/../a")])
-        .starts_with("HTTP/2 400 "));
+    assert!(
+        h2(&["-H", "Fencing-Token: 1", "-H", "Fencing-Token: 2", &url]).starts_with("HTTP/2 400 ")
+    );
+    assert!(
+        h2(&[
+            "-X",
+            "PUT",
+            "-d",
+            "x",
+            "-H",
+            "Fencing-Token: 1",
+            "--path-as-is",
+            &format!("{base}/b/../a")
+        ])
+        .starts_with("HTTP/2 400 ")
+    );
     let seen = scene.service.seen().remove(0).head;
     assert_eq!(header(&seen, "host"), Some(scene.proxy.address().to_string()));
     // Larger than what is kept in memory, both ways.
@@ -206,7 +234,10 @@ fn http_2_by_prior_knowledge() {
     std::fs::write(&file, vec![b'z'; 1_000_000]).unwrap();
     let large = format!("{base}/large");
     let data = format!("@{}", file.display());
-    assert!(h2(&["-X", "PUT", "--data-binary", &data, "-H", "Fencing-Token: 1", &large]).starts_with("HTTP/2 201 "));
+    assert!(
+        h2(&["-X", "PUT", "--data-binary", &data, "-H", "Fencing-Token: 1", &large])
+            .starts_with("HTTP/2 201 ")
+    );
     for token in [&[][..], &["-H", "Fencing-Token: 1"]] {
         let all = h2(&[token, &[large.as_str()]].concat());
         assert!(all.len() > 1_000_000 && all.ends_with("zzz"), "{}", all.len());
@@ -221,7 +252,8 @@ fn tls_and_http_2_by_alpn() {
         config.tls = Some((certificates.certificate(), certificates.key()));
     });
     let url = format!("https://localhost:{}/a", scene.proxy.address().port());
-    let (ca, resolve) = (certificates.ca(), format!("localhost:{}:127.0.0.1", scene.proxy.address().port()));
+    let (ca, resolve) =
+        (certificates.ca(), format!("localhost:{}:127.0.0.1", scene.proxy.address().port()));
     let tls = ["--cacert", ca.to_str().unwrap(), "--resolve", &resolve];
     let put = ["-X", "PUT", "-d", "x", "-H", "Fencing-Token: 1", url.as_str()];
     assert!(curl(&[&tls[..], &put].concat()).starts_with("HTTP/2 201 "));
@@ -237,14 +269,16 @@ fn a_graceful_stop_lets_what_is_under_way_end() {
     let mut idle = connect(address);
     idle.write_all(&request("GET", "/b", &[], b"")).unwrap();
     assert_eq!(reply(&mut idle, "GET").status, 404);
-    let under_way = std::thread::spawn(move || call(address, "PUT", "/a", &[("Fencing-Token", "1")], b"x"));
+    let under_way =
+        std::thread::spawn(move || call(address, "PUT", "/a", &[("Fencing-Token", "1")], b"x"));
     until(SOON, "it hangs", || Ok(scene.service.hanging() == 1)).unwrap();
     let service = scene.service.clone();
     let stopped = std::thread::scope(|scope| {
         let stopped = scope.spawn(|| stop(&scene.proxy, Duration::from_secs(30)));
         // The idle connection is closed at once, and nobody new is taken.
         assert_eq!(idle.read(&mut [0]).unwrap(), 0);
-        until(SOON, "nobody listens", || Ok(std::net::TcpStream::connect(address).is_err())).unwrap();
+        until(SOON, "nobody listens", || Ok(std::net::TcpStream::connect(address).is_err()))
+            .unwrap();
         service.let_go();
         stopped.join().unwrap()
     });
@@ -278,7 +312,8 @@ fn a_reset_by_hand_is_noticed() {
     let scene = Scene::new();
     let name = LockName::new("a").unwrap();
     assert_eq!(scene.call("PUT", "/a", 500, b"x").status, 201);
-    let mut db = fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
+    let mut db =
+        fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
     let mark = sqlite::show(&db, Some(&name)).unwrap().remove(0);
     assert_eq!(mark.token.get(), 500);
     // Lowered: at once, because the memory never refuses.
@@ -286,7 +321,8 @@ fn a_reset_by_hand_is_noticed() {
     assert_eq!(scene.call("PUT", "/a", 3, b"y").status, 204);
     // Raised: within a second, because the memory may let in who had entered before.
     sqlite::reset(&mut db, &name, Some("9".parse().unwrap()), "ada", "shut out").unwrap();
-    until(SOON, "the reset is noticed", || Ok(scene.call("GET", "/a", 3, b"").status == 412)).unwrap();
+    until(SOON, "the reset is noticed", || Ok(scene.call("GET", "/a", 3, b"").status == 412))
+        .unwrap();
 }
 
 #[test]
@@ -318,10 +354,17 @@ fn metrics_health_and_the_access_log() {
     assert_eq!(call(admin, "GET", "/else", &[], b"").status, 404);
     assert_eq!(stop(&scene.proxy, SOON), Stopped::Clean);
     let lines = std::fs::read_to_string(log.path()).unwrap();
-    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let told = |n: usize, key: &str| lines[n][key].to_string();
     assert_eq!(lines.len(), 4, "{lines:?}");
-    assert_eq!((told(0, "name"), told(0, "token"), told(0, "mark")), ("\"a\\\"b\"".into(), "34".into(), "34".into()));
-    assert_eq!((told(1, "outcome"), told(1, "status"), told(1, "mark")), ("\"stale\"".into(), "412".into(), "34".into()));
+    assert_eq!(
+        (told(0, "name"), told(0, "token"), told(0, "mark")),
+        ("\"a\\\"b\"".into(), "34".into(), "34".into())
+    );
+    assert_eq!(
+        (told(1, "outcome"), told(1, "status"), told(1, "mark")),
+        ("\"stale\"".into(), "412".into(), "34".into())
+    );
     assert_eq!((told(3, "path"), told(3, "upstream_status")), ("\"/c\"".into(), "404".into()));
 }

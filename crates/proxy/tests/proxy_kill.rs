@@ -78,7 +78,10 @@ struct Tally {
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rounds, forwarded, acknowledged, lost } = self;
-        write!(f, "{rounds} kills, {forwarded} forwarded, {acknowledged} acknowledged, {lost} marks lost")
+        write!(
+            f,
+            "{rounds} kills, {forwarded} forwarded, {acknowledged} acknowledged, {lost} marks lost"
+        )
     }
 }
 
@@ -117,7 +120,8 @@ fn start(service: &Service, directory: &Path, manner: &str) -> (Process, SocketA
     let process = Process::spawn(&command, &directory.join("proxy.log")).unwrap();
     let mut address = None;
     until(SOON, "the proxy listens", || {
-        address = process.log().lines().find_map(|line| line.strip_prefix("listening on ")?.parse().ok());
+        address =
+            process.log().lines().find_map(|line| line.strip_prefix("listening on ")?.parse().ok());
         Ok(address.is_some())
     })
     .map_err(|error| process.failure("a proxy", &error))

@@ -207,7 +207,11 @@ pub(crate) fn read_message(io: &mut impl Read, head_only: bool) -> io::Result<Op
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
         if io.read(&mut byte)? == 0 {
-            return if head.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            return if head.is_empty() {
+                Ok(None)
+            } else {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            };
         }
         head.push(byte[0]);
     }
