@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 
 use fencepost::Moment;
 use fencepost::backend::BoxFuture;
@@ -13,11 +13,19 @@ use tokio::sync::watch::Receiver;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Late;
 
-/// One alarm for all deadlines of a connection, one after the other. It stays set when a deadline was kept: it is
-/// looked at again when it rings, and a request that ends in time sets no timer at all.
+/// One alarm for all deadlines of a connection, one after the other. It stays set when a deadline was kept, and is looked
+/// at when it should have rung: a request that ends in time neither sets a timer nor touches one.
 #[derive(Default)]
 pub(crate) struct Watch {
-    armed: Option<(Moment, BoxFuture<'static, ()>)>,
+    armed: Option<Armed>,
+}
+
+struct Armed {
+    at: Moment,
+    /// Whom it wakes.
+    whom: Waker,
+    /// Set as long as it is kept.
+    _alarm: BoxFuture<'static, ()>,
 }
 
 /// What time it is.
@@ -43,21 +51,21 @@ impl Watch {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(Ok(done));
             }
-            loop {
-                if self.armed.as_ref().is_none_or(|(at, _)| *at > deadline) {
-                    self.armed = Some((deadline, BootClock.alarm(deadline)));
-                }
-                let Some((at, alarm)) = &mut self.armed else { continue };
-                if alarm.as_mut().poll(context).is_pending() {
-                    return Poll::Pending;
-                }
-                if *at >= deadline {
-                    self.armed = None;
-                    return Poll::Ready(Err(Late));
-                }
-                // It rang for an earlier deadline, which was kept.
-                self.armed = None;
+            if let Some(armed) = &self.armed
+                && armed.at <= deadline
+                && armed.whom.will_wake(context.waker())
+                && now() < armed.at
+            {
+                return Poll::Pending;
             }
+            // None is set in time; or it rang, for this deadline or for an earlier one that was kept.
+            let mut alarm = BootClock.alarm(deadline);
+            if alarm.as_mut().poll(context).is_ready() {
+                self.armed = None;
+                return Poll::Ready(Err(Late));
+            }
+            self.armed = Some(Armed { at: deadline, whom: context.waker().clone(), _alarm: alarm });
+            Poll::Pending
         })
         .await
     }
