@@ -121,11 +121,11 @@ impl Gate {
                 self.fence(&name, token, who, request, watch, seen).await
             }
         };
-        done.unwrap_or_else(|problem| self.refuse(&problem, seen))
+        done.unwrap_or_else(|problem| Self::refuse(&problem, seen))
     }
 
     /// The answer that tells of a problem.
-    pub(crate) fn refuse(&self, problem: &Problem, seen: &mut Seen) -> Answer {
+    pub(crate) fn refuse(problem: &Problem, seen: &mut Seen) -> Answer {
         seen.outcome = Some(problem.outcome);
         seen.mark = seen.mark.or(problem.mark());
         let mut fields = Fields::default();
@@ -167,7 +167,7 @@ impl Gate {
         };
         seen.outcome = Some(Outcome::Passed);
         seen.upstream = Some(reply.head.status);
-        Ok(Answer::of(&request, reply, |reply| Ok(AnswerBody::Flow(Box::new(reply))))?)
+        Ok(Answer::of(&request, reply, |reply| AnswerBody::Flow(Box::new(reply))))
     }
 
     async fn fence(
@@ -225,10 +225,10 @@ impl Gate {
                 drop(turn);
                 seen.outcome = Some(Outcome::Entered);
                 seen.upstream = Some(reply.head.status);
-                Answer::of(&request, reply, |reply| {
+                Ok(Answer::of(&request, reply, |reply| {
                     reply.give_back(request.pool);
-                    Ok(AnswerBody::Whole(body))
-                })
+                    AnswerBody::Whole(body)
+                }))
             }
             Ok(Err(Fault::NotSent(why))) => {
                 turn.end();
@@ -305,11 +305,7 @@ pub(crate) struct Carried<'a> {
 }
 
 impl Answer {
-    fn of(
-        request: &Carried<'_>,
-        mut reply: Reply,
-        body: impl FnOnce(Reply) -> Result<AnswerBody, Problem>,
-    ) -> Result<Self, Problem> {
+    fn of(request: &Carried<'_>, mut reply: Reply, body: impl FnOnce(Reply) -> AnswerBody) -> Self {
         let fields = std::mem::take(&mut reply.head.fields);
         let (status, reason) = (reply.head.status, std::mem::take(&mut reply.head.reason));
         let body = if request.head.method == "HEAD" || matches!(status, 204 | 304) {
@@ -320,8 +316,8 @@ impl Answer {
             reply.give_back(request.pool);
             AnswerBody::None(length)
         } else {
-            body(reply)?
+            body(reply)
         };
-        Ok(Self { status, reason, fields, body })
+        Self { status, reason, fields, body }
     }
 }

@@ -88,7 +88,7 @@ impl Shared {
             };
             let answer = match head {
                 Ok(head) => self.carry(&head, body, &mut seen).await,
-                Err(problem) => self.gate.refuse(&problem, &mut seen),
+                Err(problem) => Gate::refuse(&problem, &mut seen),
             };
             self.gate.note(&Line {
                 began,
@@ -120,7 +120,7 @@ impl Shared {
         };
         let (plan, body) = match whole.await {
             Ok(whole) => whole,
-            Err(problem) => return gate.refuse(&problem, seen),
+            Err(problem) => return Gate::refuse(&problem, seen),
         };
         let carried = Carried { head, body: &body, client: self.client, pool: &self.pool };
         gate.carry(plan, carried, &mut watch, seen).await

@@ -17,7 +17,7 @@ pub(crate) struct Problem {
     detail: String,
     name: Option<LockName>,
     token: Option<Token>,
-    mark: Option<Mark>,
+    mark: Option<Box<Mark>>,
     /// Seconds, for `Retry-After`.
     pub(crate) retry_after: Option<u64>,
 }
@@ -72,7 +72,7 @@ impl Problem {
         let mut problem = Self::stale(mark.refuses(token).to_string());
         problem.name = Some(mark.name.clone());
         problem.token = Some(token);
-        problem.mark = Some(mark);
+        problem.mark = Some(Box::new(mark));
         problem
     }
 

@@ -8,7 +8,7 @@
 //! A name has an entry here only while somebody uses it.
 
 use std::collections::hash_map::{Entry, RandomState};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) struct Turns {
     shards: [Mutex<HashMap<LockName, Line>>; SHARDS],
     hasher: RandomState,
     /// Names that are held back, the first to be freed first.
-    held: Mutex<BTreeMap<(Moment, LockName), ()>>,
+    held: Mutex<BTreeSet<(Moment, LockName)>>,
     changed: Notify,
     settle: Duration,
     /// Nobody has a turn before this: the last run of the proxy may have left requests at the upstream.
@@ -127,16 +127,15 @@ impl Turns {
             let changed = self.changed.notified();
             let first = {
                 let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-                let due = (held.first_key_value().map(|((at, _), ())| *at))
-                    .filter(|at| *at <= now())
-                    .and_then(|_| held.pop_first());
+                let is_due = held.first().is_some_and(|(at, _)| *at <= now());
+                let due = if is_due { held.pop_first() } else { None };
                 match due {
-                    Some(((_, name), ())) => {
+                    Some((_, name)) => {
                         drop(held);
                         self.pass(name);
                         continue;
                     }
-                    None => held.first_key_value().map(|((at, _), ())| *at),
+                    None => held.first().map(|(at, _)| *at),
                 }
             };
             match first {
@@ -174,7 +173,7 @@ impl Turns {
         if let Some(line) = self.shard(&name).get_mut(&name) {
             line.held_until = Some(until);
         }
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert((until, name), ());
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert((until, name));
         self.changed.notify_one();
     }
 }

@@ -15,6 +15,7 @@ const SMUGGLED: &str =
     "PUT /smuggled HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 1\r\n\r\nx";
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a list")]
 fn a_message_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection() {
     let scene = Scene::new();
     let put = "PUT /a HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\n";

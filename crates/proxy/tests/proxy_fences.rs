@@ -3,6 +3,8 @@
 //! The controls go to the service itself. `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test proxy_fences -- counter` runs a
 //! thousand rounds of the counter.
 
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
 mod common;
 
 use std::fmt::Write as _;

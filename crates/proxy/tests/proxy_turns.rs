@@ -79,7 +79,7 @@ fn control_without_a_settle_time_it_does() {
 fn who_waits_too_long_for_a_name_that_is_held_back_is_told_when_to_come_again() {
     let scene = Scene::with(|config| {
         config.queue_timeout = Duration::from_millis(100);
-        config.settle = Duration::from_secs(60);
+        config.settle = Duration::from_mins(1);
     });
     scene.service.behave("/a", Manner::Cut);
     let cut = scene.call("PUT", "/a", 33, b"x");
@@ -145,7 +145,7 @@ fn a_client_that_vanishes_keeps_its_turn_until_its_request_ends() {
 fn a_start_after_a_crash_holds_all_names_back() {
     let (service, directory) = (Service::start(), tempfile::tempdir().unwrap());
     let mut config = config(&service, directory.path());
-    config.settle = Duration::from_secs(60);
+    config.settle = Duration::from_mins(1);
     config.queue_timeout = Duration::from_millis(100);
     let first = Proxy::start(&config).unwrap();
     assert!(!first.is_settling(), "fresh marks have nothing to wait for");

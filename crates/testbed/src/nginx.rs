@@ -22,7 +22,7 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// A WebDAV server: PUT, DELETE, MKCOL, COPY and MOVE on files in its directory `files`.
+    /// A server of files for WebDAV clients: PUT, DELETE, MKCOL, COPY and MOVE on files in its directory `files`.
     pub fn dav() -> io::Result<Self> {
         on_free_port(|port| {
             Self::start(

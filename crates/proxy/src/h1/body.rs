@@ -82,7 +82,7 @@ impl Decoder {
         match self.0 {
             State::Done => Ok(Step { used: 0, data: 0..0, end: true }),
             State::Length(left) => {
-                let (used, left) = self.data(input, left);
+                let (used, left) = data(input, left);
                 self.0 = if left == 0 { State::Done } else { State::Length(left) };
                 Ok(Step { used, data: 0..used, end: left == 0 })
             }
@@ -96,7 +96,7 @@ impl Decoder {
                 Ok(Step::skip(line + 2))
             }
             State::Chunk(left) => {
-                let (used, left) = self.data(input, left);
+                let (used, left) = data(input, left);
                 self.0 = if left == 0 { State::ChunkEnd } else { State::Chunk(left) };
                 Ok(Step { used, data: 0..used, end: false })
             }
@@ -121,11 +121,12 @@ impl Decoder {
             }
         }
     }
+}
 
-    fn data(&self, input: &[u8], left: u64) -> (usize, u64) {
-        let used = usize::try_from(left).map_or(input.len(), |left| left.min(input.len()));
-        (used, left - used as u64)
-    }
+/// How many of the bytes are data, and how many are still to come.
+fn data(input: &[u8], left: u64) -> (usize, u64) {
+    let used = usize::try_from(left).map_or(input.len(), |left| left.min(input.len()));
+    (used, left - used as u64)
 }
 
 /// The length of the line at the start, without its CR LF; none if it is not whole yet.

@@ -82,13 +82,13 @@ impl Fields {
             word.eq_ignore_ascii_case(b"keep-alive") || word.eq_ignore_ascii_case(b"close")
         };
         let named = self.all("connection").any(|value| !words(value).all(plain));
-        self.iter().filter(move |(name, _)| {
-            !is_hop_by_hop(name)
-                && !(named
-                    && self
-                        .all("connection")
-                        .any(|value| words(value).any(|word| word.eq_ignore_ascii_case(name))))
-        })
+        let is_named = move |name: &[u8]| {
+            named
+                && self
+                    .all("connection")
+                    .any(|value| words(value).any(|w| w.eq_ignore_ascii_case(name)))
+        };
+        self.iter().filter(move |(name, _)| !is_hop_by_hop(name) && !is_named(name))
     }
 }
 

@@ -219,7 +219,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Answers with a problem, and ends the connection: what follows on it may not be what it seems to be.
     async fn refuse(mut self, head: Option<&Request>, problem: &Problem, out: &mut Vec<u8>) {
         let mut seen = Seen::default();
-        let done = self.gate.refuse(problem, &mut seen);
+        let done = Gate::refuse(problem, &mut seen);
         let (method, path) = head.map_or(("-", "-"), |head| (&*head.method, path_of(&head.target)));
         let status = problem.status;
         self.gate.note(&Line {
