@@ -216,8 +216,9 @@ impl Gate {
         };
         // From here on its end is not known, whatever becomes of this task.
         turn.begin();
-        let done = watch.until(began + self.limits.upstream, whole).await;
-        self.metrics.upstream_seconds.observe(now().since(began).as_secs_f64());
+        let sent = now();
+        let done = watch.until(sent + self.limits.upstream, whole).await;
+        self.metrics.upstream_seconds.observe(now().since(sent).as_secs_f64());
         let in_doubt = "; the lock's name is held back for the settle time";
         match done {
             Ok(Ok((reply, body))) => {
@@ -255,24 +256,27 @@ impl Gate {
         for part in [head.method.as_bytes(), b" ", head.target.as_bytes(), b" HTTP/1.1\r\n"] {
             out.extend_from_slice(part);
         }
-        let mut forwarded: Option<&[u8]> = None;
+        let mut forwarded: Vec<&[u8]> = Vec::new();
         for (name, value) in head.fields.end_to_end() {
             if name.eq_ignore_ascii_case(b"expect")
                 || (self.upstream_host.is_some() && name.eq_ignore_ascii_case(b"host"))
             {
                 continue;
             }
-            if forwarded.is_none() && name.eq_ignore_ascii_case(b"x-forwarded-for") {
-                forwarded = Some(value);
+            if name.eq_ignore_ascii_case(b"x-forwarded-for") {
+                forwarded.push(value);
                 continue;
             }
             put(&mut out, name, value);
         }
         if let Some(host) = &self.upstream_host {
             put(&mut out, b"Host", host.as_bytes());
+        } else if !head.fields.has("host") {
+            // HTTP/1.0 needs none, HTTP/1.1 does.
+            put(&mut out, b"Host", self.upstream.authority.as_bytes());
         }
         out.extend_from_slice(b"Via: 1.1 fencepost\r\nX-Forwarded-For: ");
-        if let Some(before) = forwarded {
+        for before in forwarded {
             out.extend_from_slice(before);
             out.extend_from_slice(b", ");
         }

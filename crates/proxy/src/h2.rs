@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
@@ -16,8 +17,8 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::mpsc;
 use tokio::sync::watch::Receiver;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::gate::{Answer, AnswerBody, Carried, Gate};
 use crate::h1::body::Framing;
@@ -33,6 +34,9 @@ use crate::upstream::Pool;
 /// What a client begins an HTTP/2 connection with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// What is read on, and dropped, of a request that is refused.
+const LINGER: (usize, Duration) = (64 * 1024, Duration::from_secs(2));
+
 /// Requests at once on one connection.
 const STREAMS: u32 = 128;
 
@@ -42,6 +46,8 @@ struct Shared {
     gate: Arc<Gate>,
     pool: Arc<Pool>,
     client: SocketAddr,
+    /// A request keeps its room until it has ended, also when its stream was reset.
+    room: Arc<Semaphore>,
 }
 
 /// Serves it to its end. `read` is what has been read of it already.
@@ -54,7 +60,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut stop: Receiver<bool>,
 ) {
     let max_head = u32::try_from(gate.limits.max_head).unwrap_or(u32::MAX);
-    let shared = Shared { gate, pool, client };
+    let room = Arc::new(Semaphore::new(STREAMS as usize));
+    let shared = Shared { gate, pool, client, room };
     let service = service_fn(move |request| shared.clone().answer(request));
     let connection = Builder::new(TokioExecutor::new())
         .max_concurrent_streams(STREAMS)
@@ -78,6 +85,8 @@ impl Shared {
     ) -> Result<hyper::Response<Sent>, Infallible> {
         let (parts, body) = request.into_parts();
         let began = now();
+        // It is never closed.
+        let permit = Arc::clone(&self.room).acquire_owned().await.ok();
         // A task of its own: a stream that the client resets does not stop its request.
         let done = tokio::spawn(async move {
             let mut seen = Seen::default();
@@ -98,6 +107,7 @@ impl Shared {
                 seen: &seen,
                 status: answer.status,
             });
+            drop(permit);
             response(answer, method == "HEAD", &self.gate, &self.pool)
         });
         Ok(done.await.unwrap_or_else(|_| {
@@ -109,17 +119,18 @@ impl Shared {
 
     async fn carry(&self, head: &Request, body: Incoming, seen: &mut Seen) -> Answer {
         let (gate, mut watch) = (&self.gate, Watch::default());
-        let whole = async {
-            let plan = gate.rules.plan(head)?;
-            let deadline = now() + gate.limits.body;
-            let body = match watch.until(deadline, self.spool(body)).await {
-                Ok(body) => body?,
-                Err(Late) => return Err(Problem::late_request("the body did not come in time")),
-            };
-            Ok((plan, body))
+        let plan = match gate.rules.plan(head) {
+            Ok(plan) => plan,
+            Err(problem) => {
+                // Some clients take an answer that comes before the end of what they send for a failure.
+                let _ = watch.until(now() + LINGER.1, skip(body, LINGER.0)).await;
+                return Gate::refuse(&problem, seen);
+            }
         };
-        let (plan, body) = match whole.await {
-            Ok(whole) => whole,
+        let late = || Problem::late_request("the body did not come in time");
+        let body = watch.until(now() + gate.limits.body, self.spool(body)).await;
+        let body = match body.unwrap_or_else(|Late| Err(late())) {
+            Ok(body) => body,
             Err(problem) => return Gate::refuse(&problem, seen),
         };
         let carried = Carried { head, body: &body, client: self.client, pool: &self.pool };
@@ -147,6 +158,19 @@ impl Shared {
                 Problem::marks_failed(why)
             })?;
         }
+    }
+}
+
+/// Reads a body and drops it, or as much of it.
+async fn skip(mut body: Incoming, mut most: usize) {
+    loop {
+        let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let Some(Ok(frame)) = next.await else { return };
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        if length > most {
+            return;
+        }
+        most -= length;
     }
 }
 

@@ -30,6 +30,8 @@ use crate::upstream::Pool;
 
 /// How often idle connections to the upstream are looked through.
 const TIDY: Duration = Duration::from_secs(1);
+/// How often a stop looks whether requests are under way.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A running proxy. Dropped without [`stop`](Self::stop) it ends like a crash: the next start waits for the settle time.
 pub struct Proxy {
@@ -160,12 +162,19 @@ impl Proxy {
     pub async fn stop(&self, drain: Duration) -> Result<Stopped> {
         self.stop.send_replace(true);
         let all = u32::try_from(self.max_connections).unwrap_or(u32::MAX);
+        let drained = async {
+            let _all = self.connections.acquire_many(all).await;
+            // A client may have gone, and its request be under way.
+            while !self.gate.turns.is_quiet() {
+                BootClock.alarm(now() + LOOK).await;
+            }
+        };
         tokio::select! {
-            _ = self.connections.acquire_many(all) => {}
+            () = drained => {}
             () = BootClock.alarm(now() + drain) => {}
         }
         self.end_threads();
-        let clean = self.gate.turns.is_idle();
+        let clean = self.gate.turns.is_settled();
         self.gate.log.close();
         self.gate.marks.close(clean)?;
         Ok(if clean { Stopped::Clean } else { Stopped::InDoubt })

@@ -112,12 +112,22 @@ impl Turns {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether no request is under way or in doubt.
-    pub(crate) fn is_idle(&self) -> bool {
-        let lock = |shard: &Mutex<HashMap<_, _>>| {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    /// How many names are in use, those that are held back included.
+    fn in_use(&self) -> usize {
+        let names = |shard: &Mutex<HashMap<_, _>>| {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
         };
-        self.shards.iter().all(lock)
+        self.shards.iter().map(names).sum()
+    }
+
+    /// Whether no request is under way. Names may be held back.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_use() <= self.held_back()
+    }
+
+    /// Whether no request is under way or in doubt, of this run or the last.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.in_use() == 0 && now() >= self.opens
     }
 
     /// Frees names whose time is over. Runs as long as the proxy does.
@@ -246,7 +256,7 @@ mod tests {
             let third = ready(third.as_mut()).unwrap().unwrap();
             drop(third);
             drop(ready(fourth.as_mut()).unwrap().unwrap());
-            assert!(turns.is_idle());
+            assert!(turns.is_settled());
         });
     }
 
@@ -269,7 +279,7 @@ mod tests {
             second.begin();
             second.end();
             drop(second);
-            assert!(turns.is_idle() && turns.held_back() == 0);
+            assert!(turns.is_settled() && turns.held_back() == 0);
         });
     }
 
@@ -281,7 +291,7 @@ mod tests {
             let mut watch = Watch::default();
             assert_eq!(turns.take(&name, now(), &mut watch).await.err(), Some(Late));
             drop(turns.take(&name, later(), &mut watch).await.unwrap());
-            assert!(now() >= opens && turns.is_idle());
+            assert!(now() >= opens && turns.is_settled());
         });
     }
 }

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
 
 /// Where the upstream is.
 pub(crate) struct Upstream {
+    /// As in `Host`.
+    pub(crate) authority: String,
     host: String,
     port: u16,
     idle: Duration,
@@ -66,8 +68,9 @@ pub(crate) struct Reply {
 
 impl Upstream {
     pub(crate) fn new(config: &Config) -> Self {
+        let authority = config.upstream.to_string().replacen("http://", "", 1);
         let crate::config::Address { host, port } = config.upstream.clone();
-        Self { host, port, idle: config.upstream_idle }
+        Self { authority, host, port, idle: config.upstream_idle }
     }
 
     /// Sends a request and reads the head of its answer. Interim answers (1xx) are read over.

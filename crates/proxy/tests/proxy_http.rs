@@ -45,6 +45,7 @@ fn headers_of_the_connection_stay_and_the_others_pass() {
         ("TE", "trailers"),
         ("Proxy-Authorization", "Basic eA=="),
         ("X-Forwarded-For", "10.0.0.1"),
+        ("X-Forwarded-For", "10.0.0.2"),
         ("Via", "1.0 other"),
         ("X-Kept", "yes"),
         ("Accept", "a"),
@@ -60,7 +61,7 @@ fn headers_of_the_connection_stay_and_the_others_pass() {
     for gone in ["x-secret", "connection", "keep-alive", "te", "proxy-authorization"] {
         assert_eq!(header(&seen, gone), None, "{seen}");
     }
-    assert_eq!(header(&seen, "x-forwarded-for").as_deref(), Some("10.0.0.1, 127.0.0.1"));
+    assert_eq!(header(&seen, "x-forwarded-for").as_deref(), Some("10.0.0.1, 10.0.0.2, 127.0.0.1"));
     assert!(
         seen.contains("Via: 1.0 other\r\n") && seen.contains("Via: 1.1 fencepost\r\n"),
         "{seen}"
@@ -142,6 +143,8 @@ fn an_answer_without_a_length_ends_with_its_connection() {
     let mut all = String::new();
     old.read_to_string(&mut all).unwrap();
     assert!(all.ends_with("\r\n\r\nto the end") && all.contains("Connection: close"), "{all}");
+    let seen = scene.service.seen().pop().unwrap().head;
+    assert_eq!(header(&seen, "host"), Some(scene.service.address().to_string()));
 }
 
 #[test]
@@ -214,19 +217,10 @@ fn http_2_by_prior_knowledge() {
     assert!(
         h2(&["-H", "Fencing-Token: 1", "-H", "Fencing-Token: 2", &url]).starts_with("HTTP/2 400 ")
     );
-    assert!(
-        h2(&[
-            "-X",
-            "PUT",
-            "-d",
-            "x",
-            "-H",
-            "Fencing-Token: 1",
-            "--path-as-is",
-            &format!("{base}/b/../a")
-        ])
-        .starts_with("HTTP/2 400 ")
-    );
+    let dots = format!("{base}/b/../a");
+    let put = ["-X", "PUT", "-d", "x", "-H", "Fencing-Token: 1", "--path-as-is"];
+    let refused = h2(&[&put[..], &[dots.as_str()]].concat());
+    assert!(refused.starts_with("HTTP/2 400 "), "{refused}");
     let seen = scene.service.seen().remove(0).head;
     assert_eq!(header(&seen, "host"), Some(scene.proxy.address().to_string()));
     // Larger than what is kept in memory, both ways.
@@ -298,6 +292,45 @@ fn a_stop_that_can_not_wait_leaves_doubt() {
     assert_eq!(stop(&scene.proxy, Duration::from_millis(50)), Stopped::InDoubt);
     drop(scene.proxy);
     assert!(Proxy::start(&config(&scene.service, scene.directory.path())).unwrap().is_settling());
+}
+
+/// A client of HTTP/2 that is killed resets its stream. Its request keeps its turn, and a stop waits for it.
+#[test]
+fn a_stream_that_is_reset_does_not_stop_its_request() {
+    let scene = Scene::new();
+    scene.service.behave("/a", Manner::Hang);
+    let url = format!("http://{}/a", scene.proxy.address());
+    let arguments = [
+        "-sS",
+        "--http2-prior-knowledge",
+        "-X",
+        "PUT",
+        "-d",
+        "old",
+        "-H",
+        "Fencing-Token: 33",
+        &url,
+    ];
+    let mut gone = Command::new("curl").args(arguments).spawn().unwrap();
+    until(SOON, "it hangs", || Ok(scene.service.hanging() == 1)).unwrap();
+    gone.kill().unwrap();
+    gone.wait().unwrap();
+    let address = scene.proxy.address();
+    let newer =
+        std::thread::spawn(move || call(address, "PUT", "/a", &[("Fencing-Token", "34")], b"new"));
+    assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201);
+    assert_eq!(scene.service.hanging(), 1, "the newer one waits");
+    scene.service.let_one_go(0);
+    until(SOON, "the newer one hangs", || Ok(scene.service.seen().len() == 3)).unwrap();
+    let service = scene.service.clone();
+    let stopped = std::thread::scope(|scope| {
+        let stopped = scope.spawn(|| stop(&scene.proxy, Duration::from_secs(30)));
+        until(SOON, "nobody listens", || Ok(std::net::TcpStream::connect(address).is_err()))
+            .unwrap();
+        service.let_go();
+        stopped.join().unwrap()
+    });
+    assert_eq!((stopped, newer.join().unwrap().status), (Stopped::Clean, 204));
 }
 
 #[test]

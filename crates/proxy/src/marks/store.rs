@@ -47,6 +47,10 @@ impl Store {
         std::fs::create_dir_all(directory).map_err(|error| {
             Error::refused(format!("can not make the directory {shown}")).because(error)
         })?;
+        // A directory that a loss of power takes back would take the marks with it.
+        if let Some(parent) = directory.canonicalize().ok().as_deref().and_then(Path::parent) {
+            let _ = File::open(parent).and_then(|parent| parent.sync_all());
+        }
         let only_one = File::options()
             .create(true)
             .write(true)
