@@ -5,8 +5,10 @@
 //! it: dot segments, empty segments, a backslash, a `;`, an encoded slash, something encoded twice. What is left
 //! are the service's own equations (upper and lower case, say): the operator knows them, and names accordingly.
 
+use std::borrow::Cow;
+
 /// The segments of a path, decoded. A slash at the end makes no difference.
-pub(crate) fn segments(path: &str) -> Result<Vec<String>, &'static str> {
+pub(crate) fn segments(path: &str) -> Result<Vec<Cow<'_, str>>, &'static str> {
     let rest = path.strip_prefix('/').ok_or("it does not begin with a slash")?;
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.is_empty() {
@@ -15,7 +17,12 @@ pub(crate) fn segments(path: &str) -> Result<Vec<String>, &'static str> {
     rest.split('/').map(segment).collect()
 }
 
-fn segment(text: &str) -> Result<String, &'static str> {
+fn segment(text: &str) -> Result<Cow<'_, str>, &'static str> {
+    // Most need no decoding, and have no dot.
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_~".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) {
+        return Ok(Cow::Borrowed(text));
+    }
     let (mut decoded, mut bytes) = (Vec::with_capacity(text.len()), text.bytes());
     while let Some(byte) = bytes.next() {
         let byte = match byte {
@@ -44,7 +51,7 @@ fn segment(text: &str) -> Result<String, &'static str> {
         {
             Err("a part of it is encoded twice")
         }
-        _ => String::from_utf8(decoded).map_err(|_| "it is no UTF-8"),
+        _ => String::from_utf8(decoded).map(Cow::Owned).map_err(|_| "it is no UTF-8"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Patterns that say which lock guards a path: `/invoices/{id}`, `/files/{path*}`, `/a/{x}/{y} => a/{y}`.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use fencepost::{Error, LockName, Result};
@@ -61,8 +62,9 @@ fn parts(path: &str) -> Result<Vec<Part>, String> {
             if text.contains(['{', '}', '*']) {
                 return Err("a variable is a whole segment".into());
             }
-            let literal = crate::path::segments(&format!("/{text}"))?;
-            found.extend(literal.into_iter().map(Part::Literal));
+            let path = format!("/{text}");
+            let literal = crate::path::segments(&path)?;
+            found.extend(literal.into_iter().map(|text| Part::Literal(text.into_owned())));
             continue;
         };
         let part = match variable.strip_suffix('*') {
@@ -114,7 +116,7 @@ impl Part {
 
 impl Pattern {
     /// The lock's name for these segments, if the pattern fits them.
-    pub(crate) fn name(&self, segments: &[String]) -> Option<Result<LockName>> {
+    pub(crate) fn name(&self, segments: &[Cow<'_, str>]) -> Option<Result<LockName>> {
         if !self.fits(segments) {
             return None;
         }
@@ -137,7 +139,7 @@ impl Pattern {
         Some(LockName::new(&name).map_err(Error::from))
     }
 
-    fn fits(&self, segments: &[String]) -> bool {
+    fn fits(&self, segments: &[Cow<'_, str>]) -> bool {
         let open = matches!(self.parts.last(), Some(Part::Rest(_)));
         let enough = if open {
             segments.len() >= self.parts.len()

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,9 +60,12 @@ impl From<Bad> for End {
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Serves it to its end.
     pub(crate) async fn serve(mut self, mut stop: Receiver<bool>) {
+        let stops = stop.clone();
+        // One for all requests: it stays where it waits.
+        let mut stop = std::pin::pin!(told(&mut stop));
         let mut out = Vec::with_capacity(1024);
         loop {
-            let head = match self.head(&mut stop).await {
+            let head = match self.head(stop.as_mut()).await {
                 Ok(head) => head,
                 Err(End::Quiet) => return,
                 Err(End::Refused(problem)) => return self.refuse(None, &problem, &mut out).await,
@@ -88,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 seen: &seen,
                 status,
             });
-            let keep = head.keeps_alive() && !*stop.borrow();
+            let keep = head.keeps_alive() && !*stops.borrow();
             let head_only = head.method == "HEAD";
             let client = Client { is_11: head.is_11, keep, head_only, idle: gate.limits.idle };
             let sent =
@@ -107,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// The next request's head.
-    async fn head(&mut self, stop: &mut Receiver<bool>) -> Result<Request, End> {
+    async fn head(&mut self, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Request, End> {
         let mut watch = std::mem::take(&mut self.watch);
         let found = self.read_head(stop, &mut watch).await;
         self.watch = watch;
@@ -118,7 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     async fn read_head(
         &mut self,
-        stop: &mut Receiver<bool>,
+        stop: Pin<&mut impl Future<Output = ()>>,
         watch: &mut Watch,
     ) -> Result<Request, End> {
         if self.read.is_empty() {
@@ -127,7 +131,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 tokio::select! {
                     biased;
                     more = self.fill() => more,
-                    () = told(stop) => Ok(false),
+                    () = stop => Ok(false),
                 }
             };
             match watch.until(idle, first).await {
