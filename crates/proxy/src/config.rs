@@ -125,7 +125,8 @@ impl Config {
                 bad.escape_debug()
             )));
         }
-        if let Some(bad) = self.safe_methods.iter().find(|method| !token(method)) {
+        let method = |word: &str| token(word) && !word.bytes().any(|b| b.is_ascii_lowercase());
+        if let Some(bad) = self.safe_methods.iter().find(|word| !method(word)) {
             return Err(Error::invalid(format!(
                 "\"{}\" is no method: give one such as PROPFIND",
                 bad.escape_debug()

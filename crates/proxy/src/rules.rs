@@ -24,8 +24,15 @@ pub(crate) struct Rules {
     safe_methods: Vec<String>,
 }
 
-/// Headers by which a request asks to be taken for another: a GET that is a DELETE would pass without a token.
-const OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+/// Headers by which a request asks to be taken for another: a GET that is a DELETE would pass without a token, and one
+/// path would be fenced while another is written.
+const OVERRIDES: [&str; 5] = [
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+];
 
 impl Rules {
     pub(crate) fn new(config: &Config) -> Self {
@@ -39,12 +46,23 @@ impl Rules {
     /// What is done with this request. Its target is in origin form.
     pub(crate) fn plan(&self, head: &Request) -> Result<Plan, Problem> {
         let method = head.method.as_str();
+        // Methods are case-sensitive, but not for every service.
+        if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+            return Err(Problem::bad_request(format!(
+                "the method {method} is refused: write it in capitals"
+            )));
+        }
         if method == "CONNECT" {
             return Err(Problem::bad_request("CONNECT is not passed on: this is no tunnel"));
         }
-        if let Some(name) = OVERRIDES.into_iter().find(|name| head.fields.has(name)) {
+        if let Some(name) = head.fields.iter().find_map(|(name, _)| double_meaning(name)) {
             return Err(Problem::bad_request(format!(
-                "{name} is refused: send the method itself, so that a write is seen as one"
+                "the header {name} is refused: {}",
+                if name.contains('_') {
+                    "many services take _ for -, and it for another header; write it with -"
+                } else {
+                    "send the method and the path themselves, so that a write is seen as one"
+                }
             )));
         }
         if head.fields.all("upgrade").any(|protocol| !protocol.eq_ignore_ascii_case(b"h2c")) {
@@ -109,12 +127,13 @@ impl Rules {
         let Some(destination) = one(head, "destination").map_err(Problem::bad_request)? else {
             return Err(Problem::bad_request("there is no Destination"));
         };
-        let destination = String::from_utf8_lossy(destination);
-        let path = match destination.split_once("://") {
-            Some((_, rest)) => rest.find('/').map_or("/", |slash| &rest[slash..]),
-            None => &destination,
-        };
-        let other = self.name(head, path_of(path))?;
+        let path = path_of_destination(destination).ok_or_else(|| {
+            Problem::bad_request(format!(
+                "the Destination {} is refused: send a path, or http://HOST and a path, without a query",
+                String::from_utf8_lossy(destination).escape_debug()
+            ))
+        })?;
+        let other = self.name(head, path)?;
         if other == *name {
             return Ok(());
         }
@@ -123,6 +142,30 @@ impl Rules {
             head.method
         )))
     }
+}
+
+/// The name of a header that the service may take for another, in a way that we would not see.
+fn double_meaning(name: &[u8]) -> Option<&str> {
+    let bad = name.contains(&b'_')
+        || (matches!(name.first(), Some(b'x' | b'X'))
+            && OVERRIDES.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes())));
+    if bad { std::str::from_utf8(name).ok() } else { None }
+}
+
+/// The path of a `Destination`: the whole of it, or what follows a plain `http://host`. A service might read anything
+/// else in another way.
+fn path_of_destination(value: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(value).ok()?;
+    if text.contains(['?', '#']) {
+        return None;
+    }
+    if text.starts_with('/') {
+        return Some(text);
+    }
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"))?;
+    let (authority, path) = rest.split_at(rest.find('/')?);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+    (!authority.is_empty() && authority.bytes().all(plain)).then_some(path)
 }
 
 /// Without the query.
@@ -206,7 +249,7 @@ mod tests {
             );
             assert!(fenced(plan(&rules, method, "/invoices/42?x=/../", &[token])), "{method}");
         }
-        for method in ["PUT", "POST", "PATCH", "DELETE", "MKCOL", "LOCK", "get", "Get"] {
+        for method in ["PUT", "POST", "PATCH", "DELETE", "MKCOL", "LOCK"] {
             assert_eq!(plan(&rules, method, "/invoices/42", &[]).unwrap_err(), 428, "{method}");
             assert!(fenced(plan(&rules, method, "/invoices/42", &[token])), "{method}");
             assert_eq!(plan(&rules, method, "/other", &[token]).unwrap_err(), 403, "{method}");
@@ -216,9 +259,14 @@ mod tests {
                 "{method}"
             );
         }
-        assert_eq!(plan(&rules, "CONNECT", "x:1", &[token]).unwrap_err(), 400);
+        for method in ["get", "Get", "Put", "Move", "connect", "CONNECT"] {
+            assert_eq!(plan(&rules, method, "/invoices/42", &[token]).unwrap_err(), 400);
+        }
         for name in OVERRIDES {
             assert_eq!(plan(&rules, "GET", "/", &[(name, "DELETE")]).unwrap_err(), 400);
+        }
+        for name in ["X_HTTP_Method_Override", "Transfer_Encoding", "Content_Length", "Any_thing"] {
+            assert_eq!(plan(&rules, "GET", "/", &[(name, "1")]).unwrap_err(), 400, "{name}");
         }
         assert_eq!(plan(&rules, "GET", "/", &[("Upgrade", "websocket")]).unwrap_err(), 400);
         assert!(plan(&rules, "GET", "/", &[("Upgrade", "h2c")]).is_ok());
@@ -265,7 +313,29 @@ mod tests {
         assert!(to("http://h:80/invoices/42").is_ok() && to("/invoices/42").is_ok());
         assert_eq!(to("http://h/invoices/43").unwrap_err(), 403);
         assert_eq!(to("http://h/x/../invoices/42").unwrap_err(), 400);
-        assert_eq!(to("http://h").unwrap_err(), 403);
+        assert!(to("https://h/invoices/42").is_ok() && to("http://[::1]:8/invoices/42").is_ok());
+        assert_eq!(to("/invoices/43").unwrap_err(), 403);
+        // What stands behind the path, or before it, must not be taken for the path.
+        for odd in [
+            "/invoices/43?x=://h/invoices/42",
+            "/invoices/43#://h/invoices/42",
+            "/invoices/42?x",
+            "http://h?/invoices/42",
+            "http://h?x=/invoices/42",
+            "http://h#/invoices/42",
+            "http://h",
+            "http:///invoices/42",
+            "http://h\\invoices/invoices/42",
+            "http://user@h/invoices/42",
+            "HTTP://h/invoices/42",
+            "ftp://h/invoices/42",
+            "x://h/invoices/43/http://h/invoices/42",
+            "//h/invoices/42",
+            "invoices/42",
+            "",
+        ] {
+            assert_eq!(to(odd).unwrap_err(), 400, "{odd}");
+        }
         assert_eq!(
             plan(&rules, "COPY", "/invoices/42", &[("Fencing-Token", "1")]).unwrap_err(),
             400

@@ -99,6 +99,25 @@ fn a_message_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection() {
                 put.replace("PUT", "POST")
             ),
         ),
+        ("a method in small letters", put.replace("PUT", "Put") + "Content-Length: 1\r\n\r\nx"),
+        (
+            "another method in a header with underscores",
+            "GET /a HTTP/1.1\r\nHost: x\r\nX_HTTP_Method_Override: DELETE\r\n\r\n".into(),
+        ),
+        ("a length with an underscore", format!("{put}Content_Length: 1\r\n\r\n")),
+        ("an encoding with an underscore", format!("{put}Transfer_Encoding: chunked\r\n\r\n")),
+        (
+            "another path in a header",
+            "GET /a HTTP/1.1\r\nHost: x\r\nX-Original-URL: /b\r\n\r\n".into(),
+        ),
+        (
+            "another path in a write",
+            format!("{put}X-Rewrite-URL: /b\r\nContent-Length: 1\r\n\r\nx"),
+        ),
+        (
+            "a destination with another one in its query",
+            format!("{}Destination: /b?x=://h/a\r\n\r\n", put.replace("PUT", "MOVE")),
+        ),
         ("two tokens", format!("{put}Fencing-Token: 1\r\nContent-Length: 1\r\n\r\nx")),
         (
             "a token with a sign",
@@ -212,6 +231,8 @@ fn heads_and_bodies_that_do_not_come_are_not_waited_for() {
     assert_eq!(reply(&mut slow, "PUT").status, 408);
     let long = format!("GET /a HTTP/1.1\r\nHost: x\r\nX: {}", "y".repeat(3000));
     assert!(raw(scene.proxy.address(), long.as_bytes()).starts_with("HTTP/1.1 431 "));
+    let whole = format!("{long}\r\n\r\n");
+    assert!(raw(scene.proxy.address(), whole.as_bytes()).starts_with("HTTP/1.1 431 "));
     let many = format!("GET /a HTTP/1.1\r\nHost: x\r\n{}\r\n", "A: b\r\n".repeat(200));
     assert!(raw(scene.proxy.address(), many.as_bytes()).starts_with("HTTP/1.1 400 "));
     assert_eq!(scene.service.bytes(), 0);

@@ -84,6 +84,8 @@ impl Fields {
         let named = self.all("connection").any(|value| !words(value).all(plain));
         let is_named = move |name: &[u8]| {
             named
+                // These are for the service, whatever `Connection` says.
+                && ![b"host".as_slice(), b"fencing-token"].iter().any(|n| name.eq_ignore_ascii_case(n))
                 && self
                     .all("connection")
                     .any(|value| words(value).any(|w| w.eq_ignore_ascii_case(name)))
@@ -110,7 +112,9 @@ mod tests {
     fn what_belongs_to_the_connection_stays() {
         let mut fields = Fields::default();
         for (name, value) in [
-            ("Connection", "keep-alive, X-Mine"),
+            ("Connection", "keep-alive, X-Mine, Host, fencing-token"),
+            ("Host", "h"),
+            ("Fencing-Token", "1"),
             ("Keep-Alive", "timeout=5"),
             ("X-Mine", "1"),
             ("Cookie", "a=b"),
@@ -124,7 +128,7 @@ mod tests {
             fields.push(name.as_bytes(), value.as_bytes());
         }
         let passed: Vec<_> = fields.end_to_end().map(|(name, _)| name).collect();
-        assert_eq!(passed, [b"Cookie".as_slice(), b"Content-Type"]);
+        assert_eq!(passed, [b"Host".as_slice(), b"Fencing-Token", b"Cookie", b"Content-Type"]);
         assert!(fields.lists("connection", "x-mine") && !fields.lists("connection", "close"));
     }
 }

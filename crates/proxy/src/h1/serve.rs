@@ -145,16 +145,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         let (deadline, mut finder) = (now() + self.gate.limits.head, Finder::default());
         loop {
-            if let Some(end) = finder.end(&self.read)? {
+            let found = finder.end(&self.read)?;
+            if found.unwrap_or(self.read.len()) > self.gate.limits.max_head {
+                return Err(End::Refused(Problem::head_too_large(format!(
+                    "the head has more than {} bytes: see --max-head",
+                    self.gate.limits.max_head
+                ))));
+            }
+            if let Some(end) = found {
                 let head = request(&self.read[..end])?;
                 self.read.advance(end);
                 return Ok(head);
-            }
-            if self.read.len() > self.gate.limits.max_head {
-                return Err(End::Refused(Problem::head_too_large(format!(
-                    "the head has more than {} bytes",
-                    self.gate.limits.max_head
-                ))));
             }
             match watch.until(deadline, self.fill()).await {
                 Ok(Ok(true)) => {}
