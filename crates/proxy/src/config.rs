@@ -30,6 +30,8 @@ pub struct Config {
     pub max_body: u64,
     /// The largest answer to a request that carries a token: it is kept whole before it is passed on.
     pub max_answer: u64,
+    /// How many bytes of bodies, of requests and of answers, may lie on disk at one time. They lie beside the marks.
+    pub max_spool: u64,
     /// The largest head of a request.
     pub max_head: usize,
     /// The most connections of clients.
@@ -94,6 +96,7 @@ impl Config {
             upstream_host: None,
             max_body: 64 << 20,
             max_answer: 1 << 30,
+            max_spool: 1 << 30,
             max_head: 32 << 10,
             max_connections: 4096,
             head_timeout: Duration::from_secs(10),

@@ -13,7 +13,6 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,10 +26,10 @@ use crate::marks::{Marks, Refusal};
 use crate::metrics::{Metrics, Outcome};
 use crate::problem::{Problem, reason};
 use crate::rules::{Plan, Rules};
-use crate::spool::Spool;
+use crate::spool::{Room, Spool};
 use crate::time::{Late, Watch, now};
 use crate::turns::Turns;
-use crate::upstream::{Fault, Pool, Reply, Upstream};
+use crate::upstream::{Fault, Pool, Reply, Rest, Upstream};
 
 /// What all connections share.
 pub(crate) struct Gate {
@@ -51,7 +50,7 @@ pub(crate) struct Limits {
     pub(crate) head: Duration,
     pub(crate) body: Duration,
     pub(crate) idle: Duration,
-    pub(crate) spool: PathBuf,
+    pub(crate) spool: Arc<Room>,
     max_answer: u64,
     queue: Duration,
     upstream: Duration,
@@ -90,7 +89,7 @@ impl Gate {
                 head: config.head_timeout,
                 body: config.body_timeout,
                 idle: config.idle_timeout,
-                spool: config.marks.clone(),
+                spool: Room::new(config.marks.clone(), config.max_spool),
                 max_answer: config.max_answer,
                 queue: config.queue_timeout,
                 upstream: config.upstream_timeout,
@@ -157,8 +156,17 @@ impl Gate {
         seen: &mut Seen,
     ) -> Result<Answer, Problem> {
         let head = self.head_for_upstream(&request);
-        let sent = self.upstream.send(request.pool, &request.head.method, head, request.body);
-        let reply = match watch.until(now() + self.limits.upstream, sent).await {
+        let sent = async {
+            let (mut reply, rest) =
+                self.upstream.send(request.pool, &request.head.method, head, request.body).await?;
+            // An answer that comes before the end of the request is not streamed: the rest must be sent meanwhile.
+            let body = match rest {
+                None => None,
+                rest => Some(self.whole(&mut reply, rest).await?),
+            };
+            Ok((reply, body))
+        };
+        let (reply, body) = match watch.until(now() + self.limits.upstream, sent).await {
             Ok(Ok(reply)) => reply,
             Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why))) => {
                 return Err(Problem::bad_gateway(why));
@@ -167,7 +175,15 @@ impl Gate {
         };
         seen.outcome = Some(Outcome::Passed);
         seen.upstream = Some(reply.head.status);
-        Ok(Answer::of(&request, reply, |reply| AnswerBody::Flow(Box::new(reply))))
+        Ok(Answer::of(&request, reply, |reply| match body {
+            None => AnswerBody::Flow(Box::new(reply)),
+            Some(body) => AnswerBody::Whole(body),
+        }))
+    }
+
+    async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Spool, Fault> {
+        let body = reply.whole(rest, self.limits.max_answer, &self.limits.spool).await;
+        body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))
     }
 
     async fn fence(
@@ -209,10 +225,10 @@ impl Gate {
         }
         let head = self.head_for_upstream(&request);
         let whole = async {
-            let mut reply =
+            let (mut reply, rest) =
                 self.upstream.send(request.pool, &request.head.method, head, request.body).await?;
-            let body = reply.whole(self.limits.max_answer, &self.limits.spool).await;
-            Ok((reply, body.map_err(|error| Fault::InDoubt(error.to_string()))?))
+            let body = self.whole(&mut reply, rest).await?;
+            Ok((reply, body))
         };
         // From here on its end is not known, whatever becomes of this task.
         turn.begin();

@@ -1,5 +1,7 @@
 //! A client's HTTP/2 connection. Its requests become the same heads and bodies as those of HTTP/1.
 
+mod streams;
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -9,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use fencepost::clock::{BootClock, Clock as _};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
@@ -23,13 +26,14 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::gate::{Answer, AnswerBody, Carried, Gate};
 use crate::h1::body::Framing;
 use crate::h1::fields::Fields;
-use crate::h1::head::Request;
+use crate::h1::head::{Bad, Request};
 use crate::log::{Line, Seen};
 use crate::problem::Problem;
 use crate::rules::path_of;
 use crate::spool::Spool;
 use crate::time::{Late, Watch, now, told};
 use crate::upstream::Pool;
+use streams::{Look, Stream, Streams};
 
 /// What a client begins an HTTP/2 connection with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -48,6 +52,7 @@ struct Shared {
     client: SocketAddr,
     /// A request keeps its room until it has ended, also when its stream was reset.
     room: Arc<Semaphore>,
+    streams: Arc<Streams>,
 }
 
 /// Serves it to its end. `read` is what has been read of it already.
@@ -61,21 +66,32 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) {
     let max_head = u32::try_from(gate.limits.max_head).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(STREAMS as usize));
-    let shared = Shared { gate, pool, client, room };
+    let (idle, streams) = (gate.limits.idle, Streams::new());
+    let shared = Shared { gate, pool, client, room, streams: Arc::clone(&streams) };
     let service = service_fn(move |request| shared.clone().answer(request));
     let connection = Builder::new(TokioExecutor::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(max_head)
         .serve_connection(TokioIo::new(Rewound { read, io }), service);
     let mut connection = std::pin::pin!(connection);
-    // How it ended is nobody's business but the client's.
-    tokio::select! {
-        _ = &mut connection => {}
-        () = told(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            let _ = connection.await;
+    let (mut again, mut stopping) = (now() + idle, false);
+    loop {
+        tokio::select! {
+            // How it ended is nobody's business but the client's.
+            _ = &mut connection => return,
+            () = told(&mut stop), if !stopping => {
+                stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = BootClock.alarm(again) => match streams.look(idle) {
+                Look::Again(then) => again = then,
+                Look::Idle => break,
+                Look::Stuck => return,
+            },
         }
     }
+    connection.as_mut().graceful_shutdown();
+    let _ = Watch::default().until(now() + LINGER.1, connection).await;
 }
 
 impl Shared {
@@ -84,7 +100,7 @@ impl Shared {
         request: hyper::Request<Incoming>,
     ) -> Result<hyper::Response<Sent>, Infallible> {
         let (parts, body) = request.into_parts();
-        let began = now();
+        let (began, stream) = (now(), self.streams.open());
         // It is never closed.
         let permit = Arc::clone(&self.room).acquire_owned().await.ok();
         // A task of its own: a stream that the client resets does not stop its request.
@@ -110,11 +126,13 @@ impl Shared {
             drop(permit);
             response(answer, method == "HEAD", &self.gate, &self.pool)
         });
-        Ok(done.await.unwrap_or_else(|_| {
-            let mut failed = hyper::Response::new(Sent::Once(None));
+        let response = done.await.unwrap_or_else(|_| {
+            let mut failed = hyper::Response::new(Content::Once(None));
             *failed.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
             failed
-        }))
+        });
+        stream.gave();
+        Ok(response.map(|content| Sent { content, stream }))
     }
 
     async fn carry(&self, head: &Request, body: Incoming, seen: &mut Seen) -> Answer {
@@ -127,8 +145,19 @@ impl Shared {
                 return Gate::refuse(&problem, seen);
             }
         };
+        let framing = match head.framing() {
+            Ok(framing) => framing,
+            Err(Bad(why)) => {
+                return Gate::refuse(&Problem::bad_request(format!("the request {why}")), seen);
+            }
+        };
+        // Without a length it is as long as it turns out to be.
+        let length = match framing {
+            Framing::Length(length) if head.fields.has("content-length") => Some(length),
+            _ => None,
+        };
         let late = || Problem::late_request("the body did not come in time");
-        let body = watch.until(now() + gate.limits.body, self.spool(body)).await;
+        let body = watch.until(now() + gate.limits.body, self.spool(body, length)).await;
         let body = match body.unwrap_or_else(|Late| Err(late())) {
             Ok(body) => body,
             Err(problem) => return Gate::refuse(&problem, seen),
@@ -137,11 +166,17 @@ impl Shared {
         gate.carry(plan, carried, &mut watch, seen).await
     }
 
-    async fn spool(&self, mut body: Incoming) -> Result<Spool, Problem> {
+    async fn spool(&self, mut body: Incoming, said: Option<u64>) -> Result<Spool, Problem> {
         let (limits, mut spool) = (&self.gate.limits, Spool::default());
         loop {
             let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
-            let Some(frame) = next.await else { return Ok(spool) };
+            let Some(frame) = next.await else {
+                // A stream that is reset without an error ends like one that is whole: only its state tells.
+                if !body.is_end_stream() || said.is_some_and(|said| said != spool.len()) {
+                    return Err(Problem::bad_request("the body ended in its middle"));
+                }
+                return Ok(spool);
+            };
             let frame = frame.map_err(|error| {
                 Problem::bad_request(format!("the body ended in its middle: {error}"))
             })?;
@@ -153,10 +188,8 @@ impl Shared {
                     "the body has more than {limit} bytes: see --max-body"
                 )));
             }
-            spool.push(&data, &limits.spool).await.map_err(|error| {
-                let why = format!("nothing was forwarded: the body can not be kept: {error}");
-                Problem::marks_failed(why)
-            })?;
+            let kept = spool.push(&data, &limits.spool).await;
+            kept.map_err(|error| Problem::not_kept(&error))?;
         }
     }
 }
@@ -224,8 +257,8 @@ fn response(
     head_only: bool,
     gate: &Gate,
     pool: &Arc<Pool>,
-) -> hyper::Response<Sent> {
-    let mut response = hyper::Response::new(Sent::Once(None));
+) -> hyper::Response<Content> {
+    let mut response = hyper::Response::new(Content::Once(None));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let headers = response.headers_mut();
     for (name, value) in answer.fields.end_to_end() {
@@ -249,10 +282,10 @@ fn response(
         headers.insert(header::CONTENT_LENGTH, length.into());
     }
     *response.body_mut() = match answer.body {
-        AnswerBody::None(_) => Sent::Once(None),
-        AnswerBody::Whole(_) if head_only => Sent::Once(None),
+        AnswerBody::None(_) => Content::Once(None),
+        AnswerBody::Whole(_) if head_only => Content::Once(None),
         AnswerBody::Whole(spool) => match spool.in_memory() {
-            Some(body) => Sent::Once(Some(Bytes::copy_from_slice(body))),
+            Some(body) => Content::Once(Some(Bytes::copy_from_slice(body))),
             None => pump(async move |pieces| {
                 let mut at = 0;
                 while let Some(piece) = spool.piece(at).await? {
@@ -287,7 +320,7 @@ fn response(
 type Pieces = mpsc::Sender<io::Result<Bytes>>;
 
 /// A body that a task brings, piece by piece.
-fn pump<F>(work: impl FnOnce(Pieces) -> F) -> Sent
+fn pump<F>(work: impl FnOnce(Pieces) -> F) -> Content
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
 {
@@ -299,13 +332,19 @@ where
             let _ = failed.send(Err(error)).await;
         }
     });
-    Sent::Pieces(sent)
+    Content::Pieces(sent)
 }
 
 /// The body of an answer.
-enum Sent {
+enum Content {
     Once(Option<Bytes>),
     Pieces(mpsc::Receiver<io::Result<Bytes>>),
+}
+
+/// The same, on its way. It is asked for more only when the client has taken what came before.
+struct Sent {
+    content: Content,
+    stream: Stream,
 }
 
 impl Body for Sent {
@@ -316,16 +355,20 @@ impl Body for Sent {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match &mut *self {
-            Self::Once(body) => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
-            Self::Pieces(pieces) => {
-                pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
-            }
+        let piece = match &mut self.content {
+            Content::Once(body) => Poll::Ready(body.take().map(Ok)),
+            Content::Pieces(pieces) => pieces.poll_recv(context),
+        };
+        if piece.is_ready() {
+            self.stream.gave();
+        } else {
+            self.stream.owes();
         }
+        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Once(None))
+        matches!(self.content, Content::Once(None))
     }
 }
 

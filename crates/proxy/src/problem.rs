@@ -55,11 +55,21 @@ problems! {
     /// The upstream gave no answer that could be passed on.
     bad_gateway: 502 "upstream-failed" "The upstream failed" UpstreamFailed;
     marks_failed: 503 "marks-unavailable" "The mark can not be written" MarksFailed;
+    no_room: 503 "no-room" "There is no room for the body" Busy;
     busy: 503 "lock-busy" "The lock's turn did not come" Busy;
     late_upstream: 504 "upstream-timeout" "The upstream did not answer in time" UpstreamLate;
 }
 
 impl Problem {
+    /// A body that can not be kept until it is forwarded.
+    pub(crate) fn not_kept(error: &std::io::Error) -> Self {
+        let why = format!("nothing was forwarded: the body can not be kept: {error}");
+        match error.kind() {
+            std::io::ErrorKind::StorageFull => Self::no_room(why).retry_after(1),
+            _ => Self::marks_failed(why),
+        }
+    }
+
     /// With the lock that it is about.
     pub(crate) fn on(mut self, name: &LockName, token: Option<Token>) -> Self {
         self.name = Some(name.clone());

@@ -2,10 +2,11 @@
 //!
 //! What must hold: a request is sent at most once. Whether it *was* sent is told apart with care: a [`Fault`] that is
 //! `NotSent` means that not a byte of it left us. Only then may it be tried again, and only then is its name free at
-//! once. A connection that was closed while it was idle is found out before it is used, not by using it.
+//! once. A connection that was closed while it was idle is found out before it is used, as far as the news of it has come.
+//! An answer counts only if the whole request was sent, or if it refuses the request.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -17,7 +18,7 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 use crate::config::Config;
 use crate::h1::body::{Decoder, Framing};
 use crate::h1::head::{Bad, Finder, Response, response};
-use crate::spool::Spool;
+use crate::spool::{Room, Spool};
 use crate::time::now;
 
 /// The most idle connections that a thread keeps.
@@ -66,6 +67,17 @@ pub(crate) struct Reply {
     reusable: bool,
 }
 
+/// What is still to be sent of a request.
+pub(crate) struct Rest<'a> {
+    /// With the body, if that is small.
+    head: Vec<u8>,
+    sent: usize,
+    body: Option<&'a Spool>,
+    /// How much of it has been taken, and the piece of that which was not sent yet.
+    at: u64,
+    piece: Bytes,
+}
+
 impl Upstream {
     pub(crate) fn new(config: &Config) -> Self {
         let authority = config.upstream.to_string().replacen("http://", "", 1);
@@ -73,22 +85,24 @@ impl Upstream {
         Self { authority, host, port, idle: config.upstream_idle }
     }
 
-    /// Sends a request and reads the head of its answer. Interim answers (1xx) are read over.
-    pub(crate) async fn send(
+    /// Sends a request and reads the head of its answer. Interim answers (1xx) are read over. An upstream may answer
+    /// before it has the whole request: then the rest of it comes with the answer, for [`Reply::whole`] to send.
+    pub(crate) async fn send<'a>(
         &self,
         pool: &Pool,
         method: &str,
         mut head: Vec<u8>,
-        body: &Spool,
-    ) -> Result<Reply, Fault> {
+        body: &'a Spool,
+    ) -> Result<(Reply, Option<Rest<'a>>), Fault> {
         let whole = body.in_memory().filter(|body| body.len() <= ONE_PIECE);
         head.extend_from_slice(whole.unwrap_or_default());
-        let rest = if whole.is_some() { None } else { Some(body) };
+        let body = if whole.is_some() { None } else { Some(body) };
+        let mut rest = Rest { head, sent: 0, body, at: 0, piece: Bytes::new() };
         while let Some(link) = pool.take() {
-            match self.exchange(link, method, &head, rest).await {
+            match self.exchange(link, method, rest).await {
                 // Closed in the moment between our look and our write.
-                Err(Fault::NotSent(_)) => {}
-                done => return done,
+                Err((Fault::NotSent(_), Some(unsent))) => rest = unsent,
+                done => return done.map_err(|(fault, _)| fault),
             }
         }
         let io = TcpStream::connect((self.host.as_str(), self.port)).await;
@@ -96,39 +110,52 @@ impl Upstream {
             .and_then(|io| io.set_nodelay(true).map(|()| io))
             .map_err(|error| Fault::NotSent(format!("can not connect to the upstream: {error}")))?;
         let link = Link { io, read: BytesMut::new(), until: now() };
-        self.exchange(link, method, &head, rest).await
+        self.exchange(link, method, rest).await.map_err(|(fault, _)| fault)
     }
 
-    async fn exchange(
+    /// What was not sent at all comes back.
+    async fn exchange<'a>(
         &self,
         mut link: Link,
         method: &str,
-        head: &[u8],
-        rest: Option<&Spool>,
-    ) -> Result<Reply, Fault> {
-        let written = link.io.write(head).await.map_err(|error| {
-            Fault::NotSent(format!("the upstream closed the connection: {error}"))
-        })?;
-        let doubt = |error: io::Error| Fault::InDoubt(format!("the upstream failed: {error}"));
-        let (head, sent) = if written == head.len() && rest.is_none() {
-            let (mut read, _) = link.io.split();
-            (read_head(&mut read, &mut link.read).await.map_err(doubt)?, true)
-        } else {
-            // An upstream that has heard enough answers early, and may read no more: so both at once.
+        mut rest: Rest<'a>,
+    ) -> Result<(Reply, Option<Rest<'a>>), (Fault, Option<Rest<'a>>)> {
+        match link.io.write(&rest.head).await {
+            Ok(written) => rest.sent = written,
+            Err(error) => {
+                let why = format!("the upstream closed the connection: {error}");
+                return Err((Fault::NotSent(why), Some(rest)));
+            }
+        }
+        let doubt = |why: String| (Fault::InDoubt(why), None);
+        let failed = |error: io::Error| doubt(format!("the upstream failed: {error}"));
+        // An upstream that has heard enough answers early, and may read no more: so both at once.
+        let (head, sent) = {
             let (mut read, mut write) = link.io.split();
-            let mut write = std::pin::pin!(write_rest(&mut write, &head[written..], rest));
-            let mut answer = std::pin::pin!(read_head(&mut read, &mut link.read));
-            tokio::select! {
-                biased;
-                sent = &mut write => (answer.await.map_err(doubt)?, sent.is_ok()),
-                head = &mut answer => (head.map_err(doubt)?, false),
+            if rest.is_sent() {
+                (read_head(&mut read, &mut link.read).await.map_err(failed)?, Some(Ok(())))
+            } else {
+                let mut answer = std::pin::pin!(read_head(&mut read, &mut link.read));
+                tokio::select! {
+                    biased;
+                    sent = rest.write(&mut write) => (answer.await.map_err(failed)?, Some(sent)),
+                    head = &mut answer => (head.map_err(failed)?, None),
+                }
             }
         };
-        let bad = |Bad(why): Bad| Fault::InDoubt(format!("the upstream's answer {why}"));
+        let bad = |Bad(why): Bad| doubt(format!("the upstream's answer {why}"));
         let framing = head.framing(method).map_err(bad)?;
-        let reusable = sent && head.keeps_alive() && framing != Framing::UntilClose;
+        let keeps = head.keeps_alive() && framing != Framing::UntilClose;
         link.until = now() + self.kept_for(&head);
-        Ok(Reply { head, framing, link, decoder: Decoder::new(framing), reusable })
+        let sent_all = matches!(sent, Some(Ok(())));
+        let decoder = Decoder::new(framing);
+        let reply = Reply { head, framing, link, decoder, reusable: keeps && sent_all };
+        match sent {
+            Some(Err(_)) => accept_a_part(reply.head.status).map_err(failed)?,
+            Some(Ok(())) => {}
+            None => return Ok((reply, Some(rest))),
+        }
+        Ok((reply, None))
     }
 
     /// How long the connection may be idle: a second less than the upstream says it keeps it, if it does say.
@@ -143,19 +170,35 @@ impl Upstream {
     }
 }
 
-async fn write_rest(
-    write: &mut WriteHalf<'_>,
-    head: &[u8],
-    rest: Option<&Spool>,
-) -> io::Result<()> {
-    write.write_all(head).await?;
-    let Some(body) = rest else { return Ok(()) };
-    let mut at = 0;
-    while let Some(piece) = body.piece(at).await? {
-        write.write_all(&piece).await?;
-        at += piece.len() as u64;
+impl Rest<'_> {
+    fn is_sent(&self) -> bool {
+        let left = |body: &Spool| self.at < body.len() || !self.piece.is_empty();
+        self.sent == self.head.len() && !self.body.is_some_and(left)
     }
-    Ok(())
+
+    /// Sends all of it. May be dropped, and called again.
+    async fn write(&mut self, write: &mut WriteHalf<'_>) -> io::Result<()> {
+        while self.sent < self.head.len() {
+            self.sent += some(write.write(&self.head[self.sent..]).await?)?;
+        }
+        let Some(body) = self.body else { return Ok(()) };
+        loop {
+            while !self.piece.is_empty() {
+                self.piece.advance(some(write.write(&self.piece).await?)?);
+            }
+            // The end is known by the length: to ask for it would take a moment in which the answer comes.
+            if self.at >= body.len() {
+                return Ok(());
+            }
+            let Some(piece) = body.piece(self.at).await? else { return Ok(()) };
+            self.at += piece.len() as u64;
+            self.piece = piece;
+        }
+    }
+}
+
+fn some(written: usize) -> io::Result<usize> {
+    if written == 0 { Err(io::ErrorKind::WriteZero.into()) } else { Ok(written) }
 }
 
 /// The head of the final answer.
@@ -208,39 +251,32 @@ impl Reply {
         }
     }
 
-    /// The whole body.
+    /// The whole body. What is left of the request is sent meanwhile.
     pub(crate) async fn whole(
         &mut self,
+        rest: Option<Rest<'_>>,
         limit: u64,
-        directory: &std::path::Path,
+        room: &Arc<Room>,
     ) -> io::Result<Spool> {
-        let mut spool = Spool::default();
-        loop {
-            let step = self.decoder.step(&self.link.read).map_err(|Bad(why)| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
-            })?;
-            spool.push(&self.link.read[step.data], directory).await?;
-            self.link.read.advance(step.used);
-            if spool.len() > limit {
-                return Err(io::Error::other(format!("the answer has more than {limit} bytes")));
-            }
-            if step.end || (step.used == 0 && !self.fill().await?) {
-                return Ok(spool);
-            }
+        let (mut read, mut write) = self.link.io.split();
+        let buffer = &mut self.link.read;
+        let reading = read_whole(&mut read, buffer, &mut self.decoder, limit, room);
+        let Some(mut rest) = rest else { return reading.await };
+        let mut reading = std::pin::pin!(reading);
+        let (sent, body) = tokio::select! {
+            biased;
+            sent = rest.write(&mut write) => (sent.is_ok(), reading.await?),
+            body = &mut reading => (false, body?),
+        };
+        if !sent {
+            accept_a_part(self.head.status)?;
         }
+        Ok(body)
     }
 
     /// Reads more; false at an end of the connection that is the end of the body, too.
     async fn fill(&mut self) -> io::Result<bool> {
-        self.link.read.reserve(16 * 1024);
-        if self.link.io.read_buf(&mut self.link.read).await? > 0 {
-            return Ok(true);
-        }
-        if self.decoder.ends_with_connection() {
-            return Ok(false);
-        }
-        let message = "the upstream closed the connection in the middle of its answer";
-        Err(io::Error::new(io::ErrorKind::UnexpectedEof, message))
+        fill(&mut self.link.io.split().0, &mut self.link.read, &self.decoder).await
     }
 
     /// Gives the connection back, if it can be used again.
@@ -251,12 +287,63 @@ impl Reply {
     }
 }
 
+/// The upstream has answered, and can not have the whole request. If it refused it, that is all there is to know. If it
+/// did not, it is not known what it will make of the part.
+fn accept_a_part(status: u16) -> io::Result<()> {
+    if status >= 400 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("it answered {status} before it had the whole request")))
+}
+
+/// Reads a body to its end.
+async fn read_whole(
+    read: &mut ReadHalf<'_>,
+    buffer: &mut BytesMut,
+    decoder: &mut Decoder,
+    limit: u64,
+    room: &Arc<Room>,
+) -> io::Result<Spool> {
+    let mut spool = Spool::default();
+    loop {
+        let step = decoder.step(buffer).map_err(|Bad(why)| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
+        })?;
+        spool.push(&buffer[step.data], room).await?;
+        buffer.advance(step.used);
+        if spool.len() > limit {
+            return Err(io::Error::other(format!("the answer has more than {limit} bytes")));
+        }
+        if step.end || (step.used == 0 && !fill(read, buffer, decoder).await?) {
+            return Ok(spool);
+        }
+    }
+}
+
+/// Reads more; false at an end of the connection that is the end of the body, too.
+async fn fill(
+    read: &mut ReadHalf<'_>,
+    buffer: &mut BytesMut,
+    decoder: &Decoder,
+) -> io::Result<bool> {
+    buffer.reserve(16 * 1024);
+    if read.read_buf(buffer).await? > 0 {
+        return Ok(true);
+    }
+    if decoder.ends_with_connection() {
+        return Ok(false);
+    }
+    let message = "the upstream closed the connection in the middle of its answer";
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, message))
+}
+
 impl Pool {
     /// The connection that was used last and is still open.
     fn take(&self) -> Option<Link> {
         loop {
             let link = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-            // It has nothing to say. If it can be read, it was closed, or speaks out of turn.
+            // It has nothing to say. If it can be read, it was closed, or speaks out of turn. What is looked at is what
+            // the runtime has heard: a close that came after its last look is met by the write, and is then in doubt.
             let quiet = matches!(
                 link.io.try_read(&mut [0]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock

@@ -98,7 +98,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let sent =
                 answer(&mut self.io, done, &client, &self.pool, &mut self.watch, &mut out).await;
             if !matches!(sent, Ok(true)) {
-                let _ = self.io.shutdown().await;
+                let deadline = now() + self.gate.limits.idle;
+                let _ = self.watch.until(deadline, self.io.shutdown()).await;
                 return;
             }
         }
@@ -186,21 +187,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if decoder.is_done() {
             return Ok((plan, body));
         }
-        if head.is_11 && self.read.is_empty() && head.fields.lists("expect", "100-continue") {
-            self.io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
-            self.io.flush().await?;
-        }
         let deadline = now() + limits.body;
+        if head.is_11 && self.read.is_empty() && head.fields.lists("expect", "100-continue") {
+            let io = &mut self.io;
+            let go_on = async {
+                io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+                io.flush().await
+            };
+            match self.watch.until(deadline, go_on).await {
+                Ok(sent) => sent?,
+                Err(Late) => return Err(End::Quiet),
+            }
+        }
         loop {
             let step = decoder.step(&self.read)?;
             if body.len() + step.data.len() as u64 > limit {
                 return Err(too_large());
             }
             let kept = body.push(&self.read[step.data], &self.gate.limits.spool).await;
-            kept.map_err(|error| {
-                let why = format!("nothing was forwarded: the body can not be kept: {error}");
-                End::Refused(Problem::marks_failed(why))
-            })?;
+            kept.map_err(|error| End::Refused(Problem::not_kept(&error)))?;
             self.read.advance(step.used);
             if step.end {
                 return Ok((plan, body));
@@ -238,11 +243,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let head_only = method == "HEAD";
         let client = Client { is_11: true, keep: false, head_only, idle: self.gate.limits.idle };
         let sent = answer(&mut self.io, done, &client, &self.pool, &mut self.watch, out).await;
-        if sent.is_err() || self.io.shutdown().await.is_err() {
-            return;
-        }
         let (most, time) = LINGER;
         let io = &mut self.io;
+        if sent.is_err()
+            || !matches!(self.watch.until(now() + time, io.shutdown()).await, Ok(Ok(())))
+        {
+            return;
+        }
         let drop_it = async {
             // What is dropped here is dropped; so is what goes wrong with it.
             let _ = tokio::io::copy(&mut io.take(most), &mut tokio::io::sink()).await;

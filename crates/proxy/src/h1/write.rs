@@ -123,7 +123,8 @@ impl<S: AsyncWrite + Unpin> Send<'_, S> {
                 written => data = &data[written..],
             }
         }
-        // Layers of encryption keep back what they were given.
-        self.io.flush().await
+        // Layers of encryption keep back what they were given; to get rid of it takes a reader, too.
+        let flushed = self.watch.until(now() + self.idle, self.io.flush()).await;
+        flushed.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 }
