@@ -5,9 +5,10 @@
 
 mod common;
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
-use common::{Running, Store, heard};
+use common::{LIMIT, Running, Store, heard, wait_for};
 use fencepost_testbed::Nginx;
 use rustix::process::Signal;
 
@@ -27,9 +28,10 @@ impl Gateway {
         let upstream = format!("http://{}", nginx.address());
         let marks = store.path("marks");
         let arguments = ["fence", "proxy", "--listen", "127.0.0.1:0", "--upstream", &upstream];
-        let rest =
-            ["--name-pattern", PATTERN, "--access-log", "off", "--marks", marks.to_str().unwrap()];
-        let mut running = store.start(&[&arguments[..], &rest, more].concat());
+        let rest = ["--name-pattern", PATTERN, "--marks", marks.to_str().unwrap()];
+        let quiet: &[&str] =
+            if more.contains(&"--access-log") { &[] } else { &["--access-log", "off"] };
+        let mut running = store.start(&[&arguments[..], &rest, quiet, more].concat());
         let line = running.lines().next().unwrap().unwrap();
         let from = line.strip_prefix("fencepost fence proxy: listening on ").expect(&line);
         let (address, rest) = from.split_once(", upstream ").expect(&line);
@@ -68,6 +70,14 @@ fn curl_writes_files_of_an_nginx_under_a_lock() {
     assert!(gateway.curl("/invoices/42", &["-X", "DELETE"]).starts_with("HTTP/1.1 428 "));
     let moved = ["-X", "MOVE", "-H", "Fencing-Token: 34", "-H", "Destination: /invoices/43"];
     assert!(gateway.curl("/invoices/42", &moved).starts_with("HTTP/1.1 403 "));
+    // A destination is the path that the service sees, not what stands in its query.
+    for odd in ["/invoices/43?x=://h/invoices/42", "http://h?/invoices/42", "http://h"] {
+        let destination = format!("Destination: {odd}");
+        let moved = ["-X", "MOVE", "-H", "Fencing-Token: 34", "-H", &destination];
+        assert!(gateway.curl("/invoices/42", &moved).starts_with("HTTP/1.1 400 "), "{odd}");
+    }
+    let other = gateway.nginx.directory().join("files/invoices/43");
+    assert!(!other.exists() && file.exists());
     assert!(gateway.curl("/robots.txt", &[]).starts_with("HTTP/1.1 404 "));
 
     // The marks are those of every other fence.
@@ -187,4 +197,75 @@ fn a_crash_is_noticed_by_the_next_start() {
     let (code, _, err) = next.end();
     assert_eq!(code, Some(0));
     assert!(err.contains("did not end cleanly: all locks are held back for 7s"), "{err}");
+}
+
+/// Whoever reads the log has stopped reading. Each line goes nowhere, and the gateway ends all the same.
+#[test]
+fn a_log_that_nobody_reads_keeps_it_from_nothing() {
+    let gateway = Gateway::start(&["--access-log", "-"]);
+    // More than a pipe takes.
+    let path = format!("/{}?[1-100]", "x".repeat(2000));
+    let url = format!("{}{path}", gateway.url);
+    let done = Command::new("curl").args(["-sS", "-m", "30", "-o", "/dev/null", &url]).status();
+    assert!(done.unwrap().success());
+    let (marks, store) = (gateway.marks(), &gateway.store);
+    gateway.running.signal(Signal::TERM);
+    let (code, _, err) = gateway.running.end();
+    assert!(code == Some(0) && err.len() > 60_000, "{code:?}, {} bytes", err.len());
+    // It was noted that nothing is in doubt.
+    let path = marks.strip_prefix("sqlite:").unwrap();
+    let db = fencepost::rusqlite::Connection::open(path).unwrap();
+    let doubt = db.query_row("SELECT in_doubt FROM fencepost_proxy", [], |row| row.get(0));
+    assert!(!doubt.unwrap_or(true), "{}", store.path("").display());
+}
+
+/// The service never answers, nobody reads the log, and the operator does not want to wait.
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = format!("http://{}", service.local_addr().unwrap());
+    let store = Store::new();
+    let marks = store.path("marks");
+    let mut running = store.start(&[
+        "fence",
+        "proxy",
+        "--listen",
+        "127.0.0.1:0",
+        "--upstream",
+        &upstream,
+        "--name-pattern",
+        PATTERN,
+        "--marks",
+        marks.to_str().unwrap(),
+        "--drain",
+        "1h",
+    ]);
+    let line = running.lines().next().unwrap().unwrap();
+    let address = line.split([' ', ',']).find(|word| word.starts_with("127.0.0.1:")).unwrap();
+    let mut client = std::net::TcpStream::connect(address).unwrap();
+    client.write_all(b"DELETE /invoices/1 HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\n\r\n").unwrap();
+    let _under_way = service.accept().unwrap();
+    running.signal(Signal::TERM);
+    wait_for("it to stop listening", LIMIT, || std::net::TcpStream::connect(address).is_err());
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().0, Some(143));
+}
+
+#[test]
+fn it_takes_no_more_connections_than_it_has_files_for() {
+    let store = Store::new();
+    let marks = store.path("marks");
+    let program = "ulimit -n 300 && exec \"$0\" \"$@\"";
+    let mut command = store.fencepost(&[]);
+    let fencepost = command.get_program().to_owned();
+    command = Command::new("sh");
+    command.args(["-c", program]).arg(fencepost).args(["fence", "proxy", "--listen", "127.0.0.1:0"]);
+    command.args(["--upstream", "http://127.0.0.1:1", "--name-header", "X", "--marks"]).arg(marks);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::new(command.spawn().unwrap());
+    running.lines().next().unwrap().unwrap();
+    running.signal(Signal::TERM);
+    let (code, _, err) = running.end();
+    assert_eq!(code, Some(0));
+    assert!(err.contains("open files allows for 78 connections, not for 4096"), "{err}");
 }

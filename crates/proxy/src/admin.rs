@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use fencepost::clock::{BootClock, Clock as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch::Receiver;
@@ -17,12 +18,18 @@ use crate::time::{Watch, now};
 /// How long one of these requests may take, and how large it may be.
 const LIMIT: (Duration, usize) = (Duration::from_secs(10), 16 * 1024);
 
+/// After a failure to accept.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Serves them until the proxy ends; also while it stops, so that a balancer sees that it is not ready.
 pub(crate) async fn serve(listener: TcpListener, gate: Arc<Gate>, stop: Receiver<bool>) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-    // A failure to accept is one of files, and passes; the next scrape comes anyway.
     loop {
-        let Ok((io, _)) = listener.accept().await else { continue };
+        let Ok((io, _)) = listener.accept().await else {
+            // One of files, and passes; but not by asking again at once.
+            BootClock.alarm(now() + PAUSE).await;
+            continue;
+        };
         let (gate, stop) = (Arc::clone(&gate), stop.clone());
         tokio::spawn(async move {
             let _ = Watch::default().until(now() + LIMIT.0, one(io, &gate, &stop)).await;
@@ -46,7 +53,7 @@ async fn one(mut io: TcpStream, gate: &Gate, stop: &Receiver<bool>) -> io::Resul
         ("GET", "/metrics") => (
             "200 OK",
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            gate.metrics.text(gate.turns.held_back()),
+            gate.metrics.text(gate.turns.held_back(), gate.turns.waiting()),
         ),
         ("GET", "/healthz") => ("200 OK", text, "ok\n".into()),
         ("GET", "/readyz") if *stop.borrow() => {

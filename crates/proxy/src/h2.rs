@@ -74,17 +74,19 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_header_list_size(max_head)
         .serve_connection(TokioIo::new(Rewound { read, io }), service);
     let mut connection = std::pin::pin!(connection);
-    let (mut again, mut stopping) = (now() + idle, false);
+    let (mut again, mut stopping, mut quiet) = (now() + idle, false, idle);
     loop {
         tokio::select! {
             // How it ended is nobody's business but the client's.
             _ = &mut connection => return,
             () = told(&mut stop), if !stopping => {
-                stopping = true;
+                // A client that does not say goodbye is not waited for.
+                (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
                 connection.as_mut().graceful_shutdown();
             }
-            () = BootClock.alarm(again) => match streams.look(idle) {
+            () = BootClock.alarm(again) => match streams.look(quiet, idle) {
                 Look::Again(then) => again = then,
+                Look::Idle if stopping => return,
                 Look::Idle => break,
                 Look::Stuck => return,
             },

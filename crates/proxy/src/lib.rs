@@ -15,6 +15,7 @@
 
 mod admin;
 mod config;
+mod files;
 mod gate;
 mod h1;
 mod h2;

@@ -1,6 +1,6 @@
 //! The access log: a line of JSON per request, written by a thread of its own.
 //!
-//! A log that can not keep up loses lines, and they are counted; it never holds up a request.
+//! A log that can not keep up loses lines, and they are counted; it never holds up a request, nor the end of the proxy.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,6 +17,8 @@ use crate::time::now;
 
 /// Lines are gathered for so long.
 const GATHER: Duration = Duration::from_millis(50);
+/// What is left at the end has this long to be written: a pipe that nobody reads takes nothing.
+const LAST: Duration = Duration::from_secs(1);
 /// What may wait to be written.
 const LIMIT: usize = 4 << 20;
 
@@ -46,6 +48,8 @@ pub(crate) struct Seen {
 struct Lines {
     text: Vec<u8>,
     closing: bool,
+    /// All was written.
+    ended: bool,
 }
 
 /// The log, if there is one.
@@ -91,13 +95,22 @@ impl Log {
         }
     }
 
-    /// Writes what is left.
+    /// Writes what is left, if that can be done.
     pub(crate) fn close(&self) {
         let Some(shared) = &self.shared else { return };
-        shared.0.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
-        shared.1.notify_one();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // It only writes.
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let (lines, changed) = &**shared;
+        let mut held = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        held.closing = true;
+        changed.notify_all();
+        let (held, _) = changed
+            .wait_timeout_while(held, LAST, |lines| !lines.ended)
+            .unwrap_or_else(PoisonError::into_inner);
+        // A thread that hangs is left behind: it only writes.
+        if held.ended {
+            drop(held);
             let _ = thread.join();
         }
     }
@@ -127,7 +140,8 @@ fn write(shared: &(Mutex<Lines>, Condvar), mut sink: Box<dyn Write + Send>) {
         let _ = sink.write_all(&text).and_then(|()| sink.flush());
         text.clear();
         if closing {
-            return;
+            lines.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
+            return came.notify_all();
         }
     }
 }

@@ -72,6 +72,7 @@ pub(crate) struct Metrics {
     pub(crate) batches: Counter,
     pub(crate) connections: Gauge,
     held_back: Gauge,
+    waiting: Gauge,
     pub(crate) log_lines_lost: Counter,
 }
 
@@ -91,6 +92,7 @@ impl Metrics {
             batches: Counter::default(),
             connections: Gauge::default(),
             held_back: Gauge::default(),
+            waiting: Gauge::default(),
             log_lines_lost: Counter::default(),
             registry: Registry::default(),
         };
@@ -123,6 +125,11 @@ impl Metrics {
             metrics.held_back.clone(),
         );
         registry.register(
+            "waiting",
+            "Requests that wait for their lock's turn",
+            metrics.waiting.clone(),
+        );
+        registry.register(
             "log_lines_lost",
             "Lines that the access log could not take in time",
             metrics.log_lines_lost.clone(),
@@ -135,8 +142,10 @@ impl Metrics {
     }
 
     /// The text that Prometheus reads.
-    pub(crate) fn text(&self, held_back: usize) -> String {
-        self.held_back.set(i64::try_from(held_back).unwrap_or(i64::MAX));
+    pub(crate) fn text(&self, held_back: usize, waiting: usize) -> String {
+        for (gauge, value) in [(&self.held_back, held_back), (&self.waiting, waiting)] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
         let mut text = String::new();
         // To write to a string does not fail.
         let _ = encode(&mut text, &self.registry);

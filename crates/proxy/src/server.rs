@@ -13,11 +13,12 @@ use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Error, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::admin;
 use crate::config::Config;
+use crate::files;
 use crate::gate::Gate;
 use crate::h1::serve::Connection;
 use crate::h2;
@@ -78,7 +79,8 @@ impl Proxy {
         let log = Log::open(&config.access_log)?;
         let gate = Arc::new(Gate::new(config, metrics, turns, marks, log));
         let ((stop, stopping), (end, ending)) = (watch::channel(false), watch::channel(false));
-        let connections = Arc::new(Semaphore::new(config.max_connections));
+        let max_connections = files::make_room(config.max_connections)?;
+        let connections = Arc::new(Semaphore::new(max_connections));
         let proxy = Self {
             address,
             metrics_address,
@@ -87,7 +89,7 @@ impl Proxy {
             stop,
             end,
             connections: Arc::clone(&connections),
-            max_connections: config.max_connections,
+            max_connections,
             threads: Mutex::default(),
         };
         let mut workers = Vec::new();
@@ -152,6 +154,12 @@ impl Proxy {
         self.metrics_address
     }
 
+    /// How many connections it takes: what was asked for, or fewer if this process may not open as many files.
+    #[must_use]
+    pub fn max_connections(&self) -> usize {
+        self.max_connections
+    }
+
     /// Whether all names are held back now, because the last run left requests in doubt.
     #[must_use]
     pub fn is_settling(&self) -> bool {
@@ -173,28 +181,45 @@ impl Proxy {
             () = drained => {}
             () = BootClock.alarm(now() + drain) => {}
         }
-        self.end_threads();
-        let clean = self.gate.turns.is_settled();
-        self.gate.log.close();
-        self.gate.marks.close(clean)?;
-        Ok(if clean { Stopped::Clean } else { Stopped::InDoubt })
+        let (threads, gate) = (self.end_threads(), Arc::clone(&self.gate));
+        let (say, said) = oneshot::channel();
+        // On a thread of its own: whoever waits here can also listen for a second signal, whatever hangs.
+        let closing = move || {
+            join(threads);
+            let clean = gate.turns.is_settled();
+            // The marks first: what is noted of this run must not wait for a reader of the log.
+            let noted = gate.marks.close(clean);
+            gate.log.close();
+            let _ = say.send(noted.map(|()| clean));
+        };
+        let thread = std::thread::Builder::new().name("fencepost-end".into()).spawn(closing);
+        thread.map_err(|error| Error::unreachable("can not start a thread").because(error))?;
+        match said.await {
+            Ok(Ok(true)) => Ok(Stopped::Clean),
+            Ok(Ok(false)) => Ok(Stopped::InDoubt),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::unreachable("the thread that ends the proxy panicked")),
+        }
     }
 
-    fn end_threads(&self) {
+    /// Tells the threads to end, and gives them back to be joined.
+    fn end_threads(&self) -> Vec<JoinHandle<()>> {
         self.stop.send_replace(true);
         self.end.send_replace(true);
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        for thread in threads {
-            // A thread that panicked has ended, too.
-            let _ = thread.join();
-        }
+        std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.end_threads();
+        join(self.end_threads());
+    }
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        // A thread that panicked has ended, too.
+        let _ = thread.join();
     }
 }
 

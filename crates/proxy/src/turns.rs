@@ -112,6 +112,16 @@ impl Turns {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// How many requests wait in a line. All lines are looked through: for those who watch, not for requests.
+    pub(crate) fn waiting(&self) -> usize {
+        let in_line = |line: &Line| line.waiting.iter().filter(|turn| !turn.is_closed()).count();
+        let of = |shard: &Mutex<HashMap<_, Line>>| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.values().map(in_line).sum::<usize>()
+        };
+        self.shards.iter().map(of).sum()
+    }
+
     /// How many names are in use, those that are held back included.
     fn in_use(&self) -> usize {
         let names = |shard: &Mutex<HashMap<_, _>>| {

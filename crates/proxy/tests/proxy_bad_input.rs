@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::Scene;
 use common::client::{connect, raw, reply, request};
+use fencepost_testbed::wait::{SOON, until};
 
 /// Behind each of them stands a request that would be forwarded if the connection went on.
 const SMUGGLED: &str =
@@ -249,4 +250,28 @@ fn half_a_body_is_not_forwarded() {
         assert_eq!(raw(scene.proxy.address(), half.as_bytes()), "");
     }
     assert_eq!(scene.service.bytes(), 0);
+}
+
+/// Bodies wait on the disk of the marks. Too many of them must not take the room that the marks need.
+#[test]
+fn all_bodies_together_have_a_bound() {
+    let scene = Scene::with(|config| config.max_spool = 100_000);
+    let body = vec![0; 95_000];
+    let mut frozen = connect(scene.proxy.address());
+    let bytes = request("PUT", "/a", &[("Fencing-Token", "1")], &body);
+    frozen.write_all(&bytes[..bytes.len() - 1]).unwrap();
+    until(SOON, "there is no room", || {
+        let refused = scene.call("PUT", "/b", 1, &body);
+        let full = refused.status == 503;
+        if full {
+            assert_eq!(refused.problem("type"), "urn:fencepost:problem:no-room");
+            assert_eq!(refused.header("retry-after").as_deref(), Some("1"));
+        }
+        Ok(full)
+    })
+    .unwrap();
+    assert_eq!(scene.call("PUT", "/c", 1, b"small").status, 201);
+    frozen.write_all(&bytes[bytes.len() - 1..]).unwrap();
+    assert_eq!(reply(&mut frozen, "PUT").status, 201, "who had room is served");
+    until(SOON, "there is room", || Ok(scene.call("PUT", "/b", 1, &body).status < 300)).unwrap();
 }

@@ -4,13 +4,15 @@
 
 mod common;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::client::{connect, reply, request};
 use common::service::Manner;
-use common::{Scene, Service, call, config, stop};
-use fencepost_proxy::{Proxy, Stopped};
+use common::{Scene, Service, call, config, stop, tcp_states};
+use fencepost_proxy::{Address, Proxy, Stopped};
 use fencepost_testbed::wait::{SOON, until};
 
 fn token(number: &'static str) -> (&'static str, &'static str) {
@@ -104,23 +106,28 @@ fn who_waits_too_long_for_a_name_that_is_held_back_is_told_when_to_come_again() 
 fn requests_of_one_name_take_turns() {
     let scene = Scene::new();
     scene.service.behave("/a", Manner::Hang);
-    let proxy = scene.proxy.address();
-    let mut clients: Vec<_> = (1..=5).map(|_| connect(proxy)).collect();
+    let mut clients: Vec<_> = (0..5).map(|_| connect(scene.proxy.address())).collect();
     for (number, io) in clients.iter_mut().enumerate() {
         let body = number.to_string();
         io.write_all(&request("PUT", "/a", &[token("7")], body.as_bytes())).unwrap();
-        if number == 0 {
-            until(SOON, "the first hangs", || Ok(scene.service.hanging() == 1)).unwrap();
-        }
+        until(SOON, "it is at the service, or in line", || {
+            Ok((scene.service.hanging(), scene.metric("waiting")) == (1, number as u64))
+        })
+        .unwrap();
     }
     // Other names, and reads without a token, do not wait.
     assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201);
-    assert_eq!(scene.service.seen().len(), 2);
-    scene.service.let_go();
-    for io in &mut clients {
-        assert!(matches!(reply(io, "PUT").status, 201 | 204));
+    assert_eq!(scene.bare("GET", "/b").text(), "x");
+    assert_eq!(scene.service.take_seen().len(), 3);
+    for number in 0..5 {
+        assert_eq!(scene.service.hanging(), 1);
+        scene.service.let_one_go(number);
+        assert!(matches!(reply(&mut clients[number], "PUT").status, 201 | 204));
+        assert_eq!(scene.service.file("/a"), Some(number.to_string()), "in order");
+        let next = usize::from(number < 4);
+        until(SOON, "the next is there", || Ok(scene.service.hanging() == next)).unwrap();
     }
-    assert_eq!(scene.service.seen().len(), 6);
+    assert_eq!(scene.service.seen().len(), 4);
 }
 
 /// A client that goes away does not free the name: its request is still at the service.
@@ -128,14 +135,19 @@ fn requests_of_one_name_take_turns() {
 fn a_client_that_vanishes_keeps_its_turn_until_its_request_ends() {
     let scene = Scene::new();
     scene.service.behave("/a", Manner::Hang);
-    let mut gone = connect(scene.proxy.address());
+    let proxy = scene.proxy.address();
+    let mut gone = connect(proxy);
     gone.write_all(&request("PUT", "/a", &[token("33")], b"old")).unwrap();
     until(SOON, "it hangs", || Ok(scene.service.hanging() == 1)).unwrap();
+    let port = gone.local_addr().unwrap().port();
     drop(gone);
-    let proxy = scene.proxy.address();
+    until(SOON, "the proxy could know that it is gone", || {
+        Ok(!tcp_states(Some(proxy.port()), Some(port)).contains(&1))
+    })
+    .unwrap();
     let newer = std::thread::spawn(move || call(proxy, "PUT", "/a", &[token("34")], b"new"));
-    assert_eq!(scene.call("PUT", "/b", 1, b"x").status, 201);
-    assert_eq!(scene.service.hanging(), 1, "the newer one waits");
+    until(SOON, "the newer one waits", || Ok(scene.metric("waiting") == 1)).unwrap();
+    assert_eq!(scene.service.seen().len(), 1, "the newer one is not at the service");
     scene.service.let_go();
     assert_eq!(newer.join().unwrap().status, 204);
     assert_eq!(scene.service.file("/a").as_deref(), Some("new"));
@@ -173,17 +185,79 @@ fn a_start_after_a_crash_holds_all_names_back() {
     assert_eq!(stale.problem("mark"), "33");
 }
 
+/// An upstream that does this with the first connection it gets.
+fn upstream(
+    manner: impl FnOnce(&mut TcpStream) + Send + 'static,
+) -> (Address, JoinHandle<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut io, _) = listener.accept().unwrap();
+        manner(&mut io);
+        io // kept open until the test has seen what comes of it
+    });
+    (address, thread)
+}
+
+/// An upstream says that it has done what it was asked to before it has read it, and reads no more. What it makes of the part
+/// that it got is not known.
+#[test]
+fn a_yes_to_half_a_request_is_not_believed() {
+    let (address, thread) = upstream(|io| {
+        let _ = io.read(&mut [0; 1000]).unwrap();
+        io.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+    });
+    let scene = Scene::with(|config| config.upstream = address);
+    let reply = scene.call("PUT", "/a", 1, &vec![0; 30_000_000]);
+    assert_eq!(reply.status, 502, "{}", reply.text());
+    assert!(reply.problem("detail").contains("answered 200 before it had the whole request"));
+    assert_eq!(scene.metric("held_back_names"), 1);
+    drop(thread.join().unwrap());
+}
+
+/// An upstream that begins to answer at once, and answers with what it reads.
+#[test]
+fn a_request_is_sent_to_its_end_while_its_answer_comes() {
+    let body: Vec<u8> = (0..20_000_000_u32).map(|n| (n % 251) as u8).collect();
+    for headers in [&[token("1")][..], &[]] {
+        let length = body.len();
+        let (address, thread) = upstream(move |io| {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+            io.write_all(head.as_bytes()).unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                io.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let (mut left, mut piece) = (length, vec![0; 65_536]);
+            while left > 0 {
+                let read = io.read(&mut piece).unwrap();
+                assert!(read > 0, "{left} bytes did not come");
+                io.write_all(&piece[..read]).unwrap();
+                left -= read;
+            }
+        });
+        let scene = Scene::with(|config| config.upstream = address);
+        let reply = call(scene.proxy.address(), "OPTIONS", "/a", headers, &body);
+        assert!(reply.status == 200 && reply.body == body, "{}", reply.head);
+        drop(thread.join().unwrap());
+    }
+}
+
 /// An upstream that closes a connection while it is idle costs nobody anything.
 #[test]
 fn a_connection_that_was_closed_while_idle_is_not_used() {
     let scene = Scene::with(|config| config.threads = 1);
     let closing = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec();
     scene.service.behave("/closes", Manner::Say(closing));
+    let service = Some(scene.service.address().port());
     for round in 0..20 {
         assert_eq!(scene.call("GET", "/closes", 1, b"").status, 200, "round {round}");
-        // The service has closed it; whether the proxy sees that before it asks again is a race that both outcomes
-        // of must be sound: a fresh connection, or a request that was not sent.
-        assert!(matches!(scene.call("PUT", &format!("/a/{round}"), 1, b"x").status, 201 | 502));
+        until(SOON, "the news of it has come", || Ok(!tcp_states(None, service).contains(&1)))
+            .unwrap();
+        let put = scene.call("PUT", &format!("/a/{round}"), 1, b"x");
+        assert_eq!(put.status, 201, "round {round}: {}", put.text());
     }
 }
 

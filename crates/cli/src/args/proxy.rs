@@ -58,6 +58,9 @@ pub(crate) struct FenceProxy {
     /// The largest answer to a request with a token; it is kept whole before it is passed on
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = size::parse)]
     pub(crate) max_answer: u64,
+    /// How much of all bodies together may lie on disk, beside the marks; above it requests are refused (503)
+    #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = size::parse)]
+    pub(crate) max_spool: u64,
     /// The largest head of a request
     #[arg(long, value_name = "SIZE", default_value = "32k", value_parser = size::parse)]
     pub(crate) max_head: u64,
@@ -102,7 +105,8 @@ Everything else needs it:
   412  it is stale: a later holder has entered; the answer names its token
   403  no pattern fits the path
   400  the request, its token or its path can be read in two ways
-  503  the lock's turn did not come, or the mark can not be written
+  503  the lock's turn did not come, the mark can not be written, or there is
+       no room for the body
   502, 504  the service failed, or took too long
 
 Requests under one lock reach the service one at a time. When the end of one is

@@ -1,14 +1,20 @@
 //! `fence proxy`: the gateway in front of an HTTP service, from its start to its stop.
 
 use std::io;
+use std::time::Duration;
 
+use fencepost::clock::{BootClock, Clock as _};
 use fencepost_proxy::{AccessLog, Config, Proxy, Stopped};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::args::proxy::FenceProxy;
 use crate::exit::{self, Failure};
 use crate::out;
+
+/// The last word may take this long to be read.
+const HEARD: Duration = Duration::from_secs(1);
 
 /// Runs it until it is told to stop.
 pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> {
@@ -18,6 +24,14 @@ pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> 
         exit::say(&format!(
             "the last run did not end cleanly: all locks are held back for {:?}",
             args.settle
+        ));
+    }
+    if proxy.max_connections() < args.max_connections {
+        exit::say(&format!(
+            "the limit of open files allows for {} connections, not for {}: raise it (ulimit -n, or \
+             LimitNOFILE= of a unit), or give --max-connections",
+            proxy.max_connections(),
+            args.max_connections
         ));
     }
     let (address, upstream, marks) = (proxy.address(), &args.upstream, args.marks.display());
@@ -38,14 +52,29 @@ pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> 
     }
     signals.next().await;
     let stopped = tokio::select! {
-        stopped = proxy.stop(args.drain) => stopped?,
+        stopped = stop(&proxy, args.drain) => stopped?,
         number = signals.next() => {
-            // At once: nothing is noted, so the next start waits for the settle time.
+            // At once: nothing is noted, so the next start waits for the settle time. Nor is anything waited for: a disk
+            // or a reader may hang.
+            std::mem::forget(proxy);
             return Ok(exit::signal_code(number));
         }
     };
-    if stopped == Stopped::InDoubt {
-        exit::say("the end of some requests is not known: the next start waits for --settle");
+    Ok(stopped)
+}
+
+async fn stop(proxy: &Proxy, drain: Duration) -> Result<u8, Failure> {
+    if proxy.stop(drain).await? == Stopped::InDoubt {
+        let (say, said) = oneshot::channel();
+        // Nobody may be reading stderr.
+        std::thread::spawn(move || {
+            exit::say("the end of some requests is not known: the next start waits for --settle");
+            let _ = say.send(());
+        });
+        tokio::select! {
+            _ = said => {}
+            () = BootClock.alarm(BootClock.now() + HEARD) => {}
+        }
     }
     Ok(exit::OK)
 }
@@ -65,6 +94,7 @@ fn config(args: &FenceProxy) -> Result<Config, Failure> {
     config.upstream_idle = args.upstream_idle;
     config.max_body = args.max_body;
     config.max_answer = args.max_answer;
+    config.max_spool = args.max_spool;
     config.max_head = usize::try_from(args.max_head)
         .map_err(|_| Failure::usage("--max-head is too large: give 1k to 1m"))?;
     config.max_connections = args.max_connections;

@@ -59,18 +59,19 @@ impl Streams {
         Stream { streams: Arc::clone(self), number }
     }
 
-    /// How the connection stands.
-    pub(crate) fn look(&self, idle: Duration) -> Look {
+    /// How the connection stands: without a stream it may be quiet for so long, with one its client may read nothing
+    /// for so long.
+    pub(crate) fn look(&self, quiet: Duration, unread: Duration) -> Look {
         let (now, state) = (now(), self.state());
         if state.open.is_empty() {
-            let end = state.quiet_since + idle;
+            let end = state.quiet_since + quiet;
             return if end <= now { Look::Idle } else { Look::Again(end) };
         }
-        let first = state.open.values().flatten().min().map(|since| *since + idle);
+        let first = state.open.values().flatten().min().map(|since| *since + unread);
         match first {
             Some(end) if end <= now => Look::Stuck,
             Some(end) => Look::Again(end),
-            None => Look::Again(now + idle),
+            None => Look::Again(now + unread),
         }
     }
 }
@@ -103,18 +104,21 @@ mod tests {
     fn whose_turn_it_is() {
         let streams = Streams::new();
         let long = Duration::from_mins(1);
-        assert!(matches!(streams.look(long), Look::Again(_)));
-        assert_eq!(streams.look(Duration::ZERO), Look::Idle);
+        assert!(matches!(streams.look(long, long), Look::Again(_)));
+        assert_eq!(streams.look(Duration::ZERO, Duration::ZERO), Look::Idle);
         let (one, other) = (streams.open(), streams.open());
-        assert!(matches!(streams.look(Duration::ZERO), Look::Again(_)), "both wait for us");
+        assert!(
+            matches!(streams.look(Duration::ZERO, Duration::ZERO), Look::Again(_)),
+            "both wait for us"
+        );
         one.gave();
         other.gave();
         one.owes();
-        assert!(matches!(streams.look(long), Look::Again(_)));
-        assert_eq!(streams.look(Duration::ZERO), Look::Stuck);
+        assert!(matches!(streams.look(long, long), Look::Again(_)));
+        assert_eq!(streams.look(Duration::ZERO, Duration::ZERO), Look::Stuck);
         other.owes();
-        assert!(matches!(streams.look(Duration::ZERO), Look::Again(_)));
+        assert!(matches!(streams.look(Duration::ZERO, Duration::ZERO), Look::Again(_)));
         drop((one, other));
-        assert_eq!(streams.look(Duration::ZERO), Look::Idle);
+        assert_eq!(streams.look(Duration::ZERO, Duration::ZERO), Look::Idle);
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
 pub(crate) mod client;
+pub(crate) mod frames;
 pub(crate) mod service;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ pub(crate) fn config(service: &Service, directory: &Path) -> Config {
     let mut config = Config::new("127.0.0.1:0".parse().unwrap(), upstream, directory.to_owned());
     config.patterns = vec!["/{name*}".parse().unwrap()];
     config.threads = 2;
+    config.metrics = Some("127.0.0.1:0".parse().unwrap());
     config
 }
 
@@ -50,6 +52,15 @@ impl Scene {
         call(self.proxy.address(), method, path, &[("Fencing-Token", &token)], body)
     }
 
+    /// What its metrics say.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let admin = self.proxy.metrics_address().unwrap();
+        let text = call(admin, "GET", "/metrics", &[], b"").text();
+        let start = format!("fencepost_proxy_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&start));
+        value.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
+    }
+
     /// Through the proxy, without one.
     pub(crate) fn bare(&self, method: &str, path: &str) -> Reply {
         call(self.proxy.address(), method, path, &[], b"")
@@ -60,4 +71,17 @@ impl Scene {
 pub(crate) fn stop(proxy: &Proxy, drain: Duration) -> Stopped {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(proxy.stop(drain)).unwrap()
+}
+
+/// What the kernel says of a connection, seen from its end at `local`: 1 is established, 8 is closed by the other
+/// side. `None` for a port is any.
+pub(crate) fn tcp_states(local: Option<u16>, remote: Option<u16>) -> Vec<u8> {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = |text: &str| u16::from_str_radix(text.split_once(':').unwrap().1, 16).unwrap();
+    let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let fits = |wanted: Option<u16>, text: &str| wanted.is_none_or(|wanted| wanted == port(text));
+    lines
+        .filter(|words| fits(local, words[1]) && fits(remote, words[2]))
+        .map(|words| u8::from_str_radix(words[3], 16).unwrap())
+        .collect()
 }
