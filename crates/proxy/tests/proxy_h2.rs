@@ -58,7 +58,7 @@ fn half_a_body_is_not_forwarded() {
 /// A client of HTTP/2 that gives up resets its stream. Its request keeps its turn, and a stop waits for it.
 #[test]
 fn a_stream_that_is_reset_does_not_stop_its_request() {
-    let scene = Scene::new();
+    let scene = Scene::with(|config| config.settle = Duration::ZERO);
     scene.service.behave("/a", Manner::Hang);
     let mut frames = Frames::open(scene.proxy.address(), WINDOW);
     frames.request(1, "PUT", "/a", &[("fencing-token", "33")], 0);

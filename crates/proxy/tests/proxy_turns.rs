@@ -133,7 +133,8 @@ fn requests_of_one_name_take_turns() {
 /// A client that goes away does not free the name: its request is still at the service.
 #[test]
 fn a_client_that_vanishes_keeps_its_turn_until_its_request_ends() {
-    let scene = Scene::new();
+    // No settle time: that it is held back afterwards would hide that its turn was lost.
+    let scene = Scene::with(|config| config.settle = Duration::ZERO);
     scene.service.behave("/a", Manner::Hang);
     let proxy = scene.proxy.address();
     let mut gone = connect(proxy);
