@@ -469,7 +469,8 @@ async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         let Some(pool) = pool.upgrade() else { return };
         pool.let_go();
         if let Ok(read) = Found::read(&pool).await {
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = read;
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            *found = read.after(&found);
         }
         if clock.now() >= tidy {
             tidy = clock.now() + TIDY;

@@ -247,7 +247,10 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
         _ => {}
     }
     let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
-    let explained = if missing.contains(code) && message.contains("fencepost") {
+    let explained = if *code == SqlState::UNDEFINED_FUNCTION && message.contains(", numeric) ") {
+        // A literal above 2^63, or with a fraction.
+        Error::invalid("the token is no whole number from 1 to 2^53 - 1: pass the grant's own")
+    } else if missing.contains(code) && message.contains("fencepost") {
         Error::refused(
             "the fence is not in this database: run `fencepost fence install --resource URL` as a \
              role that may create a schema",

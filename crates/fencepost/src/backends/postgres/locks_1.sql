@@ -73,13 +73,13 @@ BEGIN
   RETURN first;
 END $$;
 
--- Tells the first in line, and only that one, that the lock is free.
+-- Tells the first in line, and only that one, that the lock is free. Not by its whole owner, which is a secret.
 CREATE FUNCTION fencepost.wake(p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   first uuid := fencepost.first_in_line(p_name, p_now);
 BEGIN
-  PERFORM pg_notify(w.channel, replace(w.owner::text, '-', ''))
+  PERFORM pg_notify(w.channel, left(w.owner::text, 8))
      FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = first;
 END $$;
 
