@@ -19,7 +19,7 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
         || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
     let url = args.resource.clone().or_else(from_environment).ok_or_else(|| {
         Failure::usage(
-            "name the resource with --resource: sqlite:PATH or postgres://USER@HOST/DATABASE",
+            "name the resource with --resource or FENCEPOST_RESOURCE: sqlite:PATH or postgres://USER@HOST/DATABASE",
         )
     })?;
     let url = url.as_str();
@@ -85,7 +85,8 @@ async fn install(resource: &mut Resource, json: bool) -> Result<u8, Failure> {
 
 /// The token that was given, else that of the `run` around us.
 fn token(args: &FenceEnter) -> Result<Token, Failure> {
-    let given = args.token.clone().or_else(|| std::env::var("FENCEPOST_TOKEN").ok());
+    let around = || std::env::var("FENCEPOST_TOKEN").ok().filter(|token| !token.is_empty());
+    let given = args.token.clone().or_else(around);
     let given = given.ok_or_else(|| {
         Failure::usage("which token? give --token N, or run this under `fencepost run`")
     })?;
@@ -220,16 +221,20 @@ async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failu
         _ => return Err(Failure::usage("give either --name-from COLUMN or --name NAME")),
     };
     let client = Resource::open(url).await?.only_postgres()?;
-    postgres::protect(&client, &args.table, from).await?;
+    let before = postgres::protect(&client, &args.table, from).await?;
     let table = &args.table;
     if json {
         return said(&json!({
-            "table": table, "name_from": args.name_from, "name": args.name, "protected": true
+            "table": table, "name_from": args.name_from, "name": args.name, "protected": true,
+            "was_protected": before
         }));
     }
     let whose = match from {
         NameFrom::Column(column) => format!("the lock that its column \"{column}\" names"),
         NameFrom::Name(name) => format!("the lock \"{name}\""),
     };
-    out::done(&format!("{table} is protected: who writes it must have entered with {whose}\n"))
+    let replaced = if before { "; this replaces the protection it had" } else { "" };
+    out::done(&format!(
+        "{table} is protected: who writes it must have entered with {whose}{replaced}\n"
+    ))
 }

@@ -10,7 +10,7 @@ use fencepost::{Error, fences};
 
 use crate::exit::Failure;
 
-/// How long we wait while somebody else writes a file.
+/// How long we wait while somebody else writes, or is inside.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is protected.
@@ -33,7 +33,10 @@ impl Resource {
                 Ok(Self::Sqlite(open_file(path)?))
             }
             Some(("postgres" | "postgresql", _)) => {
-                Ok(Self::Postgres(postgres::connect(url).await?))
+                let client = postgres::connect(url).await?;
+                let patience = format!("SET lock_timeout = {}", PATIENCE.as_millis());
+                client.batch_execute(&patience).await.map_err(|error| postgres::explain(&error))?;
+                Ok(Self::Postgres(client))
             }
             // The rest is not repeated: it may have a password in it.
             _ => Err(Failure::usage(

@@ -35,7 +35,7 @@ SELECT current_setting('server_version') AS version,
        ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
               WHERE r.sync_state = 'sync') AS in_step,
        ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
-              WHERE r.sync_state <> 'sync' AND r.state <> 'backup'
+              WHERE r.sync_state IS DISTINCT FROM 'sync' AND r.state IS DISTINCT FROM 'backup'
                 AND r.application_name IS DISTINCT FROM 'pg_basebackup'
                 AND r.application_name IS DISTINCT FROM 'pg_receivewal'
                 AND NOT EXISTS (SELECT FROM pg_replication_slots s
@@ -60,7 +60,8 @@ pub(super) struct Found {
     demanded: String,
     /// Those that are connected and have every commit before it is answered.
     in_step: Vec<String>,
-    /// Those that are not, whether they are connected now or were since we began to look.
+    /// Those that are not, or of which we may not know, whether they are connected now or were since we began to
+    /// look.
     behind: BTreeSet<String>,
     /// Those of which this role may know no more.
     hidden: u64,
@@ -102,10 +103,11 @@ impl Found {
     }
 
     /// Keeps in mind what was found before: a standby that lagged and is away now can still be promoted. It is
-    /// forgotten when it comes back in step.
+    /// forgotten when it comes back in step, unless another had that name all the time.
     pub(super) fn after(mut self, before: &Self) -> Self {
-        let away = before.behind.iter().filter(|name| !self.in_step.contains(name));
-        self.behind.extend(away.cloned());
+        let back = |name| self.in_step.contains(name) && !before.in_step.contains(name);
+        let away: Vec<_> = before.behind.iter().filter(|name| !back(name)).cloned().collect();
+        self.behind.extend(away);
         self
     }
 
@@ -148,7 +150,7 @@ impl Found {
 
     /// Whether we know of none that could be without the last commits.
     fn none_astray(&self) -> bool {
-        self.behind.is_empty() && self.hidden == 0 && self.absent == 0
+        self.behind.is_empty() && self.absent == 0
     }
 
     /// Whether locks here may guard against corruption.
@@ -198,7 +200,7 @@ impl Found {
     /// For `explain`: what decided.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let synchronous = self.in_step.len();
-        let seen = synchronous + self.behind.len() + self.hidden as usize;
+        let seen = synchronous + self.behind.len();
         let mut standbys = match seen {
             0 => "none seen".to_owned(),
             _ => format!("{seen}, of which {synchronous} synchronous"),
@@ -280,6 +282,8 @@ mod tests {
         let away = found("", &[], &[]).after(&seen);
         assert!(!away.alone());
         assert_ne!(away.correctness(), Correctness::Fit);
+        let twin = found("second", &["second"], &["second"]).after(&away);
+        assert_ne!(found("second", &["second"], &[]).after(&twin).correctness(), Correctness::Fit);
         let back = found("second", &["second"], &[]).after(&away);
         assert_eq!(back.correctness(), Correctness::Fit);
         assert!(back.in_step());
