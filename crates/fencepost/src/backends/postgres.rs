@@ -53,7 +53,7 @@ use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
-use crate::race::race;
+use crate::race::{First, race};
 use crate::url::Url;
 
 /// How long a waiter or an observer trusts what it saw.
@@ -242,16 +242,26 @@ impl Postgres {
 
     async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
         let mut answers = self.renew_batch(batch).await?;
-        // A row that somebody has locked must not keep the others from being renewed: it is waited for alone.
+        // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
+        // not for so long that those who are renewed hear of it too late.
+        let shortest = batch.iter().filter_map(|renewal| renewal.ttl).min().unwrap_or(Ttl::MIN);
+        let limit = self.now() + shortest.as_duration() / 6;
         let busy = answers.iter_mut().zip(batch).filter(|(answer, _)| answer.is_none());
         join_all(busy.map(|(answer, renewal)| async move {
-            let alone = self.renew_batch(std::slice::from_ref(renewal)).await;
-            *answer =
-                alone.map_or_else(|fault| Some(Err(fault.into_error())), |mut all| all.pop()?);
+            let alone = self.renew_batch(std::slice::from_ref(renewal));
+            *answer = match race(alone, self.clock.alarm(limit)).await {
+                First::Left(Ok(mut alone)) => alone.pop().flatten(),
+                First::Left(Err(fault)) => Some(Err(fault.into_error())),
+                First::Right(()) => None,
+            };
         }))
         .await;
-        let left_out = || Err(answers::odd("renew").into_error());
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(left_out)).collect())
+        let kept = |renewal: &Renewal| {
+            let (shown, name) = (self.pool.shown(), &renewal.name);
+            Error::unreachable(format!("a session at {shown} keeps the row of \"{name}\" from us"))
+        };
+        let answers = answers.into_iter().zip(batch);
+        Ok(answers.map(|(answer, renewal)| answer.unwrap_or_else(|| Err(kept(renewal)))).collect())
     }
 
     /// None of those whose row is locked by another, unless there is only one.

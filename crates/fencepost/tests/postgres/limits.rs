@@ -53,22 +53,28 @@ async fn a_row_that_is_kept_from_us_does_not_hang_us() {
 async fn a_row_that_is_kept_from_us_does_not_cost_us_other_locks() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
-    let names = ["a", "b", "c", "d"];
+    // So many that they are due at the same time.
+    let acquired: Vec<_> = (0..200)
+        .map(|number| {
+            let lock = client.lock(&format!("x{number}")).ttl(ms(3000));
+            tokio::spawn(async move { lock.acquire().await.unwrap() })
+        })
+        .collect();
     let mut guards = Vec::new();
-    for name in names {
-        guards.push(client.lock(name).ttl(ms(1500)).acquire().await.unwrap());
+    for guard in acquired {
+        guards.push(guard.await.unwrap());
     }
     let thief = session(&database.url()).await;
     thief
-        .batch_execute("begin; select from fencepost.locks where name = 'b' for update")
+        .batch_execute("begin; select from fencepost.locks where name = 'x100' for update")
         .await
         .unwrap();
-    within(SOON, "its lease can not be renewed", guards[1].lost()).await;
-    for place in [0, 2, 3] {
-        guards[place].check().unwrap();
+    within(SOON, "its lease can not be renewed", guards[100].lost()).await;
+    drop(guards.remove(100));
+    for guard in &guards {
+        guard.check().unwrap();
     }
     thief.batch_execute("commit").await.unwrap();
-    drop(guards.remove(1));
     for guard in guards {
         guard.release().await.unwrap();
     }
