@@ -56,7 +56,7 @@ async fn a_row_that_is_kept_from_us_does_not_cost_us_other_locks() {
     // So many that they are due at the same time.
     let acquired: Vec<_> = (0..200)
         .map(|number| {
-            let lock = client.lock(&format!("x{number}")).ttl(ms(3000));
+            let lock = client.lock(format!("x{number}")).ttl(ms(3000));
             tokio::spawn(async move { lock.acquire().await.unwrap() })
         })
         .collect();
