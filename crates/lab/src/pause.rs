@@ -101,7 +101,7 @@ pub async fn pause(
     say: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Account> {
     // Before anything is told: the resource may be out of reach.
-    let installed = scene.fence(&scene.name("pause")).await?;
+    let installed = scene.fence().await?;
     if installed {
         say(Progress::Installed);
     }
@@ -134,6 +134,9 @@ async fn half(
     session.set_balance(START).await?;
     let resource = scene.resource()?;
     let name = scene.name("pause");
+    if fence {
+        scene.will_enter(&name)?;
+    }
     // A store may keep a lease longer than it was asked to.
     let patience = options.ttl * 2 + options.work + SOON;
     let work_ms = options.work.as_millis() as u64;

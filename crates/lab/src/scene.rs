@@ -150,13 +150,18 @@ impl Scene {
         self.resource.as_ref().ok_or_else(|| Fault::System("this lab was given no resource".into()))
     }
 
-    /// Connects to the resource and puts the fence there unless it is: the lock `name` will leave a mark. Whether a
-    /// database of the user's has the fence now and had not before.
-    pub(crate) async fn fence(&self, name: &str) -> Result<bool> {
+    /// Connects to the resource and puts the fence there unless it is. Whether a database of the user's has the fence
+    /// now and had not before.
+    pub(crate) async fn fence(&self) -> Result<bool> {
         let resource = self.resource()?;
         let installed = resource.open().await?.install_fence().await?;
-        self.made.borrow_mut().mark = Some(LockName::new(name).map_err(Error::from)?);
         Ok(installed && !resource.is_own())
+    }
+
+    /// From now on there may be a mark of `name`.
+    pub(crate) fn will_enter(&self, name: &str) -> Result<()> {
+        self.made.borrow_mut().mark = Some(LockName::new(name).map_err(Error::from)?);
+        Ok(())
     }
 
     /// Connects to the resource in order to make the account there, or the ledger.
@@ -198,15 +203,15 @@ impl Scene {
                 let clear = async { resource.open().await?.clear().await };
                 if let Err(fault) = within(CLEARED, "the lab's tables are dropped", clear).await {
                     let tables = tables.join(", ");
-                    behind.push(format!("drop the lab's tables yourself, {tables}: {fault}"));
+                    behind.push(format!("the tables {tables} are left, drop them: {fault}"));
                 }
             }
             if let Some(name) = mark {
                 let forget = async { resource.open().await?.forget(&name).await };
                 if let Err(fault) = within(CLEARED, "the lab's mark is forgotten", forget).await {
                     behind.push(format!(
-                        "let one who may reset run `fencepost fence reset {name} --forget --why lab`, the mark \
-                         of the lab's lock is left: {fault}"
+                        "the mark is left, forget it as one who may (`fencepost fence reset {name} --forget --why \
+                         lab`): {fault}"
                     ));
                 }
             }
@@ -224,7 +229,7 @@ impl Scene {
             if self.keep {
                 kept = Some(directory.keep());
             } else if let Err(error) = directory.close() {
-                behind.push(format!("remove the lab's files yourself, {path}: {error}"));
+                behind.push(format!("the files in {path} are left, remove them: {error}"));
             }
         }
         Left { kept, behind: (!behind.is_empty()).then(|| behind.join("; ")) }

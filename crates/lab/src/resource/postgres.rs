@@ -2,7 +2,7 @@
 
 use fencepost::tokio_postgres::error::SqlState;
 use fencepost::tokio_postgres::{self, Client, Transaction};
-use fencepost::{Error, LockName, fences};
+use fencepost::{Error, ErrorKind, LockName, fences};
 
 use super::{Fence, Tables};
 use crate::scene::Result;
@@ -88,7 +88,11 @@ impl Session {
         if self.client.execute(sql, &[&name.as_str()]).await.is_err() {
             // For the fence's owner alone. An admin may reset, which keeps a record.
             let why = "the lab is over";
-            fences::postgres::reset(&self.client, name, None, "fencepost lab", why).await?;
+            let reset = fences::postgres::reset(&self.client, name, None, "fencepost lab", why);
+            reset.await.map_err(|error| match error.kind() {
+                ErrorKind::Refused => Error::refused("this role may not reset marks"),
+                _ => error,
+            })?;
         }
         Ok(())
     }
