@@ -201,14 +201,13 @@ fn an_ended_lab_leaves_nothing_in_the_users_database() {
         assert!(lines.any(|line| line.unwrap().contains("is frozen")), "it froze nobody");
         assert_eq!(bank.lab_tables(), 1);
         assert_eq!(bank.ask::<i64>("SELECT count(*) FROM fencepost_marks"), 1);
-        match signal {
-            Some(signal) => running.signal(signal),
+        if let Some(signal) = signal {
+            running.signal(signal);
+        } else {
             // A worker that ends unasked is the end of the lab, by an error.
-            None => {
-                let id = children_of(running.id(), "__lab-worker")[0];
-                let id = rustix::process::Pid::from_raw(id).unwrap();
-                rustix::process::kill_process(id, Signal::KILL).unwrap();
-            }
+            let id = children_of(running.id(), "__lab-worker")[0];
+            let id = rustix::process::Pid::from_raw(id).unwrap();
+            rustix::process::kill_process(id, Signal::KILL).unwrap();
         }
         let (got, _, err) = running.end();
         assert_eq!(got, Some(code), "{err}");
