@@ -373,10 +373,23 @@ fn the_resource_can_be_a_postgresql_database() {
     let (code, account, err) =
         lab(&store, &["lab", "nolock", "--copies=4", "--ticks=3", "--json", &resource]);
     assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
-    let left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencepost_lab%'";
-    assert_eq!(database.psql(left).unwrap().trim(), "0");
-    let left = "SELECT count(*) FROM fencepost.marks, fencepost.resets";
-    assert_eq!(database.psql(left).unwrap().trim(), "0");
+    let tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencepost_lab%'";
+    assert_eq!(database.psql(tables).unwrap().trim(), "0");
+    // Neither marks nor records of resets.
+    let marks =
+        "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM fencepost.resets)";
+    assert_eq!(database.psql(marks).unwrap().trim(), "0");
+    // One that is interrupted clears up, too.
+    let pause = ["lab", "pause", "--ttl=1h", "--work=1h", "--fenced=both", &resource];
+    let mut running = store.start(&pause);
+    assert!(running.lines().any(|line| line.unwrap().contains("is frozen")), "it froze nobody");
+    assert_eq!(database.psql("SELECT count(*) FROM fencepost.marks").unwrap().trim(), "1");
+    running.signal(Signal::INT);
+    let (code, _, err) = running.end();
+    assert_eq!(code, Some(130), "{err}");
+    assert!(!err.contains("clear up"), "{err}");
+    assert_eq!(database.psql(tables).unwrap().trim(), "0");
+    assert_eq!(database.psql(marks).unwrap().trim(), "0");
     // The controls, here too.
     let arguments = [&QUICK[..], &["--fenced=neither", &resource]].concat();
     assert_eq!(lab(&store, &arguments).0, Some(1));
