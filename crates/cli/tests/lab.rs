@@ -144,7 +144,7 @@ fn the_words_are_those_of_what_happened() {
     assert!(drawn.contains("Nobody is frozen") && !drawn.contains("freezes"), "{drawn}");
     assert!(drawn.contains("With the fence nothing is lost."), "{drawn}");
 
-    let (code, out, err) = store.say(&["lab", "crash", "--ttl=300ms", "--rounds=1", "--no-kill"]);
+    let (code, out, err) = store.say(&["lab", "crash", "--ttl=3s", "--rounds=1", "--no-kill"]);
     assert_eq!(code, Some(1), "{out} {err}");
     assert!(out.contains("then nobody") && !out.contains("then 0"), "{out}");
     assert!(out.contains("nobody was killed") && out.contains("The holder lives"), "{out}");
