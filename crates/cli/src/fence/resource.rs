@@ -51,9 +51,7 @@ impl Resource {
             }
             Some(("file", path)) => Self::file(path.strip_prefix("//").unwrap_or(path).as_ref()),
             // The rest is not repeated: it may have a password in it.
-            _ => {
-                Err(Failure::usage(format!("this is no resource with a fence: write {KINDS}")))
-            }
+            _ => Err(Failure::usage(format!("this is no resource with a fence: write {KINDS}"))),
         }
     }
 

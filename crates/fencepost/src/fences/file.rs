@@ -158,7 +158,12 @@ impl FileFence {
         }
         let at = now();
         if let Some(token) = to {
-            marks.put(Mark { name: name.clone(), token, set_by: by.to_owned(), set_at: at.clone() });
+            marks.put(Mark {
+                name: name.clone(),
+                token,
+                set_by: by.to_owned(),
+                set_at: at.clone(),
+            });
         }
         let from = old.as_ref().map(|mark| mark.token);
         let (by, why) = (by.to_owned(), why.to_owned());

@@ -90,7 +90,9 @@ fn write(way: &str, file: &FileFence, number: u64) -> fencepost::Result<()> {
 #[test]
 fn writer() {
     let Ok(order) = std::env::var(WRITER) else { return };
-    let [way, which, path] = order.splitn(3, ';').collect::<Vec<_>>()[..] else { panic!("{order}") };
+    let [way, which, path] = order.splitn(3, ';').collect::<Vec<_>>()[..] else {
+        panic!("{order}")
+    };
     let (which, file): (u64, _) = (which.parse().unwrap(), FileFence::at(path).unwrap());
     loop {
         let mark = file.show(None).unwrap().first().map_or(0, |mark| mark.token.get());
@@ -99,7 +101,9 @@ fn writer() {
         match write(way, &file, number) {
             // One write, past the test harness: what was acknowledged is known after the kill.
             Ok(()) => {
-                std::io::stdout().write_all(format!("acknowledged {number}.\n").as_bytes()).unwrap();
+                std::io::stdout()
+                    .write_all(format!("acknowledged {number}.\n").as_bytes())
+                    .unwrap();
             }
             Err(error) if *error.kind() == ErrorKind::Stale => {}
             Err(error) => panic!("{error}"),
@@ -108,7 +112,8 @@ fn writer() {
 }
 
 fn acknowledged(log: &str) -> Vec<u64> {
-    let lines = log.lines().filter_map(|line| line.split_once("acknowledged ")?.1.strip_suffix('.'));
+    let lines =
+        log.lines().filter_map(|line| line.split_once("acknowledged ")?.1.strip_suffix('.'));
     lines.map(|number| number.parse().unwrap()).collect()
 }
 
@@ -162,7 +167,9 @@ fn judge(scene: &Scene, highest: u64) -> Result<(), String> {
     let before = scene.contents();
     let written = token_of(&before)?;
     if written < highest || written > mark {
-        return Err(format!("{highest} was acknowledged, the file is {written}'s, the mark is {mark}"));
+        return Err(format!(
+            "{highest} was acknowledged, the file is {written}'s, the mark is {mark}"
+        ));
     }
     let late = file.write_as(&lock, token(mark - 1), &Label::new("late").unwrap(), &b"late"[..]);
     if late.is_ok() || scene.contents() != before {

@@ -80,11 +80,10 @@ fn a_slow_producer_holds_nobody_up_and_comes_too_late() {
         let (file, lock) = (scene.fence(), lock.clone());
         move || file.write(&lock, token(33), Stands(stands))
     });
-    fencepost_testbed::wait::until(
-        fencepost_testbed::wait::SOON,
-        "the slow one has begun",
-        || Ok(scene.path(".report.fence").is_dir() && scene.kept().iter().any(|n| n.starts_with("new-"))),
-    )
+    fencepost_testbed::wait::until(fencepost_testbed::wait::SOON, "the slow one has begun", || {
+        Ok(scene.path(".report.fence").is_dir()
+            && scene.kept().iter().any(|n| n.starts_with("new-")))
+    })
     .unwrap();
     scene.fence().write(&lock, token(34), &b"new"[..]).unwrap();
     // Its spooled input is its own: the other's sweep left it alone.
@@ -118,8 +117,12 @@ fn marks_of_several_locks_lie_beside_one_file() {
     file.write(&other, token(3), &b"b"[..]).unwrap();
     assert_kind(file.enter(&other, token(2)), &ErrorKind::Stale, "\"other\"");
     assert_kind(file.enter(&lock, token(49)), &ErrorKind::Stale, "\"report\"");
-    let shown: Vec<_> =
-        file.show(None).unwrap().iter().map(|mark| (mark.name.to_string(), mark.token.get())).collect();
+    let shown: Vec<_> = file
+        .show(None)
+        .unwrap()
+        .iter()
+        .map(|mark| (mark.name.to_string(), mark.token.get()))
+        .collect();
     assert_eq!(shown, [("other".to_owned(), 3), ("report".to_owned(), 50)]);
 }
 

@@ -33,7 +33,8 @@ async fn the_mark_lies_beside_the_data() {
     let stale = fence.checked(token(39)).del("{user:7}:cart");
     assert_eq!(*error_of(stale.run::<()>(&mut redis).await).kind(), ErrorKind::Stale);
     let slot = |key: &str| int(&node, &["CLUSTER", "KEYSLOT", key]);
-    for key in ["fencepost:mark:{user:7}cart of user 7", "fencepost:resets:{user:7}cart of user 7"] {
+    for key in ["fencepost:mark:{user:7}cart of user 7", "fencepost:resets:{user:7}cart of user 7"]
+    {
         assert_eq!(int(&node, &["EXISTS", key]), 1, "{key}");
         assert_eq!(slot(key), slot("{user:7}:cart"));
     }
@@ -52,7 +53,8 @@ async fn keys_of_another_slot_are_refused_here_or_there_and_nothing_is_done() {
     assert_eq!(*error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("{user:8}:x"), "{error}");
     // Not told, the cluster does.
-    let error = error_of(Fence::new(&name("a")).checked(token(1)).set("b", 1).run::<()>(&mut redis).await);
+    let error =
+        error_of(Fence::new(&name("a")).checked(token(1)).set("b", 1).run::<()>(&mut redis).await);
     assert_eq!(*error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("Fence::beside"), "{error}");
     assert_eq!(int(&node, &["DBSIZE"]), 0);

@@ -50,13 +50,8 @@ async fn values_and_keys_are_bytes() {
     let mut redis = connect(&server).await;
     let fence = Fence::new(&name("a"));
     let every: Vec<u8> = (0..=255).collect();
-    let (_, back): ((), Vec<u8>) = fence
-        .checked(token(1))
-        .set(&every, &*every)
-        .get(&every)
-        .run(&mut redis)
-        .await
-        .unwrap();
+    let (_, back): ((), Vec<u8>) =
+        fence.checked(token(1)).set(&every, &*every).get(&every).run(&mut redis).await.unwrap();
     assert_eq!(back, every);
 }
 
@@ -171,7 +166,8 @@ async fn a_long_command_is_passed_on_whole() {
         fence.checked(token(1)).command(&push, "list").run(&mut redis).await.unwrap();
     assert_eq!(count, values.len());
     let push = cmd("RPUSH").arg("list").arg(&values).arg(1).take();
-    let error = error_of(fence.checked(token(1)).command(&push, "list").run::<()>(&mut redis).await);
+    let error =
+        error_of(fence.checked(token(1)).command(&push, "list").run::<()>(&mut redis).await);
     assert!(error.to_string().contains("split it"), "{error}");
 }
 
@@ -180,7 +176,8 @@ async fn replies_of_other_types_are_told_and_the_commands_ran() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
     let fence = Fence::new(&name("a"));
-    let wrong = fence.checked(token(1)).set("k", "text").get("k").run::<((), i64)>(&mut redis).await;
+    let wrong =
+        fence.checked(token(1)).set("k", "text").get("k").run::<((), i64)>(&mut redis).await;
     assert!(error_of(wrong).to_string().contains("the commands ran"));
     assert_eq!(text(&server, &["GET", "k"]), "text");
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use fencepost::ErrorKind;
 use fencepost::fences::redis::{self, Fence};
 use fencepost::guarantees::Correctness;
-use fencepost_testbed::{Persistence, Redis};
 use fencepost_testbed::wait::{SOON, until};
+use fencepost_testbed::{Persistence, Redis};
 
 use super::common::*;
 
@@ -47,10 +47,8 @@ async fn a_mark_that_ran_out_keeps_nobody_out() {
     let brief = Fence::new(&name("a")).retain(Duration::from_secs(1)).unwrap();
     brief.enter(&mut redis, token(34)).await.unwrap();
     assert_eq!(*error_of(brief.enter(&mut redis, token(33)).await).kind(), ErrorKind::Stale);
-    until(SOON, "the mark has run out", || {
-        Ok(server.command(&["EXISTS", KEY])?.int()? == 0)
-    })
-    .unwrap();
+    until(SOON, "the mark has run out", || Ok(server.command(&["EXISTS", KEY])?.int()? == 0))
+        .unwrap();
     brief.enter(&mut redis, token(33)).await.unwrap();
 }
 
@@ -124,7 +122,9 @@ async fn a_damaged_mark_is_an_error_and_not_no_mark() {
         assert_eq!(*error.kind(), ErrorKind::Refused, "{damage:?}: {error}");
         assert!(error.to_string().contains("fence reset"), "{error}");
     }
-    assert!(fence.reset(&mut redis, Some(token(5)), "ops", "it was damaged").await.unwrap().is_none());
+    assert!(
+        fence.reset(&mut redis, Some(token(5)), "ops", "it was damaged").await.unwrap().is_none()
+    );
     fence.enter(&mut redis, token(5)).await.unwrap();
     server.command(&["DEL", KEY]).unwrap();
     server.command(&["LPUSH", KEY, "x"]).unwrap();
@@ -159,8 +159,12 @@ async fn a_mark_is_small() {
     let long = name("invoice/2026/march/0042");
     Fence::new(&long).enter(&mut redis, token(1_772_357_412_345_678)).await.unwrap();
     let key = format!("fencepost:mark:{{{long}}}{long}");
-    let (small, usual) = (int(&server, &["MEMORY", "USAGE", KEY]), int(&server, &["MEMORY", "USAGE", &key]));
-    eprintln!("a mark takes {small} bytes for a name of 1 byte, {usual} for one of {}", long.as_str().len());
+    let (small, usual) =
+        (int(&server, &["MEMORY", "USAGE", KEY]), int(&server, &["MEMORY", "USAGE", &key]));
+    eprintln!(
+        "a mark takes {small} bytes for a name of 1 byte, {usual} for one of {}",
+        long.as_str().len()
+    );
     assert!(usual < 300, "{usual}");
 }
 

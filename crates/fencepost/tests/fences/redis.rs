@@ -146,9 +146,9 @@ impl Marks for Counters {
         by: &'a str,
         why: &'a str,
     ) -> BoxFuture<'a, Result<Option<Mark>>> {
-        Box::pin(async move {
-            self.of(name)?.1.reset(&mut self.connection.clone(), to, by, why).await
-        })
+        Box::pin(
+            async move { self.of(name)?.1.reset(&mut self.connection.clone(), to, by, why).await },
+        )
     }
 
     fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {

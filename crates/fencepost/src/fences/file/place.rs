@@ -285,7 +285,8 @@ impl Locked<'_> {
         let (directory, name) = (&self.place.directory, &self.place.name);
         spool.rename(directory, name).map_err(|errno| failed(errno.into()))?;
         directory.sync_all().map_err(|error| {
-            let doing = "the file is replaced, but a crash of the machine may undo it: can not sync";
+            let doing =
+                "the file is replaced, but a crash of the machine may undo it: can not sync";
             self.place.failed(doing, error)
         })
     }

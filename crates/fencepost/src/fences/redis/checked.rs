@@ -163,7 +163,11 @@ impl<'f> Checked<'f> {
             {
                 let which = usize::try_from(*which).unwrap_or_default();
                 let name = commands.get(which.wrapping_sub(1)).map(commands::name);
-                Err(faults::of_command(which, &name.unwrap_or_default(), &String::from_utf8_lossy(said)))
+                Err(faults::of_command(
+                    which,
+                    &name.unwrap_or_default(),
+                    &String::from_utf8_lossy(said),
+                ))
             }
             _ => Err(faults::not_ours()),
         }

@@ -14,24 +14,73 @@ const REFUSED: [(&str, &[&str]); 4] = [
     (
         "it waits, and a script can not: use the form that does not wait",
         &[
-            "BLPOP", "BRPOP", "BRPOPLPUSH", "BLMOVE", "BLMPOP", "BZPOPMIN", "BZPOPMAX", "BZMPOP", "WAIT",
+            "BLPOP",
+            "BRPOP",
+            "BRPOPLPUSH",
+            "BLMOVE",
+            "BLMPOP",
+            "BZPOPMIN",
+            "BZPOPMAX",
+            "BZMPOP",
+            "WAIT",
             "WAITAOF",
         ],
     ),
     (
         "it belongs to a connection or to the server, not to data: send it without the fence",
         &[
-            "ACL", "ASKING", "AUTH", "BGREWRITEAOF", "BGSAVE", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DEBUG",
-            "FAILOVER", "FUNCTION", "HELLO", "INFO", "LATENCY", "MODULE", "MONITOR", "PSUBSCRIBE", "PSYNC",
-            "PUNSUBSCRIBE", "QUIT", "READONLY", "READWRITE", "REPLCONF", "REPLICAOF", "RESET", "ROLE", "SAVE",
-            "SCRIPT", "SELECT", "SHUTDOWN", "SLAVEOF", "SSUBSCRIBE", "SUBSCRIBE", "SUNSUBSCRIBE", "SYNC",
+            "ACL",
+            "ASKING",
+            "AUTH",
+            "BGREWRITEAOF",
+            "BGSAVE",
+            "CLIENT",
+            "CLUSTER",
+            "COMMAND",
+            "CONFIG",
+            "DEBUG",
+            "FAILOVER",
+            "FUNCTION",
+            "HELLO",
+            "INFO",
+            "LATENCY",
+            "MODULE",
+            "MONITOR",
+            "PSUBSCRIBE",
+            "PSYNC",
+            "PUNSUBSCRIBE",
+            "QUIT",
+            "READONLY",
+            "READWRITE",
+            "REPLCONF",
+            "REPLICAOF",
+            "RESET",
+            "ROLE",
+            "SAVE",
+            "SCRIPT",
+            "SELECT",
+            "SHUTDOWN",
+            "SLAVEOF",
+            "SSUBSCRIBE",
+            "SUBSCRIBE",
+            "SUNSUBSCRIBE",
+            "SYNC",
             "UNSUBSCRIBE",
         ],
     ),
     (
         "a checked step is a script already, and one step: give its commands one by one",
         &[
-            "DISCARD", "EVAL", "EVALSHA", "EVALSHA_RO", "EVAL_RO", "EXEC", "FCALL", "FCALL_RO", "MULTI", "UNWATCH",
+            "DISCARD",
+            "EVAL",
+            "EVALSHA",
+            "EVALSHA_RO",
+            "EVAL_RO",
+            "EXEC",
+            "FCALL",
+            "FCALL_RO",
+            "MULTI",
+            "UNWATCH",
             "WATCH",
         ],
     ),
@@ -47,7 +96,8 @@ pub(super) fn admit(words: &[&[u8]]) -> Result<()> {
         return Err(Error::invalid("a command has no name: give one, like redis::cmd(\"SET\")"));
     };
     let name = String::from_utf8_lossy(first).to_uppercase();
-    let refused = |why: &str| Err(Error::invalid(format!("{} can not be checked: {why}", shown(first))));
+    let refused =
+        |why: &str| Err(Error::invalid(format!("{} can not be checked: {why}", shown(first))));
     if let Some((why, _)) = REFUSED.iter().find(|(_, names)| names.contains(&&*name)) {
         return refused(why);
     }
@@ -57,7 +107,9 @@ pub(super) fn admit(words: &[&[u8]]) -> Result<()> {
     }
     if words.len() > WORDS {
         let count = words.len();
-        return refused(&format!("it has {count} words, and a script can pass on {WORDS}: split it"));
+        return refused(&format!(
+            "it has {count} words, and a script can pass on {WORDS}: split it"
+        ));
     }
     Ok(())
 }
@@ -76,7 +128,9 @@ mod tests {
 
     #[test]
     fn what_a_script_can_not_run_is_refused_by_name() {
-        for bad in ["blpop jobs 0", "Subscribe news", "MULTI", "eval return 0", "FLUSHALL", "select 1", ""] {
+        for bad in
+            ["blpop jobs 0", "Subscribe news", "MULTI", "eval return 0", "FLUSHALL", "select 1", ""]
+        {
             let words: Vec<_> = bad.split(' ').map(str::as_bytes).collect();
             let error = admit(&words).expect_err(bad).to_string();
             assert!(error.contains(bad.split(' ').next().unwrap()), "{error}");

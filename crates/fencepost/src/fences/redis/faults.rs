@@ -47,7 +47,8 @@ pub(super) fn of_command(which: usize, name: &str, said: &str) -> Error {
         2 => "the one before it was done, those behind it were not".to_owned(),
         _ => format!("the {} before it were done, those behind it were not", which - 1),
     };
-    Error::new(kind, format!("command {which}, {name}, failed: {before}; mend it")).because(said.trim())
+    Error::new(kind, format!("command {which}, {name}, failed: {before}; mend it"))
+        .because(said.trim())
 }
 
 /// Something stands between us and a Redis.
