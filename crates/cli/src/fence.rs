@@ -29,13 +29,12 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
             } else if args.resource.is_none() {
                 Resource::file(enter_args.what.as_ref())?
             } else {
-                return Err(Failure::usage(
-                    "with --name the file itself is the resource: leave --resource out",
-                ));
+                return Err(two_resources());
             };
             resource.enter(&name, token).await?;
             entered(&name, token, json)
         }
+        FenceCommand::Write(_) if args.resource.is_some() => Err(two_resources()),
         FenceCommand::Write(args) => write(args, json),
         FenceCommand::Show(show_args) => {
             let name = show_args.name.as_deref().map(lock_name).transpose()?;
@@ -75,6 +74,10 @@ fn url(args: &Fence) -> Result<String, Failure> {
         .clone()
         .or_else(from_environment)
         .ok_or_else(|| Failure::usage(format!("name the resource with --resource: {KINDS}")))
+}
+
+fn two_resources() -> Failure {
+    Failure::usage("the file that you name is the resource: leave --resource out")
 }
 
 fn lock_name(name: impl AsRef<str>) -> Result<LockName, Failure> {

@@ -156,6 +156,11 @@ fn bad_input_is_one_line_and_leaves_nothing() {
         (&write[..], 64, "which token?"),
         (&["write", "report", "--token", "1"], 64, "--name"),
         (&["write", "report", "--name", "", "--token", "1"], 64, "the lock name is empty"),
+        (
+            &["write", "r", "--name", "a", "--token", "1", "--resource", "file:x"],
+            64,
+            "leave --resource out",
+        ),
         (&["write", ".", "--name", "a", "--token", "1"], 64, "no regular file"),
         (&["write", "/dev/null", "--name", "a", "--token", "1"], 64, "no regular file"),
         (&["write", "no/where", "--name", "a", "--token", "1"], 69, "make its directory"),

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 /// `fencepost fence`
 #[derive(Args, Debug)]
 pub(crate) struct Fence {
-    /// What is protected: sqlite:PATH, `postgres://USER@HOST/DATABASE`, `redis://HOST` or file:PATH [default:
+    /// What is protected: sqlite:PATH, `postgres://USER@HOST/DATABASE`, `redis://HOST` or `file:PATH` [default:
     /// `FENCEPOST_RESOURCE`]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) resource: Option<String>,
@@ -167,13 +167,13 @@ stale: a later holder has entered, 78 refused.";
 
 const FENCE_WRITE_HELP: &str = "\
 Examples:
-  fencepost run report -- sh -c './report | fencepost fence write r.json --name report'
-  fencepost fence write r.json --name report --token 35 < r.json.new
+  fencepost run report -- sh -c './report > new && fencepost fence write r.json --name report < new'
+  fencepost fence write r.json --name report --token 35 < new
 
 The input is read to its end first, beside the file (.r.json.fence), so a slow
 or frozen writer holds nobody up. Then the token is checked and the file replaced
-in one step, all of it or nothing. If ./report fails half-way, so is its input:
-use `set -o pipefail`, or write to a file first.
+in one step, all of it or nothing. In a pipe, a program that fails half-way looks
+like one that is done: let it write a file first, as above.
 
 Who writes the file in another way is not stopped. Files on a network file
 system are refused: another machine would not see the lock.

@@ -121,7 +121,6 @@ impl Fence {
     }
 
     /// Starts to collect commands that run only if `token` may. They enter by themselves, too.
-    #[must_use]
     pub fn checked(&self, token: Token) -> Checked<'_> {
         Checked::new(self, token)
     }

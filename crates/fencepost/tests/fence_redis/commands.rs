@@ -181,3 +181,25 @@ async fn replies_of_other_types_are_told_and_the_commands_ran() {
     assert!(error_of(wrong).to_string().contains("the commands ran"));
     assert_eq!(text(&server, &["GET", "k"]), "text");
 }
+
+/// The script is all there is to it, so any language can use it: as docs/fences/redis.md shows.
+#[tokio::test]
+async fn other_languages_use_the_same_script() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let script = include_str!("../../src/fences/redis/act.lua");
+    let set = |token: &str, value: &str| {
+        let key = "fencepost:mark:{cart/7}cart/7";
+        let words = ["EVAL", script, "2", key, "cart:7", token, "web-1:4711", "0"];
+        let reply = server.command(&[&words[..], &["3", "SET", "cart:7", value]].concat()).unwrap();
+        format!("{reply:?}")
+    };
+    assert!(!set("33", "a").is_empty());
+    let fence = Fence::new(&name("cart/7"));
+    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().set_by, "web-1:4711");
+    fence.enter(&mut redis, token(34)).await.unwrap();
+    set("33", "late");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "a");
+    set("34", "b");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "b");
+}

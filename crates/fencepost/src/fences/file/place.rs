@@ -135,9 +135,8 @@ impl Place {
             match rustix::fs::mkdirat(&self.directory, &self.beside, mode) {
                 // The umask took its part.
                 Ok(()) => {
-                    let made = self.beside()?;
-                    if let Some(made) = &made {
-                        rustix::fs::fchmod(made, mode).map_err(failed)?;
+                    if let Some(there) = self.beside()? {
+                        rustix::fs::fchmod(&there, mode).map_err(failed)?;
                     }
                 }
                 Err(Errno::EXIST) => {}

@@ -13,7 +13,7 @@
 
 use std::fmt::Write as _;
 
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{Invalid, Label, LockName, Token};
 
 use crate::error::Result;
 use crate::fences::file::now;
@@ -128,8 +128,8 @@ impl Marks {
                 }),
                 ["reset", from, to, at, by, why, name] => read.resets.push(Reset {
                     name: LockName::new(name).ok()?,
-                    from: number(from)?,
-                    to: number(to)?,
+                    from: number(from).ok()?,
+                    to: number(to).ok()?,
                     by: by.to_owned(),
                     why: why.to_owned(),
                     at: at.to_owned(),
@@ -142,8 +142,8 @@ impl Marks {
 }
 
 /// A token, or "-" for none.
-fn number(field: &str) -> Option<Option<Token>> {
-    if field == "-" { Some(None) } else { field.parse().ok().map(Some) }
+fn number(field: &str) -> Result<Option<Token>, Invalid> {
+    if field == "-" { Ok(None) } else { field.parse().map(Some) }
 }
 
 /// CRC-32 as gzip and zlib have it.

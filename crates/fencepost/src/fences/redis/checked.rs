@@ -174,6 +174,7 @@ impl<'f> Checked<'f> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map` takes")]
 fn simple(word: Arg<&[u8]>) -> Option<&[u8]> {
     match word {
         Arg::Simple(word) => Some(word),
