@@ -13,7 +13,7 @@ async fn the_helpers_do_what_they_are_called() {
     let mut redis = connect(&server).await;
     let fence = Fence::new(&name("cart/7"));
     let checked = fence.checked(token(33));
-    let (_, fields, sum, gone, there): ((), i64, i64, i64, Option<String>) = checked
+    let ((), fields, sum, gone, there): ((), i64, i64, i64, Option<String>) = checked
         .set("a", "one")
         .hset("h", "field", 5)
         .incr("n", 42)
@@ -50,7 +50,7 @@ async fn values_and_keys_are_bytes() {
     let mut redis = connect(&server).await;
     let fence = Fence::new(&name("a"));
     let every: Vec<u8> = (0..=255).collect();
-    let (_, back): ((), Vec<u8>) =
+    let ((), back): ((), Vec<u8>) =
         fence.checked(token(1)).set(&every, &*every).get(&every).run(&mut redis).await.unwrap();
     assert_eq!(back, every);
 }

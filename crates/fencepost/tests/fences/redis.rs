@@ -108,13 +108,11 @@ impl Resource for Counters {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let (mut connection, (key, fence)) = (self.connection.clone(), self.of(name)?);
-            match token {
-                Some(token) => fence.checked(token).set(&key, value).run(&mut connection).await,
-                None => {
-                    let mut set = cmd("SET");
-                    set.arg(&key).arg(value).query_async(&mut connection).await.map_err(failed)
-                }
+            if let Some(token) = token {
+                return fence.checked(token).set(&key, value).run(&mut connection).await;
             }
+            let set = cmd("SET").arg(&key).arg(value).take();
+            set.query_async(&mut connection).await.map_err(failed)
         })
     }
 

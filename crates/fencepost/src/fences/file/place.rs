@@ -181,7 +181,6 @@ impl Place {
     /// A file for the input.
     pub(super) fn spool(&self) -> Result<Spool> {
         let beside = self.beside_made()?;
-        Spool::sweep(&beside);
         // Nobody shall read the new contents who could not read the old ones.
         let mode = if self.target()?.is_some() { 0o600 } else { 0o666 };
         Spool::make(beside, &self.path, Mode::from_raw_mode(mode))

@@ -26,9 +26,10 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    /// An empty one in `directory`.
+    /// An empty one in `directory`, which is tidied up on the way.
     pub(super) fn make(directory: File, path: &Path, mode: Mode) -> Result<Self> {
         let failed = |errno: Errno| explain("can not write beside", path, errno.into());
+        sweep(&directory);
         loop {
             let mut bits = [0; 8];
             getrandom::fill(&mut bits).map_err(|error| {
@@ -45,25 +46,6 @@ impl Spool {
             let linked = rustix::fs::fstat(&file).map_err(failed)?.st_nlink > 0;
             if locked.is_ok() && linked {
                 return Ok(Self { directory, name, file, path: path.to_owned(), renamed: false });
-            }
-        }
-    }
-
-    /// Removes what killed processes have left. What can not be removed is only untidy.
-    pub(super) fn sweep(directory: &File) {
-        let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            if !name.to_bytes().starts_with(PREFIX.as_bytes()) {
-                continue;
-            }
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            let Ok(file) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
-                continue;
-            };
-            // Locked while it is removed, so that its maker, if it was only just made, notices.
-            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
-                let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
             }
         }
     }
@@ -125,6 +107,25 @@ impl Spool {
         rustix::fs::renameat(&self.directory, &self.name, directory, name)?;
         self.renamed = true;
         Ok(())
+    }
+}
+
+/// Removes what killed processes have left. What can not be removed is only untidy.
+fn sweep(directory: &File) {
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if !name.to_bytes().starts_with(PREFIX.as_bytes()) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let Ok(file) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
+            continue;
+        };
+        // Locked while it is removed, so that its maker, if it was only just made, notices.
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+            let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+        }
     }
 }
 
