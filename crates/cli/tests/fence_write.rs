@@ -127,6 +127,47 @@ fn a_writer_frozen_in_its_input_holds_nobody_up_and_comes_too_late() {
     assert!(scene.spooled().is_empty());
 }
 
+/// What a kill can not show: a sync that is left out, or comes too late, is only missed when the machine goes down. So
+/// the order of the calls themselves is looked at.
+#[test]
+fn the_mark_is_on_disk_before_the_file_is_replaced() {
+    let scene = Scene::new();
+    assert_eq!(scene.write("1", "old\n").0, Some(0));
+    let own = env!("CARGO_BIN_EXE_fencepost");
+    let mut command = std::process::Command::new("strace");
+    command.args([
+        "-f",
+        "-y",
+        "-o",
+        "trace",
+        "-e",
+        "trace=fsync,fdatasync,flock,rename,renameat,renameat2",
+    ]);
+    command.args([own, "fence", "write", "report", "--name", "report", "--token", "2"]);
+    command.current_dir(scene.store.dir.path()).stdin(Stdio::null());
+    let traced = command.output().expect("strace is installed");
+    assert!(traced.status.success(), "{traced:?}");
+    let trace = std::fs::read_to_string(scene.store.path("trace")).unwrap();
+    let directory = scene.store.dir.path().canonicalize().unwrap();
+    let (file, beside) = (directory.display(), directory.join(".report.fence"));
+    let beside = beside.display();
+    // The first line behind `from` that has all these words.
+    let find = |what: &str, from: usize, words: &[&str]| {
+        let mut lines = trace.lines().enumerate().skip(from);
+        let found = lines.find(|(_, line)| words.iter().all(|word| line.contains(word)));
+        found.unwrap_or_else(|| panic!("{what} does not come behind line {from}:\n{trace}")).0 + 1
+    };
+    let at = find("the sync of the input", 0, &["fsync(", "/new-"]);
+    let at = find("the lock", at, &["flock(", "/lock>", "LOCK_EX"]);
+    let at = find("the sync of the marks", at, &["fsync(", "/new-"]);
+    let at = find("the new marks", at, &["renameat(", "\"marks\""]);
+    let at = find("the sync of their directory", at, &["fsync(", &format!("<{beside}>")]);
+    let at = find("the sync of its own", at, &["fsync(", &format!("<{file}>")]);
+    let replaced = find("the new file", at, &["renameat(", "\"report\""]);
+    assert_eq!(replaced, find("it", 0, &["renameat(", "\"report\""]), "not before:\n{trace}");
+    find("the sync of its directory", replaced, &["fsync(", &format!("<{file}>")]);
+}
+
 #[test]
 fn what_does_not_fit_leaves_the_file_as_it_was() {
     let scene = Scene::new();

@@ -182,8 +182,13 @@ impl Place {
     pub(super) fn spool(&self) -> Result<Spool> {
         let beside = self.beside_made()?;
         // Nobody shall read the new contents who could not read the old ones.
-        let mode = if self.target()?.is_some() { 0o600 } else { 0o666 };
-        Spool::make(beside, &self.path, Mode::from_raw_mode(mode))
+        let old = self.target()?;
+        let mode = if old.is_some() { 0o600 } else { 0o666 };
+        let spool = Spool::make(beside, &self.path, Mode::from_raw_mode(mode))?;
+        if let Some(old) = old {
+            spool.dress(&old).map_err(|errno| self.failed("can not write beside", errno))?;
+        }
+        Ok(spool)
     }
 
     /// Waits for its turn.
@@ -277,8 +282,11 @@ impl Locked<'_> {
     /// Puts the spooled file where the old one is. The mark is on disk by now.
     pub(super) fn replace(&self, spool: Spool) -> Result<()> {
         let failed = |error: std::io::Error| self.place.failed("can not replace", error);
-        if let Some(old) = self.place.target()? {
-            spool.dress(&old).map_err(failed)?;
+        // It was dressed before its input came, which may be long ago.
+        if let Some(old) = self.place.target()?
+            && spool.dress(&old).map_err(|errno| failed(errno.into()))?
+        {
+            spool.sync().map_err(failed)?;
         }
         let (directory, name) = (&self.place.directory, &self.place.name);
         spool.rename(directory, name).map_err(|errno| failed(errno.into()))?;

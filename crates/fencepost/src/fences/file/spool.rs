@@ -75,31 +75,28 @@ impl Spool {
         rustix::fs::fchmod(&self.file, mode)
     }
 
-    /// Takes over what the old file's owner had set.
-    pub(super) fn dress(&self, old: &Stat) -> std::io::Result<()> {
+    pub(super) fn sync(&self) -> std::io::Result<()> {
+        self.file.sync_all()
+    }
+
+    /// Takes over what the old file's owner had set; whether anything had to be changed. It is not synced yet.
+    pub(super) fn dress(&self, old: &Stat) -> rustix::io::Result<bool> {
         let new = rustix::fs::fstat(&self.file)?;
-        let (mut mode, mut kept) = (old.st_mode & 0o7777, true);
+        let mut mode = old.st_mode & 0o7777;
         if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
-            let group = Some(Gid::from_raw(old.st_gid));
-            let owner = Some(Uid::from_raw(old.st_uid));
-            kept = rustix::fs::fchown(&self.file, owner, group).is_ok();
-            if !kept {
+            let (owner, group) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
+            if rustix::fs::fchown(&self.file, Some(owner), Some(group)).is_err() {
                 // Not everybody may give a file away. The group may be one's own.
-                let _ = rustix::fs::fchown(&self.file, None, group);
+                let _ = rustix::fs::fchown(&self.file, None, Some(group));
+                // Under another owner the other bits would mean something else.
+                mode &= 0o777;
             }
-        }
-        if !kept {
-            // Under another owner these would mean something else.
-            mode &= 0o777;
         }
         if rustix::fs::fstat(&self.file)?.st_mode & 0o7777 != mode {
             self.chmod(Mode::from_raw_mode(mode))?;
         }
         let now = rustix::fs::fstat(&self.file)?;
-        if (now.st_mode, now.st_uid, now.st_gid) != (new.st_mode, new.st_uid, new.st_gid) {
-            self.file.sync_all()?;
-        }
-        Ok(())
+        Ok((now.st_mode, now.st_uid, now.st_gid) != (new.st_mode, new.st_uid, new.st_gid))
     }
 
     /// Takes the place of `name`.
