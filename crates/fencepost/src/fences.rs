@@ -23,7 +23,7 @@
 //! | `sqlite` | a table in the database | stale transactions that enter |
 //! | `column` | a column of the row itself | stale writes of that row |
 //! | `redis` | a key beside the data | stale commands that go through it |
-//! | [`file`] | a file beside the data, on one host | stale writes that go through it |
+//! | `file` | a file beside the data, on one host | stale writes that go through it |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
