@@ -198,7 +198,8 @@ pub async fn audit(
 }
 
 /// Whether the marks on this server outlive a crash, an eviction and a failover; if not, why not, and what would
-/// change that. Needs the right to INFO and CONFIG GET, and says so where it is missing.
+/// change that. Needs the right to INFO and CONFIG GET, and says so where it is missing. In a cluster ask each node, on a
+/// connection of its own.
 pub async fn fit(connection: &mut impl ConnectionLike) -> Result<Correctness> {
     let mut answers = Vec::new();
     for question in questions() {
