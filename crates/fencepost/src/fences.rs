@@ -22,30 +22,31 @@
 //! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too |
 //! | `sqlite` | a table in the database | stale transactions that enter |
 //! | `column` | a column of the row itself | stale writes of that row |
+//! | `redis` | a key beside the data | stale commands that go through it |
+//! | `file` | a file beside the data, on one host | stale writes that go through it |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use fencepost_core::Label;
-use fencepost_core::{LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 
-#[cfg(feature = "sqlite")]
-use crate::error::ErrorKind;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
+pub mod file;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+mod stamp;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;
@@ -81,7 +82,6 @@ pub struct Reset {
 }
 
 // On PostgreSQL the database says it, in the same words.
-#[cfg(feature = "sqlite")]
 impl Mark {
     /// The error of a token that came too late.
     pub(crate) fn refuses(&self, token: Token) -> Error {
@@ -96,11 +96,9 @@ impl Mark {
 }
 
 /// The longest reason, in bytes.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 const WHY_MAX_BYTES: usize = 1024;
 
 /// Who resets and why, checked.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
     Label::new(by)?;
     if why.trim().is_empty() {
