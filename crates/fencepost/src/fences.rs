@@ -22,30 +22,35 @@
 //! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too |
 //! | `sqlite` | a table in the database | stale transactions that enter |
 //! | `column` | a column of the row itself | stale writes of that row |
+//! | `object` | in the object, or in a small one before it | stale reads and writes of that object |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "object-store", feature = "postgres", feature = "sqlite"))]
 use fencepost_core::Label;
 use fencepost_core::{LockName, Token};
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "object-store", feature = "sqlite"))]
 use crate::error::ErrorKind;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "object-store", feature = "postgres", feature = "sqlite"))]
 use crate::error::{Error, Result};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
+#[cfg(feature = "object-store")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "object-store")]
+mod when;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;
@@ -81,7 +86,7 @@ pub struct Reset {
 }
 
 // On PostgreSQL the database says it, in the same words.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "object-store", feature = "sqlite"))]
 impl Mark {
     /// The error of a token that came too late.
     pub(crate) fn refuses(&self, token: Token) -> Error {
@@ -96,11 +101,11 @@ impl Mark {
 }
 
 /// The longest reason, in bytes.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "object-store", feature = "postgres", feature = "sqlite"))]
 const WHY_MAX_BYTES: usize = 1024;
 
 /// Who resets and why, checked.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "object-store", feature = "postgres", feature = "sqlite"))]
 pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
     Label::new(by)?;
     if why.trim().is_empty() {

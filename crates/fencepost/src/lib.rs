@@ -59,7 +59,9 @@ pub use lock::{DEFAULT_TTL, Lock};
 pub use url::{default_url, env_url};
 pub use watch::Watch;
 
-// A fence works in the caller's own transaction, so the caller needs the same version of these.
+// A fence works in the caller's own transaction, or store, so the caller needs the same version of these.
+#[cfg(feature = "object-store")]
+pub use object_store;
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
 #[cfg(feature = "postgres")]

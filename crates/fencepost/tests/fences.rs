@@ -2,6 +2,9 @@
 //!
 //! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
 
+#[cfg(feature = "object-store")]
+#[path = "fences/object.rs"]
+mod object;
 #[cfg(feature = "postgres")]
 #[path = "fences/postgres.rs"]
 mod postgres;
@@ -19,5 +22,13 @@ fn main() -> ExitCode {
         Box::new(sqlite::InFile::Column),
         #[cfg(feature = "postgres")]
         Box::new(postgres::InDatabase),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: true }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: true }),
     ])
 }
