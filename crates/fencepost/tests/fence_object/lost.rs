@@ -143,9 +143,13 @@ async fn a_request_that_is_lost_is_stale_once_a_later_holder_has_entered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_knows_is_not_made_up() {
     let shapes = Shapes::new().await;
-    let act = Act::LoseAnswer(later_holder(&shapes.site, true, 40));
+    let act = Act::LoseAnswer(later_holder(&shapes.site, true, 257));
     let done = shapes.write(true, act).await;
-    super::fails(done, &ErrorKind::Unreachable, &["nobody knows", "token 33", "read before"]);
+    super::fails(
+        done,
+        &ErrorKind::Unreachable,
+        &["nobody knows", "token 33", "read before you go on"],
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

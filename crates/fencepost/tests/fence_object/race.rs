@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 use super::{Site, name, token};
 
 const WRITERS: usize = 16;
-const ROUNDS: usize = 10;
+/// Few: the server takes a second and more to say no to those who meet, for it has them wait in line.
+const ROUNDS: usize = 5;
 
 fn is_changed(error: &object_store::Error) -> bool {
     use object_store::Error::{AlreadyExists, Precondition};

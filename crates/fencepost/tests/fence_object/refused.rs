@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use fencepost::fences::object::{Envelope, ObjectFence};
-use fencepost::object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use fencepost::object_store::local::LocalFileSystem;
 use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::{ObjectStoreExt as _, RetryConfig};
@@ -34,32 +34,41 @@ async fn a_store_without_conditional_put_is_refused_and_named() {
     fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &words);
 }
 
-/// Such servers exist: they know no conditions, and so do not look at them.
-#[tokio::test]
-async fn a_store_that_ignores_conditions_is_refused() {
+/// A server that answers each request like this.
+fn server_that_says(answer: &'static str) -> Arc<AmazonS3> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for mut client in listener.incoming().flatten() {
             let _ = client.read(&mut [0; 8192]);
-            let answer =
-                "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-            let _ = client.write_all(answer.as_bytes());
+            let end = "Content-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = client.write_all(format!("HTTP/1.1 {answer}\r\n{end}").as_bytes());
         }
     });
-    let store = Arc::new(s3(&endpoint).build().unwrap());
+    Arc::new(s3(&endpoint).build().unwrap())
+}
+
+/// Such servers exist: they know no conditions. Some say so, some do not look at them.
+#[tokio::test]
+async fn a_server_that_knows_no_conditions_is_refused() {
+    let store = server_that_says("200 OK\r\nETag: \"1\"");
     let words = ["AmazonS3", "If-None-Match", "does not look at conditions"];
+    fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &words);
+    let store = server_that_says("501 Not Implemented");
+    let words = ["AmazonS3", "no conditional put", "S3ConditionalPut::ETagMatch"];
     fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &words);
 }
 
 #[tokio::test]
-async fn a_store_that_is_not_there_is_out_of_reach_and_a_bucket_is_missed() {
-    let store = Arc::new(s3("http://127.0.0.1:1").build().unwrap());
-    fails(ObjectFence::open(store, "").await, &ErrorKind::Unreachable, &["object store"]);
-    let site = Site::new();
-    let store = s3(&site.server.endpoint()).with_bucket_name("Not.A.Bucket!");
-    let opened = ObjectFence::open(Arc::new(store.build().unwrap()), "").await;
-    assert!(opened.is_err());
+async fn a_store_that_can_not_be_used_says_why() {
+    let nobody = Arc::new(s3("http://127.0.0.1:1").build().unwrap());
+    fails(ObjectFence::open(nobody, "").await, &ErrorKind::Unreachable, &["object store"]);
+    let no_bucket = server_that_says("404 Not Found");
+    fails(ObjectFence::open(no_bucket, "").await, &ErrorKind::Refused, &["make the bucket"]);
+    let forbidden = server_that_says("403 Forbidden");
+    fails(ObjectFence::open(forbidden, "").await, &ErrorKind::Refused, &["credentials"]);
+    let ill = server_that_says("503 Slow Down");
+    fails(ObjectFence::open(ill, "").await, &ErrorKind::Unreachable, &["object store"]);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@
 //! set_by <label>\n
 //! set_at <RFC 3339>\n
 //! sweeps <number>\n                       how often the data objects were swept (always 0 in an envelope)
-//! write <16 hex digits>\n                 0 to 32 lines, oldest first: the ids of the last writes
+//! writes <16 hex digits each>\n           oldest first: the ids of the last writes, 256 at most
 //! reset <name>\t<from>\t<to>\t<at>\t<by>\t<why>\n   0 to 16 lines, oldest first; no token is "-"
 //! data none\n                             nothing was written, or it was removed
 //! data <length>\n                         envelope: the data follow the header
@@ -33,11 +33,12 @@ const FORMAT: &str = "fencepost-fence ";
 const VERSION: &str = "1";
 /// How long the first line is at most.
 const FIRST_LINE: usize = 64;
-/// How many writes are remembered: a writer that lost its answer finds itself among them.
-pub(super) const TRAIL: usize = 32;
+/// How many writes are remembered: a writer that does not know whether it is done looks for itself among them. One that
+/// sleeps while more are done than this can not be told.
+pub(super) const TRAIL: usize = 256;
 /// How many resets are remembered. The oldest goes when one more comes.
 pub(super) const RESETS: usize = 16;
-/// No header is longer: 16 resets of 2 kB at most, and 2 kB of the rest.
+/// No header is longer: 16 resets of 2 kB at most, 4 kB of writes, 2 kB of the rest.
 pub(super) const HEADER_MAX: usize = 64 * 1024;
 
 /// Where the data are.
@@ -119,9 +120,11 @@ impl Cell {
             let _ = write!(lines, "name {name}\ntoken {token}\nset_by {set_by}\nset_at {set_at}\n");
         }
         let _ = writeln!(lines, "sweeps {}", self.sweeps);
+        lines.push_str("writes ");
         for WriteId(id) in &self.trail {
-            let _ = writeln!(lines, "write {id:016x}");
+            let _ = write!(lines, "{id:016x}");
         }
+        lines.push('\n');
         let number = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
         for Reset { name, from, to, by, why, at } in &self.resets {
             let (from, to) = (number(*from), number(*to));
@@ -193,10 +196,7 @@ impl Cell {
         }
         let sweeps = lines.take("sweeps ").and_then(|number| number.parse().ok());
         cell.sweeps = sweeps.ok_or(damaged("its count of sweeps"))?;
-        while let Some(id) = lines.take("write ") {
-            let id = u64::from_str_radix(id, 16).map_err(|_| damaged("the id of a write"))?;
-            cell.trail.push(WriteId(id));
-        }
+        cell.trail = lines.take("writes ").and_then(trail).ok_or(damaged("its writes"))?;
         while let Some(line) = lines.take("reset ") {
             cell.resets.push(reset(line).ok_or(damaged("the record of a reset"))?);
         }
@@ -236,6 +236,16 @@ fn mark(name: &str, lines: &mut Lines<'_>) -> Option<Mark> {
         set_by: lines.take("set_by ")?.to_owned(),
         set_at: lines.take("set_at ")?.to_owned(),
     })
+}
+
+fn trail(ids: &str) -> Option<Vec<WriteId>> {
+    let (ids, rest) = ids.as_bytes().as_chunks::<16>();
+    let id = |digits: &[u8; 16]| {
+        let hex = digits.iter().all(u8::is_ascii_hexdigit);
+        let digits = std::str::from_utf8(digits).ok().filter(|_| hex)?;
+        u64::from_str_radix(digits, 16).ok().map(WriteId)
+    };
+    rest.is_empty().then(|| ids.iter().map(id).collect())?
 }
 
 fn reset(line: &str) -> Option<Reset> {
@@ -324,11 +334,11 @@ mod tests {
     #[test]
     fn the_trail_does_not_grow() {
         let mut cell = Cell::empty(Shape::Envelope);
-        for id in 0..100 {
+        for id in 0..1000 {
             cell = cell.written(WriteId(id), Data::None);
         }
         assert_eq!(cell.trail.len(), TRAIL);
-        assert_eq!(cell.trail.last(), Some(&WriteId(99)));
+        assert_eq!(cell.trail.last(), Some(&WriteId(999)));
     }
 
     #[test]
@@ -347,7 +357,9 @@ mod tests {
     /// never taken for whole.
     #[test]
     fn damage_is_refused() {
-        let cell = full(Shape::Envelope, Data::Here(Bytes::from_static(b"12345")));
+        let mut cell = full(Shape::Envelope, Data::Here(Bytes::from_static(b"12345")));
+        cell.trail.truncate(3);
+        cell.resets.truncate(2);
         let whole = bytes_of(&cell, 5);
         for end in 0..whole.len() {
             assert!(Cell::decode(Shape::Envelope, &whole.slice(..end)).is_err(), "cut at {end}");

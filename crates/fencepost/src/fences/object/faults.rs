@@ -59,7 +59,7 @@ pub(super) fn explain(fault: &Fault) -> Error {
 }
 
 /// The store's words on one line, and not too many: some put a page of XML into an error.
-fn words_of(fault: &Fault) -> String {
+pub(super) fn words_of(fault: &Fault) -> String {
     let text = fault.to_string();
     let mut words = String::new();
     for word in text.split_whitespace() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{Error as Fault, ObjectStore, ObjectStoreExt as _, PutMode, UpdateVersion};
 
-use super::faults::explain;
+use super::faults::{explain, words_of};
 use super::slot::random;
 use crate::error::{Error, Result};
 
@@ -25,11 +25,11 @@ async fn ask(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
     let put = |text: &'static str, mode: PutMode| store.put_opts(path, text.into(), mode.into());
     let first = match put("1", PutMode::Create).await {
         Ok(first) => UpdateVersion::from(first),
-        Err(fault) => return Err(refused(store, fault)),
+        Err(fault) => return Err(refused(store, &fault)),
     };
     match put("2", PutMode::Create).await {
         Err(Fault::AlreadyExists { .. } | Fault::Precondition { .. }) => {}
-        Err(fault) => return Err(refused(store, fault)),
+        Err(fault) => return Err(refused(store, &fault)),
         Ok(_) => return Err(ignored(store, "If-None-Match")),
     }
     if first.e_tag.is_none() && first.version.is_none() {
@@ -40,24 +40,30 @@ async fn ask(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
     }
     match put("3", PutMode::Update(first.clone())).await {
         Ok(_) => {}
-        Err(fault) => return Err(refused(store, fault)),
+        Err(fault) => return Err(refused(store, &fault)),
     }
     match put("4", PutMode::Update(first)).await {
         Err(Fault::Precondition { .. } | Fault::AlreadyExists { .. }) => Ok(()),
-        Err(fault) => Err(refused(store, fault)),
+        Err(fault) => Err(refused(store, &fault)),
         Ok(_) => Err(ignored(store, "If-Match")),
     }
 }
 
-fn refused(store: &Arc<dyn ObjectStore>, fault: Fault) -> Error {
-    match fault {
-        Fault::NotImplemented { .. } | Fault::NotSupported { .. } => Error::refused(format!(
-            "{store} has no conditional put, without which nothing can be fenced: use S3 with \
-             S3ConditionalPut::ETagMatch, GCS or Azure; for files on one host use the file fence"
-        ))
-        .because(fault),
-        other => explain(&other),
+fn refused(store: &Arc<dyn ObjectStore>, fault: &Fault) -> Error {
+    let can_not = match fault {
+        Fault::NotImplemented { .. } | Fault::NotSupported { .. } => true,
+        // How servers say it that are asked by S3's protocol: the client has no kind for that.
+        Fault::Generic { .. } => fault.to_string().contains("501 Not Implemented"),
+        _ => false,
+    };
+    if !can_not {
+        return explain(fault);
     }
+    Error::refused(format!(
+        "{store} has no conditional put, without which nothing can be fenced: use S3 with \
+         S3ConditionalPut::ETagMatch, GCS or Azure; for files on one host use the file fence"
+    ))
+    .because(words_of(fault))
 }
 
 fn ignored(store: &Arc<dyn ObjectStore>, header: &str) -> Error {

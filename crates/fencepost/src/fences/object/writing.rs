@@ -101,8 +101,8 @@ impl<'a> Writing<'a> {
         }
         let Holder { name, token, .. } = self.holder;
         Err(Error::unreachable(format!(
-            "nobody knows whether the write of token {token} for \"{name}\" was done: its answer was \
-             lost, and too many have written since; enter and read before you go on"
+            "nobody knows whether the write of token {token} for \"{name}\" was done: more than {TRAIL} \
+             others were since it was sent; enter and read before you go on"
         )))
     }
 }
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn who_has_put_nothing_is_plainly_stale() {
         let scene = Scene::new();
-        let now = (1..100).fold(None, |now, id| scene.wrote(34, id, now.as_ref()));
-        let mut writing = Writing::new(scene.holder(33), WriteId(1000));
+        let now = (1..1000).fold(None, |now, id| scene.wrote(34, id, now.as_ref()));
+        let mut writing = Writing::new(scene.holder(33), WriteId(2000));
         assert_eq!(kind_of(writing.step(SHAPE, now.as_ref(), &Data::None)), ErrorKind::Stale);
     }
 
