@@ -55,18 +55,27 @@ impl Holder<'_> {
     }
 }
 
+/// What a writer has put so far.
+#[derive(Debug)]
+enum Sent {
+    Nothing,
+    /// Something, when nobody had written yet.
+    First,
+    /// Something, when this was the last write.
+    After(WriteId),
+}
+
 /// A write on its way.
 #[derive(Debug)]
 pub(super) struct Writing<'a> {
     pub(super) holder: Holder<'a>,
     pub(super) id: WriteId,
-    /// Once something was put: the write that was the last one then, if there was any.
-    put_after: Option<Option<WriteId>>,
+    sent: Sent,
 }
 
 impl<'a> Writing<'a> {
     pub(super) const fn new(holder: Holder<'a>, id: WriteId) -> Self {
-        Self { holder, id, put_after: None }
+        Self { holder, id, sent: Sent::Nothing }
     }
 
     /// To put these data, or to see that it was done.
@@ -81,7 +90,7 @@ impl<'a> Writing<'a> {
         }
         let next = self.holder.admitted(shape, cell)?;
         let next = next.or_else(|| cell.cloned()).unwrap_or(Cell::empty(shape));
-        self.put_after = Some(next.trail.last().copied());
+        self.sent = next.trail.last().map_or(Sent::First, |last| Sent::After(*last));
         Ok(Step::Put(next.written(self.id, data.clone()), ()))
     }
 
@@ -91,10 +100,10 @@ impl<'a> Writing<'a> {
         if trail.contains(&self.id) {
             return Ok(true);
         }
-        let told = match self.put_after {
-            None => true,
-            Some(Some(last)) => trail.contains(&last),
-            Some(None) => trail.len() < TRAIL,
+        let told = match &self.sent {
+            Sent::Nothing => true,
+            Sent::First => trail.len() < TRAIL,
+            Sent::After(last) => trail.contains(last),
         };
         if told {
             return Ok(false);
@@ -163,17 +172,14 @@ mod tests {
         }
 
         /// The cell after somebody entered.
-        fn entered(&self, token: u64, cell: Option<&Cell>) -> Option<Cell> {
-            match self.holder(token).enter(SHAPE, cell).unwrap() {
-                Step::Put(next, ()) => Some(next),
-                Step::Done(()) => cell.cloned(),
-            }
+        fn entered(&self, token: u64, cell: Option<&Cell>) -> Cell {
+            put(self.holder(token).enter(SHAPE, cell))
         }
 
         /// The cell after somebody wrote.
-        fn wrote(&self, token: u64, id: u64, cell: Option<&Cell>) -> Option<Cell> {
+        fn wrote(&self, token: u64, id: u64, cell: Option<&Cell>) -> Cell {
             let mut writing = Writing::new(self.holder(token), WriteId(id));
-            Some(put(writing.step(SHAPE, cell, &Data::None)))
+            put(writing.step(SHAPE, cell, &Data::None))
         }
     }
 
@@ -196,12 +202,12 @@ mod tests {
         let scene = Scene::new();
         let before = scene.entered(33, None);
         let mut writing = Writing::new(scene.holder(33), WriteId(1));
-        let mine = Some(put(writing.step(SHAPE, before.as_ref(), &Data::None)));
+        let mine = put(writing.step(SHAPE, Some(&before), &Data::None));
         // A later holder has entered, and written: it was done all the same.
-        let entered = scene.entered(34, mine.as_ref());
-        let written = scene.wrote(34, 2, entered.as_ref());
+        let entered = scene.entered(34, Some(&mine));
+        let written = scene.wrote(34, 2, Some(&entered));
         for now in [mine, entered, written] {
-            let step = writing.step(SHAPE, now.as_ref(), &Data::None);
+            let step = writing.step(SHAPE, Some(&now), &Data::None);
             assert!(matches!(step, Ok(Step::Done(()))));
         }
     }
@@ -211,11 +217,11 @@ mod tests {
         let scene = Scene::new();
         let before = scene.wrote(33, 1, None);
         let mut writing = Writing::new(scene.holder(33), WriteId(2));
-        let _ = put(writing.step(SHAPE, before.as_ref(), &Data::None));
-        let mut now = scene.entered(34, before.as_ref());
+        let _ = put(writing.step(SHAPE, Some(&before), &Data::None));
+        let mut now = scene.entered(34, Some(&before));
         for id in 3.. {
-            let step = writing.step(SHAPE, now.as_ref(), &Data::None);
-            if now.as_ref().unwrap().trail.contains(&WriteId(1)) {
+            let step = writing.step(SHAPE, Some(&now), &Data::None);
+            if now.trail.contains(&WriteId(1)) {
                 assert_eq!(kind_of(step), ErrorKind::Stale);
             } else {
                 // Its own id may have been there and gone.
@@ -223,7 +229,7 @@ mod tests {
                 assert_eq!(id, 3 + TRAIL as u64);
                 break;
             }
-            now = scene.wrote(34, id, now.as_ref());
+            now = scene.wrote(34, id, Some(&now));
         }
     }
 
@@ -234,7 +240,7 @@ mod tests {
         let _ = put(writing.step(SHAPE, None, &Data::None));
         let mut now = None;
         for id in 2..2 + TRAIL as u64 {
-            now = scene.wrote(34, id, now.as_ref());
+            now = Some(scene.wrote(34, id, now.as_ref()));
             let step = writing.step(SHAPE, now.as_ref(), &Data::None);
             let last = id == 1 + TRAIL as u64;
             assert_eq!(kind_of(step), if last { ErrorKind::Unreachable } else { ErrorKind::Stale });
@@ -244,7 +250,7 @@ mod tests {
     #[test]
     fn who_has_put_nothing_is_plainly_stale() {
         let scene = Scene::new();
-        let now = (1..1000).fold(None, |now, id| scene.wrote(34, id, now.as_ref()));
+        let now = (1..1000).fold(None, |now, id| Some(scene.wrote(34, id, now.as_ref())));
         let mut writing = Writing::new(scene.holder(33), WriteId(2000));
         assert_eq!(kind_of(writing.step(SHAPE, now.as_ref(), &Data::None)), ErrorKind::Stale);
     }
@@ -252,7 +258,7 @@ mod tests {
     #[test]
     fn an_object_belongs_to_one_lock() {
         let (scene, other) = (Scene::new(), LockName::new("b").unwrap());
-        let cell = scene.entered(33, None);
+        let cell = Some(scene.entered(33, None));
         let holder = Holder { name: &other, ..scene.holder(99) };
         assert_eq!(kind_of(holder.enter(SHAPE, cell.as_ref())), ErrorKind::Invalid);
         let words = ("ops", "moved");
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn the_records_of_resets_do_not_grow() {
         let scene = Scene::new();
-        let mut cell = scene.entered(1, None);
+        let mut cell = Some(scene.entered(1, None));
         for number in 1..=40 {
             let why = format!("number {number}");
             let token = Some(Token::new(number).unwrap());
