@@ -17,11 +17,12 @@ mod sweep;
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use fencepost::fences::object::{ObjectFence, Pointer};
 use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder};
 use fencepost::object_store::path::Path;
-use fencepost::object_store::{ObjectStore, ObjectStoreExt as _};
+use fencepost::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::{ErrorKind, LockName, Token};
 use fencepost_testbed::{SeaweedFs, shared};
 use futures_util::TryStreamExt as _;
@@ -54,8 +55,10 @@ impl Site {
 
     /// A client as it comes, which tries again by itself.
     fn store_at(&self, endpoint: String) -> Arc<AmazonS3> {
+        // A server that has many wait in line, on a busy machine, takes its time.
+        let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
         let builder = AmazonS3Builder::new().with_endpoint(endpoint);
-        let builder = builder.with_bucket_name(self.server.bucket());
+        let builder = builder.with_bucket_name(self.server.bucket()).with_client_options(patient);
         Arc::new(builder.with_allow_http(true).with_skip_signature(true).build().unwrap())
     }
 

@@ -1,12 +1,12 @@
 //! A writer that is killed when its data are there and the pointer does not name them yet.
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fencepost::fences::object::ObjectFence;
 use fencepost::object_store::aws::AmazonS3Builder;
-use std::sync::Arc;
 
 use super::gate::Act;
 use super::{Site, name, text, token};

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fencepost::backend::BoxFuture;
@@ -12,7 +13,7 @@ use fencepost::fences::{Mark, Reset};
 use fencepost::object_store::aws::AmazonS3Builder;
 use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::path::Path;
-use fencepost::object_store::{self, ObjectStore, ObjectStoreExt as _};
+use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_testbed::{SeaweedFs, shared};
 
@@ -84,9 +85,12 @@ impl Counters {
         let store: Arc<dyn ObjectStore> = match &place {
             Place::Memory(store) => Arc::clone(store) as _,
             Place::Server(server) => {
+                // A server that has many wait in line, on a busy machine, takes its time.
+                let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
                 let store = AmazonS3Builder::new()
                     .with_endpoint(server.endpoint())
                     .with_bucket_name(server.bucket())
+                    .with_client_options(patient)
                     .with_allow_http(true)
                     .with_skip_signature(true)
                     .build();

@@ -187,6 +187,10 @@ impl Cell {
         let header = length.and_then(|length| bytes.get(..length));
         let header = header.and_then(|header| std::str::from_utf8(header).ok());
         let header = header.ok_or(damaged("the length of its header"))?;
+        // What is read here is printed in errors.
+        if header.chars().any(|c| c.is_control() && c != '\n' && c != '\t') {
+            return Err(damaged("control characters in its header"));
+        }
         let mut lines = Lines(header.strip_suffix("\n\n").ok_or(damaged("its header's end"))?);
         lines.next();
         lines.take("nonce ").ok_or(damaged("its nonce"))?;
@@ -373,6 +377,8 @@ mod tests {
                 let _ = Cell::decode(Shape::Envelope, &changed.into());
             }
         }
+        let escape = String::from_utf8(whole.to_vec()).unwrap().replacen("web 1", "web\u{1b}1", 1);
+        assert!(Cell::decode(Shape::Envelope, &escape.into()).is_err());
         for bad in ["5 ../x", "5 ", "x 33-00ff", "5", "-1 33-00ff"] {
             assert_eq!(data(Shape::Pointer, bad), None, "{bad}");
         }

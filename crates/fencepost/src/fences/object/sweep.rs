@@ -45,7 +45,8 @@ impl Pointer {
                 return Ok(Step::Done(None));
             }
             let mut next = cell.clone();
-            next.sweeps += 1;
+            // It only has to differ.
+            next.sweeps = next.sweeps.wrapping_add(1);
             Ok(Step::Put(next, Some(named)))
         };
         // Without a pointer, who is to say which of them count?
