@@ -24,6 +24,7 @@
 //! | `column` | a column of the row itself | stale writes of that row |
 //! | `redis` | a key beside the data | stale commands that go through it |
 //! | `file` | a file beside the data, on one host | stale writes that go through it |
+//! | `object` | in the object, or in a small one before it | stale reads and writes of that object |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
@@ -38,6 +39,8 @@ pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
 pub mod file;
+#[cfg(feature = "object-store")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

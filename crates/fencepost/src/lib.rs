@@ -60,8 +60,10 @@ pub use lock::{DEFAULT_TTL, Lock};
 pub use url::{default_url, env_url};
 pub use watch::Watch;
 
-// A fence works in the caller's own transaction, or on the caller's own connection, so the caller needs the same
-// version of these.
+// A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the
+// same version of these.
+#[cfg(feature = "object-store")]
+pub use object_store;
 #[cfg(feature = "redis")]
 pub use redis;
 #[cfg(feature = "sqlite")]

@@ -4,6 +4,9 @@
 
 #[path = "fences/file.rs"]
 mod file;
+#[cfg(feature = "object-store")]
+#[path = "fences/object.rs"]
+mod object;
 #[cfg(feature = "postgres")]
 #[path = "fences/postgres.rs"]
 mod postgres;
@@ -29,5 +32,13 @@ fn main() -> ExitCode {
         #[cfg(feature = "redis")]
         Box::new(redis::InRedis::Cluster),
         Box::new(file::InFiles),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: true }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: true }),
     ])
 }

@@ -51,10 +51,9 @@ use std::path::Path;
 use fencepost_core::{Label, LockName, Token};
 
 use self::place::Place;
-use super::stamp::rfc3339;
+use super::stamp;
 use super::{Mark, Reset, checked_reset};
 use crate::client::default_label;
-use crate::clock::wall;
 use crate::error::{Error, Result};
 
 /// A file with a fence.
@@ -156,7 +155,7 @@ impl FileFence {
         if old.is_none() && to.is_none() {
             return Ok(None);
         }
-        let at = now();
+        let at = stamp::now();
         if let Some(token) = to {
             marks.put(Mark {
                 name: name.clone(),
@@ -178,11 +177,6 @@ impl FileFence {
         resets.retain(|reset| name.is_none_or(|name| *name == reset.name));
         Ok(resets)
     }
-}
-
-/// When, for people.
-fn now() -> String {
-    rfc3339(wall().as_millis() as u64)
 }
 
 /// What an error of the system means, and that the file is as it was.

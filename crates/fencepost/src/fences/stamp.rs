@@ -1,4 +1,11 @@
-//! When a mark was set, as people read it.
+//! When a mark was set, as people read it. Nothing is decided by it.
+
+use crate::clock::wall;
+
+/// Now, by this machine's clock.
+pub(crate) fn now() -> String {
+    rfc3339(wall().as_millis() as u64)
+}
 
 /// RFC 3339 in UTC, of milliseconds since 1970: `2026-03-01T09:30:12.345Z`.
 pub(crate) fn rfc3339(millis: u64) -> String {

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use fencepost_core::{Invalid, Label, LockName, Token};
 
 use crate::error::Result;
-use crate::fences::file::now;
+use crate::fences::stamp::now;
 use crate::fences::{Mark, Reset};
 
 const HEAD: &str = "fencepost marks ";
