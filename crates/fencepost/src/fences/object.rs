@@ -80,7 +80,7 @@ pub struct ObjectFence {
 }
 
 impl ObjectFence {
-    /// Opens the folder, `""` for the whole store, and sees whether the store can do what a fence needs: five small
+    /// Opens the folder, `""` for the whole store, and sees whether the store can do what a fence needs: six small
     /// requests. An error of the kind [`Refused`](crate::ErrorKind::Refused) says why it can not.
     pub async fn open(store: Arc<dyn ObjectStore>, folder: &str) -> Result<Self> {
         // So that want of threads shows now and not when two meet.

@@ -20,8 +20,8 @@ use object_store::{Error as Fault, GetResult, ObjectStoreExt as _, PutPayload};
 use super::super::{Mark, Reset};
 use super::cell::{Cell, Data, WriteId};
 use super::faults::explain;
-use super::slot::{Found, Slot, Step, random};
-use super::writing::{Holder, Writing, reset};
+use super::slot::{Found, Slot, Step};
+use super::writing::{Holder, Resetting, Writing};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the folder of the data objects is called after the pointer's own name.
@@ -116,7 +116,7 @@ impl Pointer {
         for _ in 0..TRIES {
             // Enters first: who came too late puts no data.
             let entered = self.entered(holder).await?;
-            let id = WriteId(u64::from_ne_bytes(random()?));
+            let id = WriteId::draw()?;
             let file = format!("{token}-{:016x}", id.0);
             let path = self.folder.clone().join(file.as_str());
             let length = data.content_length() as u64;
@@ -125,9 +125,10 @@ impl Pointer {
             let writing = Writing::new(holder, id);
             match self.publish(entered, writing, &there).await {
                 Ok(true) => return Ok(()),
-                // Swept, or refused: nobody will ever point to them. If this fails, a sweep finds them.
-                Ok(false) => drop(self.slot.store.delete(&path).await),
+                // Swept. What is left of them is for a sweep too, which knows what the pointer names.
+                Ok(false) => {}
                 Err(error) => {
+                    // Nobody will ever point to them. If this fails, a sweep finds them.
                     if *error.kind() == ErrorKind::Stale {
                         let _ = self.slot.store.delete(&path).await;
                     }
@@ -143,7 +144,7 @@ impl Pointer {
 
     /// Takes the data away, as a write does, and keeps the mark. To delete the pointer would forget it.
     pub async fn remove(&self, name: &LockName, token: Token) -> Result<()> {
-        let id = WriteId(u64::from_ne_bytes(random()?));
+        let id = WriteId::draw()?;
         let mut writing = Writing::new(self.holder(name, token), id);
         self.slot.change(None, |cell| writing.step(self.slot.shape, cell, &Data::None)).await?;
         Ok(())
@@ -183,7 +184,11 @@ impl Pointer {
                 return Err(explain(&fault));
             }
         }
-        upload.complete().await.map(drop).map_err(failed)
+        if let Err(fault) = upload.complete().await {
+            let _ = upload.abort().await;
+            return Err(explain(&fault));
+        }
+        Ok(())
     }
 
     /// The mark, if anybody has entered.
@@ -201,8 +206,8 @@ impl Pointer {
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
-        let step = |cell: Option<&_>| reset(self.slot.shape, cell, name, to, (by, why));
-        Ok(self.slot.change(None, step).await?.0)
+        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
+        Ok(self.slot.change(None, |cell| reset.step(self.slot.shape, cell)).await?.0)
     }
 
     /// The records of resets, oldest first: the last 16.
