@@ -17,11 +17,13 @@ async fn what_was_overwritten_is_swept_and_the_rest_stays() {
     for number in 0..5 {
         pointer.write(&name(), token(33), number.to_string()).await.unwrap();
     }
-    site.store().put(&site.path("p.data/README"), "not ours".into()).await.unwrap();
+    for path in ["p.data/README", "p.data/deeper/33-00000000000000ff"] {
+        site.store().put(&site.path(path), "not ours".into()).await.unwrap();
+    }
     assert_eq!(pointer.sweep(Duration::from_hours(1)).await.unwrap(), 0, "they are young");
-    assert_eq!(site.files("p.data").await.len(), 6);
+    assert_eq!(site.files("p.data").await.len(), 7);
     assert_eq!(pointer.sweep(Duration::ZERO).await.unwrap(), 4);
-    assert_eq!(site.files("p.data").await.len(), 2, "the current one, and what is not ours");
+    assert_eq!(site.files("p.data").await.len(), 3, "the current one, and what is not ours");
     assert_eq!(text(&pointer).await, "4");
     assert_eq!(pointer.sweep(Duration::ZERO).await.unwrap(), 0);
     pointer.remove(&name(), token(33)).await.unwrap();

@@ -102,20 +102,17 @@ async fn changed_by_ourselves_and_no_look_at_it_says_that_nobody_knows() {
     behind.is("mine").await;
 }
 
+/// Both at once, since sixty tries take their time.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_try_is_looked_at_too() {
-    let behind = Behind::new().await;
-    behind.then("PUT", (1..60).map(|_| CHANGED).chain([lose_answer()]));
-    behind.write().await.unwrap();
-    behind.is("mine").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn who_meets_others_all_the_time_gives_up() {
-    let behind = Behind::new().await;
-    behind.then("PUT", (0..60).map(|_| CHANGED));
-    fails(behind.write().await, &ErrorKind::Unreachable, &["gave up after 60 tries"]);
-    behind.is("before").await;
+async fn who_meets_others_all_the_time_gives_up_and_looks_at_the_last_try_too() {
+    let (last, none) = (Behind::new().await, Behind::new().await);
+    last.then("PUT", (1..60).map(|_| CHANGED).chain([lose_answer()]));
+    none.then("PUT", (0..60).map(|_| CHANGED));
+    let (done, given_up) = tokio::join!(last.write(), none.write());
+    done.unwrap();
+    last.is("mine").await;
+    fails(given_up, &ErrorKind::Unreachable, &["gave up after 60 tries"]);
+    none.is("before").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,7 +41,9 @@ impl Envelope {
     /// Checks and writes, in one step. Two requests.
     ///
     /// The error is [`Stale`](crate::ErrorKind::Stale) only if nothing was written. It is
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows.
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows. Then, and after this future was dropped, the request
+    /// may still be on its way. A read with the same token does not stop it, because it changes nothing: what it reads may
+    /// be overwritten after. Another write does, and so does to enter with a new token.
     pub async fn write(&self, name: &LockName, token: Token, data: impl Into<Bytes>) -> Result<()> {
         let data = data.into();
         let (length, most) = (data.len(), Self::MAX_BYTES);

@@ -33,7 +33,8 @@ const AT_ONCE: usize = 4;
 /// How often a reader follows the pointer, and a writer puts its data, while others sweep.
 const TRIES: usize = 10;
 
-/// A small object with the mark, which points to the data. For data of any size: to enter rewrites the pointer only.
+/// A small object with the mark, which points to the data. For data of any size, though a writer has them in memory: to enter
+/// rewrites the pointer only.
 ///
 /// Old data objects stay until [`sweep`](Self::sweep).
 #[derive(Clone, Debug)]
@@ -102,10 +103,12 @@ impl Pointer {
     }
 
     /// Checks and writes: puts the data under a name of their own, and lets the pointer name them, in one step with the
-    /// check. Three requests; four if the token is new. Large data are put in parts.
+    /// check. Three requests; four if the token is new. Large data are put in parts, out of memory.
     ///
     /// The error is [`Stale`](crate::ErrorKind::Stale) only if nothing was written. It is
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows.
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows. Then, and after this future was dropped, the request
+    /// may still be on its way. A read with the same token does not stop it, because it changes nothing: what it reads may
+    /// be overwritten after. Another write does, and so does to enter with a new token.
     pub async fn write(
         &self,
         name: &LockName,
