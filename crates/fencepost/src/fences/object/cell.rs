@@ -222,8 +222,8 @@ impl Cell {
         cell.sweeps = sweeps.ok_or(damaged("its count of sweeps"))?;
         cell.trail = lines.take("writes ").and_then(trail).ok_or(damaged("its writes"))?;
         while let Some(line) = lines.take("reset ") {
-            let reset = reset(line).filter(|_| cell.resets.len() < RESETS);
-            cell.resets.push(reset.ok_or(damaged("the record of a reset"))?);
+            let one = reset(line).filter(|_| cell.resets.len() < RESETS);
+            cell.resets.push(one.ok_or(damaged("the record of a reset"))?);
         }
         let (data, body) = lines
             .take("data ")
