@@ -63,7 +63,8 @@ pub struct Mark {
     pub token: Token,
     /// Who brought it: `host:pid`, or what the caller set.
     pub set_by: String,
-    /// When, by the resource's clock: RFC 3339, UTC. For people; nothing is decided by it.
+    /// When, by the resource's clock, or the client's where the resource has none to ask (`object`): RFC 3339, UTC. For
+    /// people; nothing is decided by it.
     pub set_at: String,
 }
 
@@ -80,7 +81,7 @@ pub struct Reset {
     pub by: String,
     /// Why.
     pub why: String,
-    /// When, by the resource's clock: RFC 3339, UTC.
+    /// When, by the same clock: RFC 3339, UTC.
     pub at: String,
 }
 

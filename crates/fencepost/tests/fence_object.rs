@@ -14,6 +14,8 @@ mod race;
 mod refused;
 #[path = "fence_object/sweep.rs"]
 mod sweep;
+#[path = "fence_object/told.rs"]
+mod told;
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, Weak};

@@ -22,7 +22,7 @@
 //! | | [`Envelope`] | [`Pointer`] |
 //! |---|---|---|
 //! | the mark is | in front of the data, in the same object | in a small object that names the data's |
-//! | good for | up to some megabytes | any size |
+//! | good for | up to some megabytes | any size that a client has memory for to write |
 //! | requests: enter, first / again | 2 / 1 | 2 / 1 |
 //! | requests: read / write, once entered | 1 / 2 | 2 / 3 |
 //! | left behind | nothing | old data objects, until `sweep` |
@@ -30,6 +30,9 @@
 //! What must hold: the object with the mark changes only by a put on the condition that it is what was read. So no
 //! holder can write between another's check and its write, and a stale one finds the mark of who came later. An object
 //! belongs to one lock: another name is refused.
+//!
+//! The mark is the object's, and not the lock's: a holder that has entered one object has shut nobody out of another. Where
+//! a lock is over several objects, enter all of them before you read the first, or keep them behind one [`Pointer`].
 //!
 //! When that stops being true:
 //!
@@ -43,7 +46,9 @@
 //!
 //! A mark does not live in the metadata of an object: its `ETag` does not cover them.
 //!
-//! An answer that is lost is not taken for a refusal: see `writing.rs`. How long to wait for an answer, and how often to
+//! An answer that is lost is not taken for a refusal: see `writing.rs`. A call whose future is dropped may be done or
+//! not, and its request may still be on its way: see [`Envelope::write`]. The times in marks and records are by the clock
+//! of the client that wrote them. How long to wait for an answer, and how often to
 //! try again, is set in the store that you bring (`ClientOptions`, `RetryConfig`).
 
 mod cell;
@@ -80,7 +85,7 @@ pub struct ObjectFence {
 }
 
 impl ObjectFence {
-    /// Opens the folder, `""` for the whole store, and sees whether the store can do what a fence needs: five small
+    /// Opens the folder, `""` for the whole store, and sees whether the store can do what a fence needs: six small
     /// requests. An error of the kind [`Refused`](crate::ErrorKind::Refused) says why it can not.
     pub async fn open(store: Arc<dyn ObjectStore>, folder: &str) -> Result<Self> {
         // So that want of threads shows now and not when two meet.

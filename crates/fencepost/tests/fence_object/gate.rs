@@ -19,6 +19,10 @@ pub(crate) enum Act {
     ResetAfter(Hook),
     /// The hook runs, and the connection is closed. The server never sees the request.
     LoseRequest(Hook),
+    /// The server never sees the request, and the connection is reset.
+    ResetBefore,
+    /// The server never sees the request, and this is the answer: the status line, and more headers if any.
+    Instead(&'static str),
 }
 
 struct Rule {
@@ -84,9 +88,12 @@ fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) ->
         Some(Act::ResetAfter(hook)) => {
             carried_out(server, &request, &body)?;
             hook();
-            let at_once = Some(std::time::Duration::ZERO);
-            rustix::net::sockopt::set_socket_linger(&client, at_once)?;
-            return Ok(());
+            return reset(&client);
+        }
+        Some(Act::ResetBefore) => return reset(&client),
+        Some(Act::Instead(answer)) => {
+            let answer = format!("HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n");
+            return client.write_all(answer.as_bytes());
         }
         Some(Act::LoseRequest(hook)) => {
             hook();
@@ -95,6 +102,12 @@ fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) ->
     }
     let answer = carried_out(server, &request, &body)?;
     client.write_all(&answer)
+}
+
+/// Whoever drops the connection now resets it.
+fn reset(client: &TcpStream) -> io::Result<()> {
+    let at_once = Some(std::time::Duration::ZERO);
+    Ok(rustix::net::sockopt::set_socket_linger(client, at_once)?)
 }
 
 /// The head of a request, and its body.

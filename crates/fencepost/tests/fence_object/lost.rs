@@ -167,6 +167,53 @@ async fn an_entry_whose_answer_is_lost_is_made() {
     }
 }
 
+/// A reset to 5 is carried out, 6 enters, and the answer is lost. To do it again would shut 6 out, and let 5 in after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_whose_answer_is_lost_is_done_once() {
+    for act in [Act::LoseAnswer, Act::ResetAfter] {
+        for envelope in [true, false] {
+            let shapes = Shapes::new().await;
+            let (path, fence, words) =
+                (path(envelope), shapes.site.fence().await, ("ops", "moved"));
+            let (as_envelope, as_pointer) =
+                (fence.envelope(path).unwrap(), fence.pointer(path).unwrap());
+            if envelope {
+                as_envelope.write(&name(), token(9), "data").await.unwrap();
+            } else {
+                as_pointer.write(&name(), token(9), "data").await.unwrap();
+            }
+            let site = shapes.site.clone();
+            let enters = move || {
+                now(async {
+                    let fence = site.fence().await;
+                    if envelope {
+                        fence.envelope(path).unwrap().enter(&name(), token(6)).await
+                    } else {
+                        fence.pointer(path).unwrap().enter(&name(), token(6)).await
+                    }
+                })
+                .unwrap();
+            };
+            shapes.gate.once("PUT", shapes.site.ends(path), act(Box::new(enters)));
+            let (old, mark, audit) = if envelope {
+                let behind = shapes.behind.envelope(path).unwrap();
+                let old = behind.reset(&name(), Some(token(5)), words.0, words.1).await.unwrap();
+                (old, as_envelope.show().await.unwrap(), as_envelope.audit().await.unwrap())
+            } else {
+                let behind = shapes.behind.pointer(path).unwrap();
+                let old = behind.reset(&name(), Some(token(5)), words.0, words.1).await.unwrap();
+                (old, as_pointer.show().await.unwrap(), as_pointer.audit().await.unwrap())
+            };
+            assert_eq!(shapes.gate.waiting(), 0, "the gate has seen the put");
+            assert_eq!(mark.unwrap().token, token(6), "it was not lowered again");
+            assert_eq!(old.unwrap().token, token(9), "what the reset found");
+            let audit: Vec<_> = audit.iter().map(|reset| (reset.from, reset.to)).collect();
+            assert_eq!(audit, [(Some(token(9)), Some(token(5)))]);
+            assert_eq!(shapes.data(envelope).await, "data");
+        }
+    }
+}
+
 /// The control: who takes "412" for "not done" and begins anew counts twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn control_a_plain_loop_of_compare_and_set_counts_twice() {

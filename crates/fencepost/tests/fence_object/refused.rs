@@ -36,11 +36,18 @@ async fn a_store_without_conditional_put_is_refused_and_named() {
 
 /// A server that answers each request like this.
 fn server_that_says(answer: &'static str) -> Arc<AmazonS3> {
+    server_that(move |_| answer)
+}
+
+/// A server that answers each request by its head.
+fn server_that(mut answer: impl FnMut(&str) -> &'static str + Send + 'static) -> Arc<AmazonS3> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for mut client in listener.incoming().flatten() {
-            let _ = client.read(&mut [0; 8192]);
+            let mut request = [0; 8192];
+            let length = client.read(&mut request).unwrap_or(0);
+            let answer = answer(&String::from_utf8_lossy(&request[..length]).to_lowercase());
             let end = "Content-Length: 0\r\nConnection: close\r\n\r\n";
             let _ = client.write_all(format!("HTTP/1.1 {answer}\r\n{end}").as_bytes());
         }
@@ -57,6 +64,34 @@ async fn a_server_that_knows_no_conditions_is_refused() {
     let store = server_that_says("501 Not Implemented");
     let words = ["AmazonS3", "no conditional put", "S3ConditionalPut::ETagMatch"];
     fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &words);
+}
+
+/// Half of it is not enough: it makes an object once, and then lets everybody change it.
+#[tokio::test]
+async fn a_server_that_knows_one_condition_is_refused() {
+    let mut made = 0;
+    let store = server_that(move |request| {
+        made += usize::from(request.contains("if-none-match"));
+        let again = request.contains("if-none-match") && made > 1;
+        if again { "412 Precondition Failed" } else { "200 OK\r\nETag: \"1\"" }
+    });
+    let words = ["AmazonS3", "whose If-Match did not hold", "does not look at conditions"];
+    fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &words);
+}
+
+/// S3 without `s3:ListBucket`: it says 403 of what is not there.
+#[tokio::test]
+async fn credentials_that_may_not_list_are_refused_when_the_fence_is_opened() {
+    let mut made = false;
+    let store = server_that(move |request| {
+        let first = request.starts_with("put") && !std::mem::replace(&mut made, true);
+        match request.get(..3) {
+            Some("put") if first => "200 OK\r\nETag: \"1\"",
+            Some("put") => "412 Precondition Failed",
+            _ => "403 Forbidden",
+        }
+    });
+    fails(ObjectFence::open(store, "").await, &ErrorKind::Refused, &["credentials", "to list"]);
 }
 
 #[tokio::test]

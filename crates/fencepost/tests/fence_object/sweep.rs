@@ -1,5 +1,6 @@
 //! Data objects that count no more.
 
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fencepost::ErrorKind;
@@ -16,11 +17,13 @@ async fn what_was_overwritten_is_swept_and_the_rest_stays() {
     for number in 0..5 {
         pointer.write(&name(), token(33), number.to_string()).await.unwrap();
     }
-    site.store().put(&site.path("p.data/README"), "not ours".into()).await.unwrap();
+    for path in ["p.data/README", "p.data/deeper/33-00000000000000ff"] {
+        site.store().put(&site.path(path), "not ours".into()).await.unwrap();
+    }
     assert_eq!(pointer.sweep(Duration::from_hours(1)).await.unwrap(), 0, "they are young");
-    assert_eq!(site.files("p.data").await.len(), 6);
+    assert_eq!(site.files("p.data").await.len(), 7);
     assert_eq!(pointer.sweep(Duration::ZERO).await.unwrap(), 4);
-    assert_eq!(site.files("p.data").await.len(), 2, "the current one, and what is not ours");
+    assert_eq!(site.files("p.data").await.len(), 3, "the current one, and what is not ours");
     assert_eq!(text(&pointer).await, "4");
     assert_eq!(pointer.sweep(Duration::ZERO).await.unwrap(), 0);
     pointer.remove(&name(), token(33)).await.unwrap();
@@ -48,6 +51,38 @@ async fn a_writer_whose_data_were_swept_puts_them_again() {
     assert_eq!(gate.waiting(), 0);
     assert_eq!(text(&behind).await, "new");
     assert_eq!(site.files("p.data").await.len(), 2);
+}
+
+/// A sweep lists first and then raises the count. The other way round it would list, and remove, the data of a writer
+/// that has seen the new count already and goes on to publish them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_comes_while_a_sweep_lists_loses_nothing() {
+    let site = Site::new();
+    let (swept, written) = (site.gate(), site.gate());
+    let sweeper = site.fence_behind(&swept).await.pointer("p").unwrap();
+    let writer = site.fence_behind(&written).await.pointer("p").unwrap();
+    for data in ["older", "old"] {
+        sweeper.write(&name(), token(33), data).await.unwrap();
+    }
+    let ((arrived, arrival), (go_on, gone_on)) = (channel(), channel::<()>());
+    let hold = move || {
+        arrived.send(()).unwrap();
+        gone_on.recv().unwrap();
+    };
+    written.once("PUT", site.ends("p"), Act::Before(Box::new(hold)));
+    let (hand, thread) = channel();
+    let begin = move || {
+        let write = move || now(async { writer.write(&name(), token(33), "new").await });
+        hand.send(std::thread::spawn(write)).unwrap();
+        arrival.recv_timeout(Duration::from_mins(1)).unwrap();
+    };
+    // It lists by a GET of the bucket.
+    swept.once("GET", "list-type", Act::Before(Box::new(begin)));
+    assert_eq!(sweeper.sweep(Duration::ZERO).await.unwrap(), 2, "the oldest, and the writer's");
+    go_on.send(()).unwrap();
+    thread.recv().unwrap().join().unwrap().unwrap();
+    assert_eq!(swept.waiting() + written.waiting(), 0);
+    assert_eq!(text(&sweeper).await, "new");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,6 +41,11 @@ impl Fence for InStore {
         }
     }
 
+    /// The server has those who meet wait in line, for seconds.
+    fn rounds(&self) -> u64 {
+        if self.memory { 50 } else { 25 }
+    }
+
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
         Box::pin(async {
             let place = if self.memory {

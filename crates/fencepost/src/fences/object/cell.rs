@@ -24,10 +24,13 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use fencepost_core::{LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 use object_store::PutPayload;
 
-use super::super::{Mark, Reset};
+use super::super::{Mark, Reset, checked_reset};
+use super::envelope::Envelope;
+use super::slot::random;
+use crate::error::Error;
 
 const FORMAT: &str = "fencepost-fence ";
 const VERSION: &str = "1";
@@ -40,6 +43,8 @@ pub(super) const TRAIL: usize = 256;
 pub(super) const RESETS: usize = 16;
 /// No header is longer: 16 resets of 2 kB at most, 4 kB of writes, 2 kB of the rest.
 pub(super) const HEADER_MAX: usize = 64 * 1024;
+/// The longest time, in bytes: RFC 3339 takes 24.
+const TIME_MAX: usize = 64;
 
 /// Where the data are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +60,26 @@ impl Shape {
             Self::Pointer => "pointer",
         }
     }
+
+    /// No object of this shape is longer.
+    pub(super) const fn most_bytes(self) -> u64 {
+        let data = match self {
+            Self::Envelope => Envelope::MAX_BYTES,
+            Self::Pointer => 0,
+        };
+        (HEADER_MAX + data) as u64
+    }
 }
 
 /// One write, told apart from all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WriteId(pub(super) u64);
+
+impl WriteId {
+    pub(super) fn draw() -> Result<Self, Error> {
+        Ok(Self(u64::from_ne_bytes(random()?)))
+    }
+}
 
 /// The data, or where they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -202,7 +222,8 @@ impl Cell {
         cell.sweeps = sweeps.ok_or(damaged("its count of sweeps"))?;
         cell.trail = lines.take("writes ").and_then(trail).ok_or(damaged("its writes"))?;
         while let Some(line) = lines.take("reset ") {
-            cell.resets.push(reset(line).ok_or(damaged("the record of a reset"))?);
+            let one = reset(line).filter(|_| cell.resets.len() < RESETS);
+            cell.resets.push(one.ok_or(damaged("the record of a reset"))?);
         }
         let (data, body) = lines
             .take("data ")
@@ -237,9 +258,14 @@ fn mark(name: &str, lines: &mut Lines<'_>) -> Option<Mark> {
     Some(Mark {
         name: LockName::new(name).ok()?,
         token: lines.take("token ")?.parse().ok()?,
-        set_by: lines.take("set_by ")?.to_owned(),
-        set_at: lines.take("set_at ")?.to_owned(),
+        set_by: Label::new(lines.take("set_by ")?).ok()?.to_string(),
+        set_at: time(lines.take("set_at ")?)?,
     })
+}
+
+/// A time, of which nothing is asked but that it can be printed.
+fn time(text: &str) -> Option<String> {
+    (text.len() <= TIME_MAX && !text.contains(char::is_control)).then(|| text.to_owned())
 }
 
 fn trail(ids: &str) -> Option<Vec<WriteId>> {
@@ -249,7 +275,7 @@ fn trail(ids: &str) -> Option<Vec<WriteId>> {
         let digits = std::str::from_utf8(digits).ok().filter(|_| hex)?;
         u64::from_str_radix(digits, 16).ok().map(WriteId)
     };
-    rest.is_empty().then(|| ids.iter().map(id).collect())?
+    (rest.is_empty() && ids.len() <= TRAIL).then(|| ids.iter().map(id).collect())?
 }
 
 fn reset(line: &str) -> Option<Reset> {
@@ -261,7 +287,8 @@ fn reset(line: &str) -> Option<Reset> {
     };
     let (from, to) = (token()?, token()?);
     let (at, by, why) = (fields.next()?, fields.next()?, fields.next()?);
-    let (at, by, why) = (at.to_owned(), by.to_owned(), why.to_owned());
+    checked_reset(by, why).ok()?;
+    let (at, by, why) = (time(at)?, by.to_owned(), why.to_owned());
     fields.next().is_none().then_some(Reset { name, from, to, by, why, at })
 }
 
@@ -357,6 +384,25 @@ mod tests {
         assert_eq!(Cell::decode(Shape::Envelope, &pointer), Err(Unfit::Other(Shape::Pointer)));
     }
 
+    /// The object with the length in its first line made right: it was `length` long before it was changed.
+    fn resized(text: &str, length: usize) -> String {
+        let header: usize = text[27..35].parse().unwrap();
+        format!("{}{:08}{}", &text[..27], header + text.len() - length, &text[35..])
+    }
+
+    /// More than we ever keep is not ours, and would be kept by all who come after.
+    #[test]
+    fn lists_have_an_end() {
+        let mut cell = full(Shape::Envelope, Data::None);
+        cell.trail.push(WriteId(1));
+        let decoded = Cell::decode(Shape::Envelope, &bytes_of(&cell, 0));
+        assert_eq!(decoded, Err(Unfit::Damaged("its writes")));
+        let mut cell = full(Shape::Envelope, Data::None);
+        cell.resets.push(cell.resets[0].clone());
+        let decoded = Cell::decode(Shape::Envelope, &bytes_of(&cell, 0));
+        assert_eq!(decoded, Err(Unfit::Damaged("the record of a reset")));
+    }
+
     /// Whatever the bytes are, reading them ends, and does not panic; and what was cut off or changed in length is
     /// never taken for whole.
     #[test]
@@ -379,6 +425,18 @@ mod tests {
         }
         let escape = String::from_utf8(whole.to_vec()).unwrap().replacen("web 1", "web\u{1b}1", 1);
         assert!(Cell::decode(Shape::Envelope, &escape.into()).is_err());
+        let text = String::from_utf8(whole.to_vec()).unwrap();
+        for (from, to) in [
+            ("set_by web 1:7", "set_by "),
+            ("set_by web 1:7", "set_by web\t1:7"),
+            ("00.000Z\nsweeps", "00.000\tZ\nsweeps"),
+            ("\tada\t", "\t\t"),
+            ("\tthe store was restored\n", "\t \n"),
+        ] {
+            assert!(text.contains(from), "{from}");
+            let text = resized(&text.replacen(from, to, 1), whole.len());
+            assert!(Cell::decode(Shape::Envelope, &text.into()).is_err(), "{to:?}");
+        }
         for bad in ["5 ../x", "5 ", "x 33-00ff", "5", "-1 33-00ff"] {
             assert_eq!(data(Shape::Pointer, bad), None, "{bad}");
         }

@@ -5,8 +5,8 @@ use fencepost_core::{LockName, Token};
 
 use super::super::{Mark, Reset};
 use super::cell::{Data, WriteId};
-use super::slot::{Slot, random};
-use super::writing::{Holder, Writing, reset};
+use super::slot::Slot;
+use super::writing::{Holder, Resetting, Writing};
 use crate::error::{Error, Result};
 
 /// An object that carries its mark in front of its data. For data that fit well into memory and one request: each
@@ -41,7 +41,9 @@ impl Envelope {
     /// Checks and writes, in one step. Two requests.
     ///
     /// The error is [`Stale`](crate::ErrorKind::Stale) only if nothing was written. It is
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows.
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows. Then, and after this future was dropped, the request
+    /// may still be on its way. A read with the same token does not stop it, because it changes nothing: what it reads may
+    /// be overwritten after. Another write does, and so does to enter with a new token.
     pub async fn write(&self, name: &LockName, token: Token, data: impl Into<Bytes>) -> Result<()> {
         let data = data.into();
         let (length, most) = (data.len(), Self::MAX_BYTES);
@@ -59,7 +61,7 @@ impl Envelope {
     }
 
     async fn put(&self, name: &LockName, token: Token, data: &Data) -> Result<()> {
-        let id = WriteId(u64::from_ne_bytes(random()?));
+        let id = WriteId::draw()?;
         let mut writing = Writing::new(self.holder(name, token), id);
         self.0.change(None, |cell| writing.step(self.0.shape, cell, data)).await?;
         Ok(())
@@ -85,8 +87,8 @@ impl Envelope {
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
-        let step = |cell: Option<&_>| reset(self.0.shape, cell, name, to, (by, why));
-        Ok(self.0.change(None, step).await?.0)
+        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
+        Ok(self.0.change(None, |cell| reset.step(self.0.shape, cell)).await?.0)
     }
 
     /// The records of resets, oldest first: the last 16.

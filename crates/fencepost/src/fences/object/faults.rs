@@ -13,8 +13,9 @@ pub(super) enum Outcome {
     /// The object is not as it was read. Also the answer to a second try of a put whose first was done: the clients of
     /// the stores try again by themselves.
     Changed,
-    /// The store refuses it, now and later.
-    Never(Error),
+    /// The store refuses it, now and later. `tried_before` if its client had tried already, to no answer: what became
+    /// of that try is not known.
+    Never { error: Error, tried_before: bool },
     /// Nobody knows whether it was done.
     Unknown(Error),
 }
@@ -34,17 +35,35 @@ pub(super) fn outcome(fault: &Fault, made_anew: bool) -> Outcome {
         | Fault::NotImplemented { .. }
         | Fault::PermissionDenied { .. }
         | Fault::Unauthenticated { .. }
-        | Fault::UnknownConfigurationKey { .. } => Outcome::Never(explain(fault)),
+        | Fault::UnknownConfigurationKey { .. } => never(fault),
+        _ if is_bad_request(fault) => never(fault),
         _ => Outcome::Unknown(explain(fault)),
     }
+}
+
+fn never(fault: &Fault) -> Outcome {
+    // The client says it in words only.
+    let tried_before = fault.to_string().contains(" retries, max_retries: ");
+    Outcome::Never { error: explain(fault), tried_before }
+}
+
+/// Whether the server answered 4xx, by which it means the request and not the moment. The client has no kind for that,
+/// and says it in words only: where it should use others, it is taken for an answer that was lost.
+fn is_bad_request(fault: &Fault) -> bool {
+    let Fault::Generic { .. } = fault else { return false };
+    let text = fault.to_string();
+    let status = text.split_once(" status code: ").and_then(|(_, rest)| rest.get(..3));
+    status.is_some_and(|status| status.starts_with('4') && !["408", "429"].contains(&status))
+        // S3's 400 for a request that came too slowly.
+        && !text.contains("RequestTimeout")
 }
 
 /// The error in the words of this library.
 pub(super) fn explain(fault: &Fault) -> Error {
     let found = match fault {
         Fault::PermissionDenied { .. } | Fault::Unauthenticated { .. } => Error::refused(
-            "the object store does not let us: to enter is to write, so the credentials must \
-             allow to get and to put",
+            "the object store does not let us: the credentials must allow to get, to put (to enter is \
+             to write) and to list (or S3 does not say that an object is not there), and for `sweep` to delete",
         ),
         Fault::NotImplemented { .. } | Fault::NotSupported { .. } => {
             Error::refused("the object store can not do what a fence needs")
@@ -53,6 +72,9 @@ pub(super) fn explain(fault: &Fault) -> Error {
             Error::refused("the object store has no such place: make the bucket first")
         }
         Fault::InvalidPath { .. } => Error::invalid("the object store does not take the path"),
+        _ if is_bad_request(fault) => Error::refused(
+            "the object store does not take the request: see what it says, and how it is set up",
+        ),
         _ => Error::unreachable("the object store can not be used now"),
     };
     found.because(words_of(fault))

@@ -20,8 +20,8 @@ use object_store::{Error as Fault, GetResult, ObjectStoreExt as _, PutPayload};
 use super::super::{Mark, Reset};
 use super::cell::{Cell, Data, WriteId};
 use super::faults::explain;
-use super::slot::{Found, Slot, Step, random};
-use super::writing::{Holder, Writing, reset};
+use super::slot::{Found, Slot, Step};
+use super::writing::{Holder, Resetting, Writing};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the folder of the data objects is called after the pointer's own name.
@@ -33,7 +33,8 @@ const AT_ONCE: usize = 4;
 /// How often a reader follows the pointer, and a writer puts its data, while others sweep.
 const TRIES: usize = 10;
 
-/// A small object with the mark, which points to the data. For data of any size: to enter rewrites the pointer only.
+/// A small object with the mark, which points to the data. For data of any size, though a writer has them in memory: to enter
+/// rewrites the pointer only.
 ///
 /// Old data objects stay until [`sweep`](Self::sweep).
 #[derive(Clone, Debug)]
@@ -102,10 +103,12 @@ impl Pointer {
     }
 
     /// Checks and writes: puts the data under a name of their own, and lets the pointer name them, in one step with the
-    /// check. Three requests; four if the token is new. Large data are put in parts.
+    /// check. Three requests; four if the token is new. Large data are put in parts, out of memory.
     ///
     /// The error is [`Stale`](crate::ErrorKind::Stale) only if nothing was written. It is
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows.
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) if nobody knows. Then, and after this future was dropped, the request
+    /// may still be on its way. A read with the same token does not stop it, because it changes nothing: what it reads may
+    /// be overwritten after. Another write does, and so does to enter with a new token.
     pub async fn write(
         &self,
         name: &LockName,
@@ -116,7 +119,7 @@ impl Pointer {
         for _ in 0..TRIES {
             // Enters first: who came too late puts no data.
             let entered = self.entered(holder).await?;
-            let id = WriteId(u64::from_ne_bytes(random()?));
+            let id = WriteId::draw()?;
             let file = format!("{token}-{:016x}", id.0);
             let path = self.folder.clone().join(file.as_str());
             let length = data.content_length() as u64;
@@ -125,9 +128,10 @@ impl Pointer {
             let writing = Writing::new(holder, id);
             match self.publish(entered, writing, &there).await {
                 Ok(true) => return Ok(()),
-                // Swept, or refused: nobody will ever point to them. If this fails, a sweep finds them.
-                Ok(false) => drop(self.slot.store.delete(&path).await),
+                // Swept. What is left of them is for a sweep too, which knows what the pointer names.
+                Ok(false) => {}
                 Err(error) => {
+                    // Nobody will ever point to them. If this fails, a sweep finds them.
                     if *error.kind() == ErrorKind::Stale {
                         let _ = self.slot.store.delete(&path).await;
                     }
@@ -143,7 +147,7 @@ impl Pointer {
 
     /// Takes the data away, as a write does, and keeps the mark. To delete the pointer would forget it.
     pub async fn remove(&self, name: &LockName, token: Token) -> Result<()> {
-        let id = WriteId(u64::from_ne_bytes(random()?));
+        let id = WriteId::draw()?;
         let mut writing = Writing::new(self.holder(name, token), id);
         self.slot.change(None, |cell| writing.step(self.slot.shape, cell, &Data::None)).await?;
         Ok(())
@@ -183,7 +187,11 @@ impl Pointer {
                 return Err(explain(&fault));
             }
         }
-        upload.complete().await.map(drop).map_err(failed)
+        if let Err(fault) = upload.complete().await {
+            let _ = upload.abort().await;
+            return Err(explain(&fault));
+        }
+        Ok(())
     }
 
     /// The mark, if anybody has entered.
@@ -201,8 +209,8 @@ impl Pointer {
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
-        let step = |cell: Option<&_>| reset(self.slot.shape, cell, name, to, (by, why));
-        Ok(self.slot.change(None, step).await?.0)
+        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
+        Ok(self.slot.change(None, |cell| reset.step(self.slot.shape, cell)).await?.0)
     }
 
     /// The records of resets, oldest first: the last 16.

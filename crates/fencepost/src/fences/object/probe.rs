@@ -27,6 +27,13 @@ async fn ask(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
         Ok(first) => UpdateVersion::from(first),
         Err(fault) => return Err(refused(store, &fault)),
     };
+    // S3 says 403 and not 404 to who may not list, and then nobody could ever enter for the first time.
+    let absent = Path::from(format!("{path}-absent"));
+    if let Err(fault @ (Fault::PermissionDenied { .. } | Fault::Unauthenticated { .. })) =
+        store.get(&absent).await
+    {
+        return Err(explain(&fault));
+    }
     match put("2", PutMode::Create).await {
         Err(Fault::AlreadyExists { .. } | Fault::Precondition { .. }) => {}
         Err(fault) => return Err(refused(store, &fault)),

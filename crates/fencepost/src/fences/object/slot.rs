@@ -7,7 +7,8 @@
 //!
 //! An answer may be lost, and the client of the store may try again and meet its own first try. So nobody here takes
 //! "changed" for "not done": what is there is read again, and whoever decides what to do next looks for its own work
-//! in it. See [`Writing`](super::writing::Writing).
+//! in it. See [`Writing`](super::writing::Writing). For the same reason a refusal is believed only after a look: it may
+//! be the answer to a second try.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +60,15 @@ impl Slot {
             Err(Fault::NotFound { .. }) => return Ok(None),
             got => got.map_err(|fault| explain(&fault))?,
         };
+        // Whatever it is, it is not taken into memory to find that out.
+        let (size, most) = (got.meta.size, self.shape.most_bytes());
+        if size > most {
+            let (path, shape) = (&self.path, self.shape.word());
+            return Err(Error::refused(format!(
+                "the object \"{path}\" is no {shape}, which has at most {most} bytes: it has {size}, \
+                 and stays as it is; choose another path, or open it as what it is"
+            )));
+        }
         let version =
             UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(|fault| explain(&fault))?;
@@ -79,28 +89,38 @@ impl Slot {
             None => self.load().await?,
         };
         let (mut pause, mut lost) = (FIRST_PAUSE, 0);
-        for _ in 0..TRIES {
+        for tries in 0.. {
             let (next, value) = match decide(found.as_ref().map(|found| &found.cell))? {
                 Step::Done(value) => return Ok((value, found)),
                 Step::Put(next, value) => (next, value),
             };
+            if tries == TRIES {
+                break;
+            }
             match self.put(found.as_ref(), &next).await? {
                 Ok(version) => return Ok((value, Some(Found { cell: next, version }))),
                 Err(Outcome::Changed) => {}
-                Err(Outcome::Never(error)) => return Err(error),
+                Err(Outcome::Never { error, tried_before }) => {
+                    // Of all that was put, one may have been done before this was refused.
+                    let Ok(found) = self.load().await else { return Err(self.unknown(error)) };
+                    return match decide(found.as_ref().map(|found| &found.cell))? {
+                        Step::Done(value) => Ok((value, found)),
+                        Step::Put(..) if tried_before || lost > 0 => Err(self.unknown(error)),
+                        Step::Put(..) => Err(error),
+                    };
+                }
                 Err(Outcome::Unknown(error)) if lost == LOST => return Err(self.unknown(error)),
                 Err(Outcome::Unknown(_)) => lost += 1,
             }
             rest(&mut pause).await?;
-            found = match self.load().await {
-                Err(error) if lost > 0 => return Err(self.unknown(error)),
-                found => found?,
-            };
+            // "Changed" may have been our own doing.
+            found = self.load().await.map_err(|error| self.unknown(error))?;
         }
         let path = &self.path;
-        Err(Error::unreachable(format!(
+        let busy = Error::unreachable(format!(
             "the object \"{path}\" is changed by others all the time: gave up after {TRIES} tries"
-        )))
+        ));
+        Err(if lost > 0 { self.unknown(busy) } else { busy })
     }
 
     async fn put(
@@ -120,8 +140,8 @@ impl Slot {
     fn unknown(&self, error: Error) -> Error {
         let path = &self.path;
         Error::unreachable(format!(
-            "nobody knows whether the object \"{path}\" was written: the answer was lost; try again \
-             with the same token"
+            "nobody knows whether the object \"{path}\" was changed: the request may still be on its \
+             way, and a read does not stop it; write again, or enter with a new token"
         ))
         .because(error)
     }

@@ -15,7 +15,8 @@ use crate::error::Result;
 
 impl Pointer {
     /// Removes the data objects that were overwritten, or left by a writer that crashed, if they are older than this.
-    /// Returns how many. Anybody may call it, at any time, without a lock.
+    /// Returns how many. Anybody may call it, at any time, without a lock. Only what lies directly in `KEY.data/`, and is
+    /// named as a write names it, is touched.
     ///
     /// The age is a courtesy: to those who still read what was overwritten, and to writers that are busy, who put their
     /// data again when they find that somebody swept. So a wrong clock costs work, and no data.
@@ -25,7 +26,11 @@ impl Pointer {
         let listed = listed.map_err(|fault| explain(&fault))?;
         let old: Vec<Path> = listed
             .into_iter()
-            .filter(|object| object.location.filename().is_some_and(is_ours))
+            .filter(|object| {
+                // A store lists what lies deeper too.
+                let mut below = object.location.prefix_match(&self.folder).into_iter().flatten();
+                below.next().is_some_and(|file| is_ours(file.as_ref())) && below.next().is_none()
+            })
             .filter(|object| {
                 let at = u64::try_from(object.last_modified.timestamp_millis()).unwrap_or(0);
                 Duration::from_millis(at) <= until

@@ -4,7 +4,7 @@
 //! and the cell remembers the last [`TRAIL`] of them. A writer that reads its own id there is done, whoever has entered
 //! since. One that reads the id that was last when it put, and not its own, was not: the object has changed since it
 //! was read, so what it sent can not be taken any more. Only if more writes than the cell remembers came between, nobody
-//! can say, and the error says that.
+//! can say, and the error says that. A reset is such a write too, one that leaves the data as they are.
 
 use fencepost_core::{Label, LockName, Token};
 
@@ -55,8 +55,8 @@ impl Holder<'_> {
     }
 }
 
-/// What a writer has put so far.
-#[derive(Debug)]
+/// What was put so far.
+#[derive(Clone, Copy, Debug)]
 enum Sent {
     Nothing,
     /// Something, when nobody had written yet.
@@ -65,37 +65,20 @@ enum Sent {
     After(WriteId),
 }
 
-/// A write on its way.
+/// The id of one write, and what was put of it.
 #[derive(Debug)]
-pub(super) struct Writing<'a> {
-    pub(super) holder: Holder<'a>,
-    pub(super) id: WriteId,
+struct Trace {
+    id: WriteId,
     sent: Sent,
 }
 
-impl<'a> Writing<'a> {
-    pub(super) const fn new(holder: Holder<'a>, id: WriteId) -> Self {
-        Self { holder, id, sent: Sent::Nothing }
+impl Trace {
+    const fn new(id: WriteId) -> Self {
+        Self { id, sent: Sent::Nothing }
     }
 
-    /// To put these data, or to see that it was done.
-    pub(super) fn step(
-        &mut self,
-        shape: Shape,
-        cell: Option<&Cell>,
-        data: &Data,
-    ) -> Result<Step<()>> {
-        if self.is_done(cell)? {
-            return Ok(Step::Done(()));
-        }
-        let next = self.holder.admitted(shape, cell)?;
-        let next = next.or_else(|| cell.cloned()).unwrap_or(Cell::empty(shape));
-        self.sent = next.trail.last().map_or(Sent::First, |last| Sent::After(*last));
-        Ok(Step::Put(next.written(self.id, data.clone()), ()))
-    }
-
-    /// Whether the cell says that it is done; an error if the cell can not say.
-    fn is_done(&self, cell: Option<&Cell>) -> Result<bool> {
+    /// Whether the cell says that it is done; an error if the cell can not say. `what` is being done, for the error.
+    fn is_done(&self, cell: Option<&Cell>, what: impl FnOnce() -> String) -> Result<bool> {
         let trail = cell.map_or(&[][..], |cell| &cell.trail);
         if trail.contains(&self.id) {
             return Ok(true);
@@ -108,46 +91,101 @@ impl<'a> Writing<'a> {
         if told {
             return Ok(false);
         }
-        let Holder { name, token, .. } = self.holder;
+        let what = what();
         Err(Error::unreachable(format!(
-            "nobody knows whether the write of token {token} for \"{name}\" was done: more than {TRAIL} \
-             others were since it was sent; enter and read before you go on"
+            "nobody knows whether the {what} was done: more than {TRAIL} others were since it was \
+             sent; enter and read before you go on"
         )))
+    }
+
+    /// The cell to put, with this write in it.
+    fn put(&mut self, next: &Cell, data: Data) -> Cell {
+        self.sent = next.trail.last().map_or(Sent::First, |last| Sent::After(*last));
+        next.written(self.id, data)
     }
 }
 
-/// To set the mark to `to`, or to forget it. Tells what it was.
-pub(super) fn reset(
-    shape: Shape,
-    cell: Option<&Cell>,
-    name: &LockName,
+/// A write on its way.
+#[derive(Debug)]
+pub(super) struct Writing<'a> {
+    holder: Holder<'a>,
+    trace: Trace,
+}
+
+impl<'a> Writing<'a> {
+    pub(super) const fn new(holder: Holder<'a>, id: WriteId) -> Self {
+        Self { holder, trace: Trace::new(id) }
+    }
+
+    /// To put these data, or to see that it was done.
+    pub(super) fn step(
+        &mut self,
+        shape: Shape,
+        cell: Option<&Cell>,
+        data: &Data,
+    ) -> Result<Step<()>> {
+        let Holder { name, token, .. } = self.holder;
+        if self.trace.is_done(cell, || format!("write of token {token} for \"{name}\""))? {
+            return Ok(Step::Done(()));
+        }
+        let next = self.holder.admitted(shape, cell)?;
+        let next = next.or_else(|| cell.cloned()).unwrap_or(Cell::empty(shape));
+        Ok(Step::Put(self.trace.put(&next, data.clone()), ()))
+    }
+}
+
+/// A reset on its way. It is a write that leaves the data: done twice it would lower a mark that was raised since.
+#[derive(Debug)]
+pub(super) struct Resetting<'a> {
+    name: &'a LockName,
     to: Option<Token>,
-    (by, why): (&str, &str),
-) -> Result<Step<Option<Mark>>> {
-    checked_reset(by, why)?;
-    let old = cell.and_then(|cell| cell.mark.clone());
-    if let Some(mark) = old.as_ref().filter(|mark| mark.name != *name) {
-        let theirs = &mark.name;
-        return Err(Error::invalid(format!(
-            "the object belongs to the lock \"{theirs}\", not to \"{name}\": reset the mark of that one"
-        )));
+    by: &'a str,
+    why: &'a str,
+    trace: Trace,
+    /// The mark that was there when it was put.
+    old: Option<Mark>,
+}
+
+impl<'a> Resetting<'a> {
+    pub(super) fn new(
+        name: &'a LockName,
+        to: Option<Token>,
+        (by, why): (&'a str, &'a str),
+        id: WriteId,
+    ) -> Result<Self> {
+        checked_reset(by, why)?;
+        Ok(Self { name, to, by, why, trace: Trace::new(id), old: None })
     }
-    if old.is_none() && to.is_none() {
-        return Ok(Step::Done(None));
+
+    /// To set the mark, or to forget it, or to see that it was done. Tells what it was.
+    pub(super) fn step(&mut self, shape: Shape, cell: Option<&Cell>) -> Result<Step<Option<Mark>>> {
+        let Self { name, to, by, why, .. } = *self;
+        if self.trace.is_done(cell, || format!("reset of \"{name}\""))? {
+            // What was put last is what was done: once the object has changed, what was put before can not be.
+            return Ok(Step::Done(self.old.clone()));
+        }
+        let old = cell.and_then(|cell| cell.mark.clone());
+        if let Some(mark) = old.as_ref().filter(|mark| mark.name != *name) {
+            let theirs = &mark.name;
+            return Err(Error::invalid(format!(
+                "the object belongs to the lock \"{theirs}\", not to \"{name}\": reset the mark of that one"
+            )));
+        }
+        if old.is_none() && to.is_none() {
+            return Ok(Step::Done(None));
+        }
+        let mut next = cell.cloned().unwrap_or(Cell::empty(shape));
+        let (by, why, at) = (by.to_owned(), why.to_owned(), stamp::now());
+        let mark =
+            |token| Mark { name: name.clone(), token, set_by: by.clone(), set_at: at.clone() };
+        next.mark = to.map(mark);
+        let from = old.as_ref().map(|mark| mark.token);
+        next.resets.push(Reset { name: name.clone(), from, to, by, why, at });
+        next.resets.drain(..next.resets.len().saturating_sub(RESETS));
+        self.old.clone_from(&old);
+        let data = next.data.clone();
+        Ok(Step::Put(self.trace.put(&next, data), old))
     }
-    let mut next = cell.cloned().unwrap_or(Cell::empty(shape));
-    let at = stamp::now();
-    next.mark = to.map(|token| Mark {
-        name: name.clone(),
-        token,
-        set_by: by.to_owned(),
-        set_at: at.clone(),
-    });
-    let from = old.as_ref().map(|mark| mark.token);
-    let (name, by, why) = (name.clone(), by.to_owned(), why.to_owned());
-    next.resets.push(Reset { name, from, to, by, why, at });
-    next.resets.drain(..next.resets.len().saturating_sub(RESETS));
-    Ok(Step::Put(next, old))
 }
 
 #[cfg(test)]
@@ -261,14 +299,48 @@ mod tests {
         let cell = Some(scene.entered(33, None));
         let holder = Holder { name: &other, ..scene.holder(99) };
         assert_eq!(kind_of(holder.enter(SHAPE, cell.as_ref())), ErrorKind::Invalid);
-        let words = ("ops", "moved");
-        assert!(reset(SHAPE, cell.as_ref(), &other, None, words).is_err());
+        assert!(resetting(&other, None).step(SHAPE, cell.as_ref()).is_err());
         // Once it is forgotten, it may belong to another.
-        let Ok(Step::Put(cell, old)) = reset(SHAPE, cell.as_ref(), &scene.name, None, words) else {
+        let Ok(Step::Put(cell, old)) = resetting(&scene.name, None).step(SHAPE, cell.as_ref())
+        else {
             panic!("it was not reset")
         };
         assert_eq!(old.unwrap().token.get(), 33);
         assert!(matches!(holder.enter(SHAPE, Some(&cell)), Ok(Step::Put(..))));
+    }
+
+    fn resetting(name: &LockName, to: Option<u64>) -> Resetting<'_> {
+        let to = to.map(|token| Token::new(token).unwrap());
+        Resetting::new(name, to, ("ops", "moved"), WriteId(999)).unwrap()
+    }
+
+    /// Whatever happens between: it is done once, and tells the mark that it replaced.
+    #[test]
+    fn a_reset_whose_answer_was_lost_finds_itself() {
+        let scene = Scene::new();
+        for to in [Some(5), None] {
+            let before = scene.wrote(9, 1, None);
+            let mut reset = resetting(&scene.name, to);
+            let Ok(Step::Put(mine, _)) = reset.step(SHAPE, Some(&before)) else {
+                panic!("it was not put")
+            };
+            let entered = scene.entered(6, Some(&mine));
+            let written = scene.wrote(6, 2, Some(&entered));
+            for now in [mine, entered, written] {
+                let Ok(Step::Done(old)) = reset.step(SHAPE, Some(&now)) else {
+                    panic!("it is done twice")
+                };
+                assert_eq!(old, before.mark);
+            }
+            // Another was quicker: the mark that it replaces is that one's.
+            let raised = scene.entered(10, Some(&before));
+            let Ok(Step::Put(mine, old)) = reset.step(SHAPE, Some(&raised)) else {
+                panic!("it is not done yet")
+            };
+            assert_eq!(old, raised.mark);
+            assert_eq!(mine.resets.last().unwrap().from, old.as_ref().map(|mark| mark.token));
+            assert!(matches!(reset.step(SHAPE, Some(&mine)), Ok(Step::Done(told)) if told == old));
+        }
     }
 
     #[test]
@@ -278,7 +350,9 @@ mod tests {
         for number in 1..=40 {
             let why = format!("number {number}");
             let token = Some(Token::new(number).unwrap());
-            match reset(SHAPE, cell.as_ref(), &scene.name, token, ("ops", &why)).unwrap() {
+            let words = ("ops", &*why);
+            let mut reset = Resetting::new(&scene.name, token, words, WriteId(number)).unwrap();
+            match reset.step(SHAPE, cell.as_ref()).unwrap() {
                 Step::Put(next, _) => cell = Some(next),
                 Step::Done(_) => panic!("it was not reset"),
             }
