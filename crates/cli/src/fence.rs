@@ -1,68 +1,68 @@
 //! `fence`: the resource's side, where a stale token is refused.
 
-use fencepost::fences::postgres::{Installed, NameFrom};
-use fencepost::fences::{Mark, postgres, sqlite};
+use std::io::IsTerminal as _;
+
+use fencepost::fences::file::FileFence;
+use fencepost::fences::postgres::{self, Installed, NameFrom};
+use fencepost::fences::{Mark, Reset};
 use fencepost::{Error, LockName, Token};
 use serde_json::{Value, json};
 
-use crate::args::fence::{Fence, FenceCommand, FenceEnter, FenceProtect, FenceReset, FenceShow};
+use crate::args::fence::{Fence, FenceCommand, FenceProtect, FenceReset, FenceWrite};
 use crate::exit::{self, Failure};
 use crate::out;
 
 mod proxy;
 mod resource;
 
-use resource::Resource;
+use resource::{KINDS, Resource};
 
 /// Runs one of the commands on the resource.
 pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
-    if let FenceCommand::Proxy(proxy) = &args.command {
-        if args.resource.is_some() {
-            return Err(Failure::usage(
-                "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
-            ));
-        }
-        return proxy::proxy(proxy, json).await;
-    }
-    let from_environment =
-        || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
-    let url = args.resource.clone().or_else(from_environment).ok_or_else(|| {
-        Failure::usage(
-            "name the resource with --resource: sqlite:PATH or postgres://USER@HOST/DATABASE",
-        )
-    })?;
-    let url = url.as_str();
     // What is wrong with the call is said before anybody is connected to.
     match &args.command {
-        FenceCommand::Install => install(&mut Resource::open(url).await?, json).await,
-        FenceCommand::Enter(args) => {
-            let (name, token) = (LockName::new(&args.name).map_err(Error::from)?, token(args)?);
-            enter(&mut Resource::open(url).await?, &name, token, json).await
+        FenceCommand::Install => install(&mut Resource::open(&url(args)?).await?, json).await,
+        FenceCommand::Enter(enter_args) => {
+            let name = enter_args.name.as_ref().unwrap_or(&enter_args.what);
+            let (name, token) = (lock_name(name)?, token(enter_args.token.as_ref())?);
+            let mut resource = if enter_args.name.is_none() {
+                Resource::open(&url(args)?).await?
+            } else if args.resource.is_none() {
+                Resource::file(enter_args.what.as_ref())?
+            } else {
+                return Err(two_resources());
+            };
+            resource.enter(&name, token).await?;
+            entered(&name, token, json)
         }
-        FenceCommand::Show(args) => {
-            let name = args.name.as_deref().map(LockName::new).transpose().map_err(Error::from)?;
-            let resource = Resource::open(url).await?;
-            if args.resets {
-                return resets(&resource, name.as_ref(), json).await;
+        FenceCommand::Write(_) if args.resource.is_some() => Err(two_resources()),
+        FenceCommand::Write(args) => write(args, json),
+        FenceCommand::Show(show_args) => {
+            let name = show_args.name.as_deref().map(lock_name).transpose()?;
+            let mut resource = Resource::open(&url(args)?).await?;
+            if show_args.resets {
+                return resets(&resource.audit(name.as_ref()).await?, json);
             }
-            show(&resource, args, name.as_ref(), json).await
+            show(&resource.show(name.as_ref()).await?, name.as_ref(), json)
         }
-        FenceCommand::Reset(args) => {
-            let name = LockName::new(&args.name).map_err(Error::from)?;
-            let to =
-                args.to.as_deref().map(str::parse::<Token>).transpose().map_err(Error::from)?;
-            reset(&mut Resource::open(url).await?, args, &name, to, json).await
+        FenceCommand::Reset(reset_args) => {
+            let name = lock_name(&reset_args.name)?;
+            let to = reset_args.to.as_deref().map(str::parse::<Token>);
+            let to = to.transpose().map_err(Error::from)?;
+            reset(&mut Resource::open(&url(args)?).await?, reset_args, &name, to, json).await
         }
-        FenceCommand::Protect(args) => protect(url, args, json).await,
-        // It has no such URL: see above.
-        FenceCommand::Proxy(args) => proxy::proxy(args, json).await,
-        FenceCommand::Unprotect(args) => {
-            let client = Resource::open(url).await?.only_postgres()?;
-            let was = postgres::unprotect(&client, &args.table).await?;
+        FenceCommand::Protect(protect_args) => protect(&url(args)?, protect_args, json).await,
+        FenceCommand::Proxy(_) if args.resource.is_some() => Err(Failure::usage(
+            "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
+        )),
+        FenceCommand::Proxy(proxy_args) => proxy::proxy(proxy_args, json).await,
+        FenceCommand::Unprotect(unprotect_args) => {
+            let table = &unprotect_args.table;
+            let client = Resource::open(&url(args)?).await?.only_postgres()?;
+            let was = postgres::unprotect(&client, table).await?;
             if json {
-                return said(&json!({ "table": args.table, "was_protected": was }));
+                return said(&json!({ "table": table, "was_protected": was }));
             }
-            let table = &args.table;
             out::done(&if was {
                 format!("{table} is not protected any more\n")
             } else {
@@ -72,56 +72,71 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
     }
 }
 
+fn url(args: &Fence) -> Result<String, Failure> {
+    let from_environment =
+        || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
+    args.resource
+        .clone()
+        .or_else(from_environment)
+        .ok_or_else(|| Failure::usage(format!("name the resource with --resource: {KINDS}")))
+}
+
+fn two_resources() -> Failure {
+    Failure::usage("the file that you name is the resource: leave --resource out")
+}
+
+fn lock_name(name: impl AsRef<str>) -> Result<LockName, Failure> {
+    Ok(LockName::new(name.as_ref()).map_err(Error::from)?)
+}
+
 fn said(value: &Value) -> Result<u8, Failure> {
     out::json(value).map(|_| exit::OK)
 }
 
 async fn install(resource: &mut Resource, json: bool) -> Result<u8, Failure> {
-    let done = match resource {
-        Resource::Sqlite(db) => {
-            let before = sqlite::is_installed(db)?;
-            sqlite::install(db)?;
-            if before { Installed::Already } else { Installed::Now }
-        }
-        Resource::Postgres(client) => postgres::install(client).await?,
-    };
+    let done = resource.install().await?;
     if json {
-        return said(&json!({ "installed": done == Installed::Now }));
+        return said(&json!({ "installed": done == Some(Installed::Now) }));
     }
     out::done(match done {
-        Installed::Now => "the fence is installed\n",
-        Installed::Already => "the fence was installed already: nothing changed\n",
+        Some(Installed::Now) => "the fence is installed\n",
+        Some(Installed::Already) => "the fence was installed already: nothing changed\n",
+        None => "there is nothing to install here: the first who enters makes what is needed\n",
     })
 }
 
 /// The token that was given, else that of the `run` around us.
-fn token(args: &FenceEnter) -> Result<Token, Failure> {
-    let given = args.token.clone().or_else(|| std::env::var("FENCEPOST_TOKEN").ok());
+fn token(given: Option<&String>) -> Result<Token, Failure> {
+    let around = || std::env::var("FENCEPOST_TOKEN").ok().filter(|token| !token.is_empty());
+    let given = given.cloned().or_else(around);
     let given = given.ok_or_else(|| {
         Failure::usage("which token? give --token N, or run this under `fencepost run`")
     })?;
     Ok(given.parse::<Token>().map_err(Error::from)?)
 }
 
-async fn enter(
-    resource: &mut Resource,
-    name: &LockName,
-    token: Token,
-    json: bool,
-) -> Result<u8, Failure> {
-    match resource {
-        Resource::Sqlite(db) => {
-            sqlite::begin(db, name, token)?.commit().map_err(|error| sqlite::explain(&error))?;
-        }
-        Resource::Postgres(client) => {
-            let tx = postgres::begin(client, name, token).await?;
-            tx.commit().await.map_err(|error| postgres::explain(&error))?;
-        }
-    }
+fn entered(name: &LockName, token: Token, json: bool) -> Result<u8, Failure> {
     if json {
         return said(&json!({ "name": name.as_str(), "token": token.get(), "entered": true }));
     }
     out::done(&format!("token {token} has entered for \"{name}\": lower ones are refused now\n"))
+}
+
+fn write(args: &FenceWrite, json: bool) -> Result<u8, Failure> {
+    let (name, token) = (lock_name(&args.name)?, token(args.token.as_ref())?);
+    let file = FileFence::at(&args.path)?;
+    let input = std::io::stdin().lock();
+    if input.is_terminal() {
+        exit::say("reading the new contents from standard input, up to Ctrl-D");
+    }
+    let bytes = file.write(&name, token, input)?;
+    if json {
+        return said(&json!({
+            "name": name.as_str(), "token": token.get(), "bytes": bytes, "written": true
+        }));
+    }
+    let path = args.path.display();
+    out::done(&format!("{path} has {bytes} bytes now, written with token {token} of \"{name}\"\n"))
 }
 
 fn as_json(mark: &Mark) -> Value {
@@ -133,37 +148,22 @@ fn as_json(mark: &Mark) -> Value {
     })
 }
 
-async fn show(
-    resource: &Resource,
-    args: &FenceShow,
-    name: Option<&LockName>,
-    json: bool,
-) -> Result<u8, Failure> {
-    let marks = match resource {
-        Resource::Sqlite(db) => sqlite::show(db, name)?,
-        Resource::Postgres(client) => postgres::show(client, name).await?,
-    };
+fn show(marks: &[Mark], name: Option<&LockName>, json: bool) -> Result<u8, Failure> {
     if json {
         return said(&json!({ "marks": marks.iter().map(as_json).collect::<Vec<_>>() }));
     }
-    if let (Some(name), true) = (&args.name, marks.is_empty()) {
+    if let (Some(name), true) = (name, marks.is_empty()) {
         return out::done(&format!("nobody has entered for \"{name}\" yet\n"));
     }
     let mut rows: Vec<Vec<String>> =
         vec![["NAME", "TOKEN", "SET BY", "SET AT"].map(str::to_owned).into()];
-    rows.extend(
-        marks.into_iter().map(|mark| {
-            vec![mark.name.to_string(), mark.token.to_string(), mark.set_by, mark.set_at]
-        }),
-    );
+    rows.extend(marks.iter().map(|Mark { name, token, set_by, set_at }| {
+        vec![name.to_string(), token.to_string(), set_by.clone(), set_at.clone()]
+    }));
     out::done(&out::table(&rows))
 }
 
-async fn resets(resource: &Resource, name: Option<&LockName>, json: bool) -> Result<u8, Failure> {
-    let resets = match resource {
-        Resource::Sqlite(db) => sqlite::audit(db, name)?,
-        Resource::Postgres(client) => postgres::audit(client, name).await?,
-    };
+fn resets(resets: &[Reset], json: bool) -> Result<u8, Failure> {
     if json {
         let resets: Vec<Value> = resets
             .iter()
@@ -183,9 +183,9 @@ async fn resets(resource: &Resource, name: Option<&LockName>, json: bool) -> Res
     let token = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
     let mut rows: Vec<Vec<String>> =
         vec![["NAME", "FROM", "TO", "BY", "AT", "WHY"].map(str::to_owned).into()];
-    rows.extend(resets.into_iter().map(|reset| {
-        let (from, to) = (token(reset.from), token(reset.to));
-        vec![reset.name.to_string(), from, to, reset.by, reset.at, reset.why]
+    rows.extend(resets.iter().map(|Reset { name, from, to, by, why, at }| {
+        let (from, to) = (token(*from), token(*to));
+        vec![name.to_string(), from, to, by.clone(), at.clone(), why.clone()]
     }));
     out::done(&out::table(&rows))
 }
@@ -201,10 +201,7 @@ async fn reset(
         Some(by) => by.clone(),
         None => std::env::var("USER").unwrap_or_else(|_| "fencepost fence reset".to_owned()),
     };
-    let old = match resource {
-        Resource::Sqlite(db) => sqlite::reset(db, name, to, &by, &args.why)?,
-        Resource::Postgres(client) => postgres::reset(client, name, to, &by, &args.why).await?,
-    };
+    let old = resource.reset(name, to, &by, &args.why).await?;
     if json {
         return said(&json!({
             "name": name.as_str(),
@@ -231,16 +228,20 @@ async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failu
         _ => return Err(Failure::usage("give either --name-from COLUMN or --name NAME")),
     };
     let client = Resource::open(url).await?.only_postgres()?;
-    postgres::protect(&client, &args.table, from).await?;
+    let before = postgres::protect(&client, &args.table, from).await?;
     let table = &args.table;
     if json {
         return said(&json!({
-            "table": table, "name_from": args.name_from, "name": args.name, "protected": true
+            "table": table, "name_from": args.name_from, "name": args.name, "protected": true,
+            "was_protected": before
         }));
     }
     let whose = match from {
         NameFrom::Column(column) => format!("the lock that its column \"{column}\" names"),
         NameFrom::Name(name) => format!("the lock \"{name}\""),
     };
-    out::done(&format!("{table} is protected: who writes it must have entered with {whose}\n"))
+    let replaced = if before { "; this replaces the protection it had" } else { "" };
+    out::done(&format!(
+        "{table} is protected: who writes it must have entered with {whose}{replaced}\n"
+    ))
 }

@@ -1,55 +1,30 @@
 //! `lab`: shows what the library's promises are for. What it prints is made here, what happens in `fencepost_lab`.
 
 use std::fmt::Write as _;
-use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
+use fencepost_lab::lanes::file::PictureFile;
 use fencepost_lab::lanes::svg::svg;
 use fencepost_lab::lanes::text::Style;
 use fencepost_lab::verdict::Verdict;
-use fencepost_lab::{Fault, Setting, crash, nolock, pause};
+use fencepost_lab::{At, Left, crash, nolock, pause};
+use serde_json::{Value, json};
 
-use crate::args::lab::{FencedHalves, Lab, LabCrash, LabNolock, LabPause, LabSite};
+use crate::args::lab::{FencedHalves, Lab, LabCrash, LabNolock, LabPause};
 use crate::exit::{self, Failure};
 use crate::out;
-use crate::signals::Signals;
 
-/// Carries out a lab. A signal ends it, and its workers with it.
+mod attended;
+
+use attended::{at, attended, setting};
+
+/// Carries out a lab. A signal ends it, and its workers with it; what it made is cleared away in any case.
 pub(crate) async fn lab(lab: &Lab, on: Option<&str>, json: bool) -> Result<u8, Failure> {
     match lab {
         Lab::Pause(args) => lab_pause(args, on, json).await,
         Lab::Crash(args) => lab_crash(args, on, json).await,
         Lab::Nolock(args) => lab_nolock(args, on, json).await,
-    }
-}
-
-fn setting(
-    site: &LabSite,
-    on: Option<&str>,
-    resource: Option<&String>,
-) -> Result<Setting, Failure> {
-    Ok(Setting {
-        program: crate::run::leash::own_program()?,
-        on: on.map(str::to_owned),
-        resource: resource.cloned(),
-        keep: site.keep,
-    })
-}
-
-/// Waits for a lab, or for a signal that ends it: dropped, it kills its workers and removes its files.
-async fn attended<T>(lab: impl Future<Output = Result<T, Fault>>) -> Result<T, Failure> {
-    let mut signals = Signals::listen()?;
-    tokio::select! {
-        biased;
-        signal = signals.next_ending() => Err(Failure::signal(
-            signal.as_raw(),
-            format!("the lab was ended by signal {}", signal.as_raw()),
-        )),
-        done = lab => done.map_err(|fault| match fault {
-            Fault::Lock(error) => error.into(),
-            Fault::System(message) => Failure::internal(message),
-        }),
     }
 }
 
@@ -61,7 +36,7 @@ fn tell(json: bool, line: &str) {
 }
 
 async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, Failure> {
-    let setting = setting(&args.site, on, args.resource.as_ref())?;
+    let setting = setting(&args.site, on, at(args.resource.as_ref()))?;
     let fenced = match args.fenced {
         FencedHalves::Second => [false, true],
         FencedHalves::Both => [true, true],
@@ -69,22 +44,40 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
     };
     let options = pause::Options { ttl: args.ttl, work: args.work, freeze: !args.no_pause, fenced };
     // Now, and not after the whole show: it may be a bad path.
-    args.svg.as_deref().map_or(Ok(()), |file| write(file, ""))?;
+    let svg_failed = |error: &std::io::Error| {
+        let file = args.svg.as_deref().unwrap_or(Path::new("")).display().to_string();
+        Failure::usage(format!("--svg: can not write \"{}\": {error}", file.escape_debug()))
+    };
+    let file = args.svg.as_deref().map(PictureFile::at).transpose();
+    let file = file.map_err(|error| svg_failed(&error))?;
     let mut say = |progress: pause::Progress<'_>| match progress {
+        pause::Progress::Installed => {
+            tell(
+                json,
+                "The fence was not in this database. The lab has installed it, and it stays.",
+            );
+        }
         pause::Progress::Half { fence } => {
             let which = if fence { "With" } else { "Without" };
             tell(json, &format!("{which} the fence: A adds 30 to a balance of 100, B adds 50."));
         }
         pause::Progress::Event(event) => tell(json, &event.to_string()),
     };
-    let account = attended(pause::pause(&setting, &options, &mut say)).await?;
+    let (account, left) =
+        attended(&setting, async |scene| pause::pause(scene, &options, &mut say).await).await?;
     let pictures = account.halves.each_ref().map(pause::Half::picture);
-    if let Some(file) = &args.svg {
-        let title = "A holder that freezes past its lease, without and with the fence";
-        write(file, &svg(title, PAUSE_DESCRIPTION, &pictures))?;
-    }
+    let drawn = file.map(|file| {
+        file.write(&svg(&account.title(), &account.description(), &pictures)).map_err(|error| {
+            // What the show was is told all the same.
+            Failure { on_stdout: false, ..svg_failed(&error) }
+        })
+    });
+    let drawn = drawn.transpose();
     if json {
-        out::json(&account.as_json())?;
+        let mut account = with_left(account.as_json(), &left);
+        let svg = args.svg.as_deref().filter(|_| drawn.is_ok());
+        account["svg"] = json!(svg.map(|file| file.display().to_string()));
+        out::json(&account)?;
     } else {
         let style = Style::of_stdout();
         let mut text = String::new();
@@ -93,17 +86,31 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
             text.push_str(&picture.text(style));
         }
         let (store, resource, verdict) = (&account.store, account.resource, &account.verdict);
-        let kept = kept(account.kept.as_deref());
+        let (ttl, kept) = (ttl(options.ttl, account.ttl), kept(args.site.keep, &left));
+        let late: Vec<String> =
+            account.halves.iter().filter_map(pause::Half::waited_on).map(in_millis).collect();
         // Writing to a string can not fail.
-        let _ = write!(text, "\nOn {store}, resource {resource}.\n{verdict}{kept}{PAUSE_WORDS}");
+        let _ = writeln!(text, "\nOn {store}, {ttl}, resource {resource}.");
+        if let (Some(frees), false) = (account.late, late.is_empty()) {
+            let late = late.join(", then ");
+            let why = format!("B had the lock {late} after the end of A's lease. Here {frees}.");
+            text.push_str(&lines(&why));
+        }
+        let _ = write!(text, "{verdict}{kept}");
+        if let (Some(file), Ok(Some(()))) = (&args.svg, &drawn) {
+            let _ = writeln!(text, "The picture is in {}.", file.display());
+        }
+        text.push_str(if account.froze() { PAUSE_WORDS } else { NO_PAUSE_WORDS });
         out::print(&text)?;
     }
+    drawn?;
     judged(&account.verdict)
 }
 
-const PAUSE_DESCRIPTION: &str = "Time runs down. A takes the lock, reads the balance and is frozen. Its lease ends, \
-    B is granted the lock with a higher token, reads, writes and releases. A wakes and writes. Without the fence \
-    A overwrites what B wrote; with the fence A is refused.";
+const NO_PAUSE_WORDS: &str = "
+Nobody was frozen: each wrote while the lock was its own, and nothing was lost,
+fence or not. Without --no-pause you see what the fence is for.
+";
 
 const PAUSE_WORDS: &str = "
 The workers do not look at their guards before they write, on purpose. A's guard
@@ -113,15 +120,16 @@ resource can refuse. Read on: docs/fencing.md, docs/fence-your-database.md.
 ";
 
 async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, Failure> {
-    let setting = setting(&args.site, on, None)?;
+    let setting = setting(&args.site, on, At::Nowhere)?;
     let options = crash::Options { ttl: args.ttl, rounds: args.rounds, kill: !args.no_kill };
     let mut say = |progress: crash::Progress<'_>| match progress {
         crash::Progress::Round(number) => tell(json, &format!("Round {number}.")),
         crash::Progress::Event(event) => tell(json, &event.to_string()),
     };
-    let account = attended(crash::crash(&setting, &options, &mut say)).await?;
+    let (account, left) =
+        attended(&setting, async |scene| crash::crash(scene, &options, &mut say).await).await?;
     if json {
-        out::json(&account.as_json())?;
+        out::json(&with_left(account.as_json(), &left))?;
         return judged(&account.verdict);
     }
     let mut text = String::new();
@@ -131,34 +139,55 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
     }
     let mut rows = vec![["ROUND", "FREE AFTER", "LEASE LEFT"].map(str::to_owned).to_vec()];
     for (number, round) in account.rounds.iter().enumerate() {
-        let free = round.free_after.map_or_else(|| "never".to_owned(), in_millis);
+        let free = round
+            .free_after
+            .map_or_else(|| format!("not in {}", in_millis(round.waited)), in_millis);
         rows.push(vec![(number + 1).to_string(), free, in_millis(round.lease_left)]);
     }
     let (store, table, verdict) = (&account.store, out::table(&rows), &account.verdict);
-    let kept = kept(account.kept.as_deref());
-    let _ = write!(text, "\nOn {store}, from the kill to the next grant:\n{table}{verdict}{kept}");
-    text.push_str(if account.presence {
-        "\nThis store sees the holder's process: the kernel unlocks a file when it ends. So\n\
-         the next one need not wait for the lease.\n"
+    let (ttl, kept) = (ttl(options.ttl, account.ttl), kept(args.site.keep, &left));
+    let from = if options.kill { "from the kill to the next grant" } else { "nobody was killed" };
+    let _ = write!(text, "\nOn {store}, {ttl}, {from}:\n{table}{verdict}{kept}\n");
+    text.push_str(&lines(&if !options.kill {
+        "The holder lives and renews its lease, so nobody else has the lock. Without --no-kill you see when a dead \
+         one's comes free."
+            .to_owned()
+    } else if account.presence {
+        "This store sees the holder's process: the kernel unlocks a file when it ends. So the next one need not \
+         wait for the lease."
+            .to_owned()
     } else {
-        "\nThis store can not tell a dead holder from a slow one: the lease decides. A\n\
-         shorter TTL frees sooner; it is renewed in the background every third of it.\n"
-    });
+        let shorter = if account.ttl == options.ttl {
+            "A shorter TTL frees sooner"
+        } else {
+            "This store keeps no TTL as short as the one asked for"
+        };
+        format!(
+            "This store can not tell a dead holder from a slow one: {}. {shorter}; it is renewed in the background \
+             every third of it.",
+            account.frees
+        )
+    }));
     out::print(&text)?;
     judged(&account.verdict)
 }
 
 async fn lab_nolock(args: &LabNolock, on: Option<&str>, json: bool) -> Result<u8, Failure> {
-    let setting = setting(&args.site, on, args.resource.as_ref())?;
-    let options =
-        nolock::Options { copies: args.copies, ticks: args.ticks, unique: !args.no_unique_key };
+    let setting = setting(&args.site, on, at(args.resource.as_ref()))?;
+    let options = nolock::Options {
+        copies: args.copies,
+        ticks: args.ticks,
+        unique: !args.no_unique_key,
+        lock: !args.no_lock,
+    };
     let (copies, ticks) = (options.copies, options.ticks);
     let mut say = |way: &str| {
         tell(json, &format!("{copies} copies of a job, {ticks} times, by {way} ..."));
     };
-    let account = attended(nolock::nolock(&setting, &options, &mut say)).await?;
+    let (account, left) =
+        attended(&setting, async |scene| nolock::nolock(scene, &options, &mut say).await).await?;
     if json {
-        out::json(&account.as_json())?;
+        out::json(&with_left(account.as_json(), &left))?;
         return judged(&account.verdict);
     }
     let head = ["BY", "RUNS PER TICK", "CALLS PER TICK", "A COPY P50", "MAX", "ALL DONE P50"];
@@ -186,7 +215,7 @@ async fn lab_nolock(args: &LabNolock, on: Option<&str>, json: bool) -> Result<u8
         account.resource,
         out::table(&rows),
         account.verdict,
-        kept(account.kept.as_deref()),
+        kept(args.site.keep, &left),
     );
     out::print(&text)?;
     judged(&account.verdict)
@@ -207,17 +236,49 @@ fn in_millis(span: Duration) -> String {
     format!("{:.1} ms", span.as_secs_f64() * 1e3)
 }
 
-fn kept(path: Option<&Path>) -> String {
-    path.map_or_else(String::new, |path| format!("The files are in {}.\n", path.display()))
+/// The TTL that the store kept, and the one that it was asked for if that is another.
+fn ttl(asked: Duration, kept: Duration) -> String {
+    if asked == kept {
+        return format!("TTL {kept:?}");
+    }
+    format!("TTL {kept:?} (asked for {asked:?})")
 }
 
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(file, text).map_err(|error| {
-        Failure::usage(format!(
-            "--svg: can not write \"{}\": {error}",
-            file.display().to_string().escape_debug()
-        ))
-    })
+fn kept(wanted: bool, left: &Left) -> String {
+    match &left.kept {
+        Some(path) => format!("The files are in {}.\n", path.display()),
+        None if wanted => {
+            "There are no files to keep: nothing of this lab lay in one of its own.\n".into()
+        }
+        None => String::new(),
+    }
+}
+
+fn with_left(mut account: Value, left: &Left) -> Value {
+    account["kept"] = json!(left.kept.as_ref().map(|path| path.display().to_string()));
+    account["left_behind"] = json!(left.behind);
+    account
+}
+
+/// Text in lines of at most 80 characters.
+fn lines(text: &str) -> String {
+    let mut filled = String::new();
+    let mut wide = 0;
+    for word in text.split_whitespace() {
+        let more = word.chars().count();
+        if wide > 0 && wide + 1 + more > 80 {
+            filled.push('\n');
+            wide = 0;
+        }
+        if wide > 0 {
+            filled.push(' ');
+            wide += 1;
+        }
+        filled.push_str(word);
+        wide += more;
+    }
+    filled.push('\n');
+    filled
 }
 
 /// A lab that did not show what it should is a failure of its own kind.

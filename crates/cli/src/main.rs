@@ -95,8 +95,14 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
             breaking::break_lock(args, &store::open_shared(on).await?, json).await
         }
         Command::Explain(args) => {
+            if args.url.is_some() && on.is_some() {
+                return Err(Failure::usage("two stores are named: give the URL or --on, not both"));
+            }
             explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
         }
+        Command::Fence(_) if on.is_some() => Err(Failure::usage(
+            "--on names a lock store, and a fence stands at the resource: name that with --resource",
+        )),
         Command::Fence(args) => fence::fence(args, json).await,
         Command::Lab(which) => lab::lab(which, on, json).await,
         Command::Backend(args) => match args.command {

@@ -32,19 +32,42 @@ fn one_line(error: &clap::Error) -> String {
     let first = text.split("\n\n").next().unwrap_or(text);
     let words: Vec<&str> =
         first.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect();
-    let first = std::env::args_os().nth(1).and_then(|name| name.into_string().ok());
-    let command = first.filter(|name| {
-        use clap::CommandFactory as _;
-        crate::args::Cli::command().find_subcommand(name).is_some()
-    });
-    let help = command.map_or_else(|| "fencepost".to_owned(), |name| format!("fencepost {name}"));
+    let help = commands_named();
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return format!("`{help}` wants a command; see `{help} --help`");
+    }
     // What most people forget.
     let hint = if help == "fencepost run" && forgot_the_dashes(error) {
         " (the command stands after `--`: fencepost run NAME -- CMD)"
     } else {
         ""
     };
-    format!("{}{hint}; see `{help} --help`", escaped(&words.join(" ")))
+    format!("{}{hint}; see `{help} --help`", without_password(&escaped(&words.join(" "))))
+}
+
+/// `fencepost fence reset`, as far as the line names commands there are.
+fn commands_named() -> String {
+    use clap::CommandFactory as _;
+    let mut command = crate::args::Cli::command();
+    let mut path = "fencepost".to_owned();
+    for word in std::env::args().skip(1) {
+        let Some(next) = command.find_subcommand(&word) else { break };
+        path = format!("{path} {word}");
+        command = next.clone();
+    }
+    path
+}
+
+/// A URL that stands where none is expected may have a password in it.
+fn without_password(text: &str) -> String {
+    let hidden = |word: &str| {
+        let (scheme, rest) = word.split_once("://")?;
+        let (login, rest) = rest.rsplit_once('@')?;
+        let (user, _) = login.split_once(':')?;
+        Some(format!("{scheme}://{user}:...@{rest}"))
+    };
+    let words = text.split(' ').map(|word| hidden(word).unwrap_or_else(|| word.to_owned()));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 fn forgot_the_dashes(error: &clap::Error) -> bool {

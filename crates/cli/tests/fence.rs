@@ -1,11 +1,11 @@
-//! `fencepost fence` on a PostgreSQL: what it says, and with which exit code.
+//! `fencepost fence` on a PostgreSQL and on a Redis: what it says, and with which exit code.
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
 mod common;
 
 use common::Store;
-use fencepost_testbed::Database;
+use fencepost_testbed::{Database, Redis};
 
 /// The command on a fresh database.
 struct Fenced {
@@ -88,4 +88,37 @@ fn a_role_that_may_not_is_refused_and_told_what_it_lacks() {
     assert!(err.contains("GRANT USAGE ON SCHEMA fencepost"), "{err}");
     let (code, _, err) = fenced.fence_at(&url, &["reset", "a", "--forget", "--why", "x"]);
     assert_eq!(code, Some(78), "{err}");
+}
+
+#[test]
+fn on_a_redis() {
+    let (store, server) = (Store::new(), Redis::builder().password("s3cret").start().unwrap());
+    let url = server.url();
+    let say = |arguments: &[&str]| store.say(&[&["fence", "--resource", &url], arguments].concat());
+    let done = |arguments: &[&str]| {
+        let (code, out, err) = say(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {err}");
+        out
+    };
+    assert!(done(&["install"]).starts_with("there is nothing to install"));
+    assert_eq!(done(&["show"]), "NAME  TOKEN  SET BY  SET AT\n");
+    done(&["enter", "invoice/42", "--token", "34"]);
+    let (code, out, err) = say(&["enter", "invoice/42", "--token", "33"]);
+    assert_eq!((code, out.as_str()), (Some(77), ""));
+    assert!(err.contains("token 33 for \"invoice/42\" is stale: 34 has entered ("), "{err}");
+    assert!(done(&["show", "invoice/42"]).contains("invoice/42  34 "));
+    let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada"];
+    assert!(done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
+    assert!(done(&["show", "--resets"]).contains("34    3   ada"));
+    let (code, _, err) = say(&["protect", "t", "--name", "a"]);
+    assert_eq!(code, Some(78), "{err}");
+    // Elsewhere the lock has another mark, and `show` shows both.
+    let beside = format!("{url}?beside=%7Buser%3A7%7D");
+    let elsewhere = ["fence", "--resource", &beside, "enter", "invoice/42", "--token", "1"];
+    assert_eq!(store.say(&elsewhere).0, Some(0));
+    assert_eq!(done(&["show", "invoice/42"]).lines().count(), 3);
+    server.kill().unwrap();
+    let (code, _, err) = say(&["show"]);
+    assert_eq!(code, Some(69), "{err}");
+    assert!(!err.contains("s3cret"), "{err}");
 }

@@ -147,7 +147,7 @@ fn what_the_command_leaves_running_is_ended_before_the_lock_is_free() {
     assert_eq!(code, Some(5), "{err}");
     assert!(err.contains("left 2 processes running") && err.lines().count() == 1, "{err}");
     let group = wait_for_text(&store.path("group")).parse().unwrap();
-    assert_eq!(running_in_group(group), []);
+    assert_eq!(running_in_group(group), Vec::<i32>::new());
     store.assert_empty();
 }
 
@@ -201,7 +201,7 @@ fn max_hold_ends_a_command_that_does_not_listen() {
     let (code, _, err) = store.say(&["run", "--max-hold", "500ms", "x", "--", "sh", "-c", script]);
     assert_eq!(code, Some(76), "{err}");
     let group = wait_for_text(&store.path("group")).parse().unwrap();
-    assert_eq!(running_in_group(group), []);
+    assert_eq!(running_in_group(group), Vec::<i32>::new());
     store.assert_empty();
 }
 
@@ -216,7 +216,7 @@ fn breaking_a_running_holder_kills_its_command() {
     let (code, _, err) = run.end();
     assert_eq!(code, Some(76), "{err}");
     assert!(err.contains("an operator broke it") && err.lines().count() == 1, "{err}");
-    assert_eq!(running_in_group(group), []);
+    assert_eq!(running_in_group(group), Vec::<i32>::new());
     let (_, token, _) = store.say(&["run", "x", "--", "sh", "-c", "echo $FENCEPOST_TOKEN"]);
     assert!(token.trim().parse::<u64>().unwrap() > 2, "{token}");
     store.assert_empty();

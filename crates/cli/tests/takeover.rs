@@ -69,7 +69,7 @@ fn a_killed_holder_is_taken_over_at_once_and_nothing_of_it_runs() {
     for _ in 0..7 {
         let mut scene = Scene::set("30s", WORK);
         took.push(scene.strike(Signal::KILL));
-        assert_eq!(running_in_group(scene.group), []);
+        assert_eq!(running_in_group(scene.group), Vec::<i32>::new());
         assert!(!scene.worked_without_the_lock());
         scene.end();
     }
@@ -84,14 +84,14 @@ fn a_frozen_holder_is_ended_before_its_lease_and_learns_it_on_waking() {
     let mut scene = Scene::set("1s", WORK);
     let took = scene.strike(Signal::STOP);
     println!("SIGSTOP to the next command running, TTL 1s: {took:.1?}");
-    assert_eq!(running_in_group(scene.group), []);
+    assert_eq!(running_in_group(scene.group), Vec::<i32>::new());
     assert!(!scene.worked_without_the_lock());
     let Scene { store, holder, next, group } = scene;
     holder.signal(Signal::CONT);
     let (code, _, err) = holder.end();
     assert_eq!(code, Some(76), "{err}");
     assert!(err.contains("lost") && err.contains("lease"), "{err}");
-    assert_eq!(running_in_group(group), []);
+    assert_eq!(running_in_group(group), Vec::<i32>::new());
     assert_eq!(store.holder("x").as_deref(), Some("next"), "the new holder is untouched");
     next.signal(Signal::TERM);
     assert_eq!(next.end().0, Some(143));
@@ -105,7 +105,7 @@ fn a_stubborn_group_is_ended_in_time() {
                     sh -c \"trap '' TERM; $w\" & kill -STOP $$; true";
     let mut scene = Scene::set("1s", stubborn);
     scene.strike(Signal::STOP);
-    assert_eq!(running_in_group(scene.group), []);
+    assert_eq!(running_in_group(scene.group), Vec::<i32>::new());
     assert!(!scene.worked_without_the_lock());
     scene.end();
 }
@@ -121,7 +121,7 @@ fn a_process_that_leaves_the_group_is_beyond_reach_and_delays_the_takeover() {
     wait_for_text(&scene.store.path("left"));
     let took = scene.strike(Signal::KILL);
     assert!(took > Duration::from_millis(500), "taken over before the lease's end: {took:?}");
-    assert_eq!(running_in_group(scene.group), []);
+    assert_eq!(running_in_group(scene.group), Vec::<i32>::new());
     wait_for("work without the lock", LIMIT, || scene.worked_without_the_lock());
     std::fs::write(scene.store.path("stop"), "").unwrap();
     scene.end();

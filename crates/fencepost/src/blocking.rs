@@ -11,6 +11,7 @@
 //! # Ok::<(), fencepost::Error>(())
 //! ```
 
+use std::cell::Cell;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::pin;
@@ -26,8 +27,24 @@ use crate::backend::{Broken, LockInfo, LossCause, Renewed};
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 
+thread_local! {
+    static WAITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread blocks in a call of ours.
+#[cfg(feature = "postgres")]
+pub(crate) fn is_waiting() -> bool {
+    WAITING.get()
+}
+
 /// Runs a future on this thread. Ours need no runtime: they are driven by the client's own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Waiting(bool);
+    impl Drop for Waiting {
+        fn drop(&mut self) {
+            WAITING.set(self.0);
+        }
+    }
     struct Unpark {
         thread: Thread,
         // A wake-up is kept here and not only in the thread's park token, which whatever runs inside the
@@ -40,6 +57,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
             self.thread.unpark();
         }
     }
+    let _waiting = Waiting(WAITING.replace(true));
     let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
     let waker = Waker::from(Arc::clone(&unpark));
     let mut context = Context::from_waker(&waker);

@@ -60,7 +60,6 @@ pub fn wall() -> Duration {
 }
 
 /// Blocks this thread. For retry loops inside a blocking call; never on a path that could await.
-#[cfg(feature = "sqlite")]
 #[expect(clippy::disallowed_methods, reason = "this file is where waiting is allowed")]
 pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);

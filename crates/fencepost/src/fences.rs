@@ -22,30 +22,34 @@
 //! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too |
 //! | `sqlite` | a table in the database | stale transactions that enter |
 //! | `column` | a column of the row itself | stale writes of that row |
+//! | `redis` | a key beside the data | stale commands that go through it |
+//! | `file` | a file beside the data, on one host | stale writes that go through it |
+//! | `object` | in the object, or in a small one before it | stale reads and writes of that object |
 //!
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use fencepost_core::Label;
-use fencepost_core::{LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 
-#[cfg(feature = "sqlite")]
-use crate::error::ErrorKind;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
+pub mod file;
+#[cfg(feature = "object-store")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+mod stamp;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;
@@ -59,7 +63,8 @@ pub struct Mark {
     pub token: Token,
     /// Who brought it: `host:pid`, or what the caller set.
     pub set_by: String,
-    /// When, by the resource's clock: RFC 3339, UTC. For people; nothing is decided by it.
+    /// When, by the resource's clock, or the client's where the resource has none to ask (`object`): RFC 3339, UTC. For
+    /// people; nothing is decided by it.
     pub set_at: String,
 }
 
@@ -76,12 +81,11 @@ pub struct Reset {
     pub by: String,
     /// Why.
     pub why: String,
-    /// When, by the resource's clock: RFC 3339, UTC.
+    /// When, by the same clock: RFC 3339, UTC.
     pub at: String,
 }
 
 // On PostgreSQL the database says it, in the same words.
-#[cfg(feature = "sqlite")]
 impl Mark {
     /// The error of a token that came too late.
     #[must_use]
@@ -97,11 +101,9 @@ impl Mark {
 }
 
 /// The longest reason, in bytes.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 const WHY_MAX_BYTES: usize = 1024;
 
 /// Who resets and why, checked.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
     Label::new(by)?;
     if why.trim().is_empty() {

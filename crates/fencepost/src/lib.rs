@@ -36,6 +36,7 @@ pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod counted;
+mod disk;
 mod error;
 pub mod fences;
 pub mod guarantees;
@@ -59,7 +60,12 @@ pub use lock::{DEFAULT_TTL, Lock};
 pub use url::{default_url, env_url};
 pub use watch::Watch;
 
-// A fence works in the caller's own transaction, so the caller needs the same version of these.
+// A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the
+// same version of these.
+#[cfg(feature = "object-store")]
+pub use object_store;
+#[cfg(feature = "redis")]
+pub use redis;
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
 #[cfg(feature = "postgres")]

@@ -261,3 +261,13 @@ fn the_guard_column_can_not_be_set_under_another_case() {
     let refused = column::sqlite::update(&db, &seat, &"12A", token(41), &[("FENCE", &3)]);
     assert_eq!(*error_of(refused).kind(), ErrorKind::Invalid);
 }
+
+/// A table of this name may be another program's: it is not taken for ours, and not changed.
+#[test]
+fn a_table_that_is_not_ours_is_refused() {
+    let db = Connection::open_in_memory().unwrap();
+    db.execute_batch("CREATE TABLE fencepost_marks (a)").unwrap();
+    let error = sqlite::install(&db).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("rename it"), "{error}");
+}

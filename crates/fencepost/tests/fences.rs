@@ -2,9 +2,17 @@
 //!
 //! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
 
+#[path = "fences/file.rs"]
+mod file;
+#[cfg(feature = "object-store")]
+#[path = "fences/object.rs"]
+mod object;
 #[cfg(feature = "postgres")]
 #[path = "fences/postgres.rs"]
 mod postgres;
+#[cfg(feature = "redis")]
+#[path = "fences/redis.rs"]
+mod redis;
 #[cfg(feature = "sqlite")]
 #[path = "fences/sqlite.rs"]
 mod sqlite;
@@ -19,5 +27,18 @@ fn main() -> ExitCode {
         Box::new(sqlite::InFile::Column),
         #[cfg(feature = "postgres")]
         Box::new(postgres::InDatabase),
+        #[cfg(feature = "redis")]
+        Box::new(redis::InRedis::Alone),
+        #[cfg(feature = "redis")]
+        Box::new(redis::InRedis::Cluster),
+        Box::new(file::InFiles),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: false }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Envelope, memory: true }),
+        #[cfg(feature = "object-store")]
+        Box::new(object::InStore { shape: object::Shape::Pointer, memory: true }),
     ])
 }

@@ -1,9 +1,9 @@
 //! The holder is killed: when does the lock come free for the next?
 //!
 //! Where the store sees the holder's process (`sqlite:`, by a file that the kernel unlocks with the process), at
-//! once. Elsewhere nobody can tell a dead holder from a slow one, and the next one waits for the lease's end.
+//! once. Elsewhere nobody can tell a dead holder from a slow one, and the next one waits for the lease's end, or for that
+//! of the session which carries it.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use fencepost::ErrorKind;
@@ -11,7 +11,7 @@ use fencepost::ErrorKind;
 use crate::event::{Event, What, Who, millis};
 use crate::lanes::Picture;
 use crate::process::Duo;
-use crate::scene::{Fault, Result, SOON, Scene, Setting, now};
+use crate::scene::{Fault, Result, SOON, Scene, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
@@ -25,6 +25,9 @@ pub struct Options {
     /// Kill A. Without it nothing comes free, and the lab says so.
     pub kill: bool,
 }
+
+/// How long the next one waits at least where nobody is killed: longer than any store makes a short TTL.
+const IN_VAIN: Duration = Duration::from_secs(5);
 
 /// What the lab tells while it goes on.
 #[derive(Clone, Copy, Debug)]
@@ -42,14 +45,16 @@ pub struct Account {
     pub store: String,
     /// Whether the store sees the holder's process end.
     pub presence: bool,
+    /// When the lock of a dead holder is free on this store.
+    pub frees: &'static str,
+    /// The TTL that the store kept.
+    pub ttl: Duration,
     /// How it was carried out.
     pub options: Options,
     /// Each time.
     pub rounds: Vec<Round>,
     /// Whether it shows what it should.
     pub verdict: Verdict,
-    /// Where the files are, if they were kept.
-    pub kept: Option<PathBuf>,
 }
 
 /// One time.
@@ -57,34 +62,36 @@ pub struct Account {
 pub struct Round {
     /// From the kill to the grant of the next one, if that came.
     pub free_after: Option<Duration>,
+    /// How long the next one waited for it.
+    pub waited: Duration,
     /// How long the dead holder's lease had still to run when it was killed, as far as it had said.
     pub lease_left: Duration,
-    /// The tokens of the two.
-    pub tokens: [u64; 2],
+    /// The tokens of the two, of those who were granted.
+    pub tokens: [Option<u64>; 2],
     /// What happened.
     pub events: Vec<Event>,
+    killed: bool,
     presence: bool,
     ttl: Duration,
 }
 
 /// Carries it out.
 pub async fn crash(
-    setting: &Setting,
+    scene: &Scene,
     options: &Options,
     say: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Account> {
-    let scene = Scene::set(setting).await?;
     let mut rounds = Vec::new();
     for number in 1..=options.rounds {
         say(Progress::Round(number));
         let mut event = |event: &Event| say(Progress::Event(event));
-        rounds.push(round(&scene, options, number, &mut event).await?);
+        rounds.push(round(scene, options, number, &mut event).await?);
     }
     let presence = rounds.iter().any(|round| round.presence);
-    let verdict = judge(&rounds);
-    let (store, kept) = (scene.store_name(), scene.kept.clone());
-    scene.clear().await?;
-    Ok(Account { store, presence, options: options.clone(), rounds, verdict, kept })
+    let verdict = judge(&rounds, scene.frees_late());
+    let (store, frees, options) = (scene.store_name(), scene.frees(), options.clone());
+    let ttl = rounds.first().map_or(options.ttl, |round| round.ttl);
+    Ok(Account { store, presence, frees, ttl, options, rounds, verdict })
 }
 
 async fn round(
@@ -96,7 +103,8 @@ async fn round(
     let name = format!("{}/{number}", scene.name("crash"));
     // A store may keep a lease longer than it was asked to. Without the kill we wait only long enough to see that
     // the lock does not come free by itself.
-    let patience = if options.kill { options.ttl * 2 + SOON } else { options.ttl * 2 };
+    let patience = options.ttl * 2;
+    let patience = if options.kill { patience + SOON } else { patience.max(IN_VAIN) };
     let task = |_| (name.clone(), options.ttl, patience, Role::Hold);
     let mut duo = Duo::start(scene, task, say).await?;
     let granted = |what: &What| matches!(what, What::Granted { .. });
@@ -128,9 +136,11 @@ async fn round(
     if let (Some(until), Some(freed)) = (until, freed)
         && until < freed
     {
-        duo.know(until, Who::A, What::LeaseOver);
+        duo.know(until, Who::A, What::LeaseOver { session_goes_on: scene.frees_late() });
     }
     let free_after = freed.map(|freed| freed.since(killed));
+    let waited = free_after.unwrap_or_else(|| now().since(killed));
+    let ttl = duo.ttl;
     let events = duo.into_events();
     let token = |of| {
         events.iter().find_map(|event| match event.what {
@@ -138,8 +148,9 @@ async fn round(
             _ => None,
         })
     };
-    let tokens = [token(Who::A).unwrap_or(0), token(Who::B).unwrap_or(0)];
-    Ok(Round { free_after, lease_left, tokens, events, presence, ttl: options.ttl })
+    let tokens = [token(Who::A), token(Who::B)];
+    let killed = options.kill;
+    Ok(Round { free_after, waited, lease_left, tokens, events, killed, presence, ttl })
 }
 
 /// Waits until somebody waits for `name` at the store.
@@ -154,20 +165,25 @@ async fn in_line(scene: &Scene, name: &str) -> Result<()> {
     .await
 }
 
-fn judge(rounds: &[Round]) -> Verdict {
+fn judge(rounds: &[Round], late: bool) -> Verdict {
     let mut verdict = Verdict::default();
     let each =
         |figure: fn(&Round) -> String| rounds.iter().map(figure).collect::<Vec<_>>().join(", ");
     verdict.check(
         "the lock comes free for the next by itself, with a higher token",
-        rounds.iter().all(|round| round.tokens[0] < round.tokens[1]),
-        each(|round| format!("{} then {}", round.tokens[0], round.tokens[1])),
+        rounds.iter().all(|round| round.tokens[1].is_some() && round.tokens[0] < round.tokens[1]),
+        each(|round| {
+            let [a, b] = round
+                .tokens
+                .map(|token| token.map_or_else(|| "nobody".to_owned(), |token| token.to_string()));
+            format!("{a} then {b}")
+        }),
     );
     let times = each(|round| {
         let left = millis(round.lease_left);
         match round.free_after {
             Some(free) => format!("{:.0} ms, lease {left:.0} ms left", millis(free)),
-            None => format!("never, lease {left:.0} ms left"),
+            None => format!("not free after {:.0} ms, held by one who lives", millis(round.waited)),
         }
     });
     let free = |fits: fn(Duration, Duration) -> bool| {
@@ -178,7 +194,8 @@ fn judge(rounds: &[Round]) -> Verdict {
         verdict.check("the next does not wait for the lease's end", before, times);
     } else {
         let after = free(|free, left| free >= left);
-        verdict.check("the next waits for the lease's end", after, times);
+        let session = if late { ", and for the session's" } else { "" };
+        verdict.check(format!("the next waits for the lease's end{session}"), after, times);
     }
     verdict
 }
@@ -187,7 +204,8 @@ impl Round {
     /// The lanes of this round.
     #[must_use]
     pub fn picture(&self) -> Picture {
-        Picture::of("The holder is killed", None, &self.events, self.ttl)
+        let title = if self.killed { "The holder is killed" } else { "The holder lives" };
+        Picture::of(title, None, &self.events, self.ttl)
     }
 }
 
@@ -213,10 +231,12 @@ impl Account {
             "shown": self.verdict.holds(),
             "store": self.store,
             "sees_the_process_end": self.presence,
-            "ttl_ms": self.options.ttl.as_millis() as u64,
+            "ttl_ms": self.ttl.as_millis() as u64,
+            "ttl_asked_ms": self.options.ttl.as_millis() as u64,
+            "frees": self.frees,
+            "killed": self.options.kill,
             "rounds": rounds,
             "checks": self.verdict,
-            "kept": self.kept.as_ref().map(|path| path.display().to_string()),
         })
     }
 }

@@ -45,7 +45,10 @@ pub enum What {
     /// The lab killed its process (SIGKILL).
     Killed,
     /// The last moment for which its guard was good, as it was told with its last renewal.
-    LeaseOver,
+    LeaseOver {
+        /// The store keeps the lock until the holder's session has timed out, which is later.
+        session_goes_on: bool,
+    },
     /// The lab let its process go on (SIGCONT).
     Woken,
     /// Its guard tells that the lock is lost. The worker does not look.
@@ -114,7 +117,14 @@ impl fmt::Display for Event {
             What::Read { value } => write!(f, "reads {value}"),
             What::Frozen => write!(f, "is frozen (SIGSTOP)"),
             What::Killed => write!(f, "is killed (SIGKILL)"),
-            What::LeaseOver => write!(f, "can not be sure of the lock any longer"),
+            What::LeaseOver { session_goes_on } => {
+                let till = if *session_goes_on {
+                    ", but has a session: the store waits for its end"
+                } else {
+                    ""
+                };
+                write!(f, "can not be sure of the lock any longer{till}")
+            }
             What::Woken => write!(f, "wakes (SIGCONT)"),
             What::Lost { cause } => {
                 write!(f, "is told by its guard: lost, {cause}. It does not look")

@@ -3,6 +3,7 @@
 //! The layout depends on the events alone, and [`text`] and [`svg`] draw the same one. A row is something that
 //! happened, or time that passed: in those rows the tracks run on.
 
+pub mod file;
 pub mod svg;
 pub mod text;
 
@@ -140,9 +141,12 @@ impl Pen {
                 self.tracks[own] = Track::Nothing;
                 note(own, "killed".into(), Tone::Bad);
             }
-            What::LeaseOver => {
+            What::LeaseOver { session_goes_on: false } => {
                 self.let_go(who);
                 note(LOCK, format!("{who}'s lease ends"), Tone::Plain);
+            }
+            What::LeaseOver { session_goes_on: true } => {
+                note(LOCK, format!("{who}'s lease ends, its session not yet"), Tone::Plain);
             }
             What::Woken => {
                 self.tracks[own] = Track::Works;
@@ -208,7 +212,7 @@ pub(crate) mod tests {
             event(20, Who::A, What::Read { value: 100 }),
             event(25, Who::B, What::Asked),
             event(30, Who::A, What::Frozen),
-            event(1990, Who::A, What::LeaseOver),
+            event(1990, Who::A, What::LeaseOver { session_goes_on: false }),
             event(2010, Who::B, What::Granted { token: 34 }),
             event(2020, Who::B, What::Read { value: 100 }),
             event(6020, Who::B, What::Wrote { value: 150 }),
@@ -261,6 +265,19 @@ pub(crate) mod tests {
         };
         assert_eq!(bad(false), ["130: 50 lost"]);
         assert!(bad(true).is_empty());
+    }
+
+    #[test]
+    fn a_session_keeps_the_lock_after_the_lease() {
+        let lock_at_the_end_of_the_lease = |session_goes_on| {
+            let mut story = story(true);
+            story[5].what = What::LeaseOver { session_goes_on };
+            let rows = Picture::of("x", None, &story, Duration::from_secs(2)).rows;
+            let at = Some(Duration::from_millis(1990));
+            rows.into_iter().find(|row| row.at == at).unwrap().cells[LOCK].track
+        };
+        assert_eq!(lock_at_the_end_of_the_lease(false), Track::Nothing);
+        assert_eq!(lock_at_the_end_of_the_lease(true), Track::Held(Who::A));
     }
 
     #[test]

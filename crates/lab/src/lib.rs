@@ -6,6 +6,9 @@
 //! its handle is dropped, the kernel kills it when the lab's main thread ends, and a worker that finds its
 //! standard input closed ends by itself.
 //!
+//! A lab takes place in a [`Scene`], which its caller sets and clears on every path: what the lab puts into a database
+//! of the user's goes with it, or is named.
+//!
 //! A lab waits for conditions, each with a limit, and judges what it saw: an account whose
 //! [`Verdict`](verdict::Verdict) does not hold shows nothing, and the command exits with another code.
 
@@ -21,5 +24,5 @@ pub mod verdict;
 mod worker;
 
 pub use event::{Event, What, Who};
-pub use scene::{Fault, Result, Setting};
+pub use scene::{At, Fault, Left, Result, Scene, Setting};
 pub use worker::{WORKER, worker_main};

@@ -4,14 +4,13 @@
 //! run one statement does it: whoever inserts the key runs the job. A lock does it too, with more steps, and
 //! not alone: one who comes after the release has to look whether the job is done.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::event::millis;
 use crate::process::{Worker, failed};
-use crate::scene::{Fault, Result, SOON, Scene, Setting, now, within};
+use crate::scene::{Fault, Result, SOON, Scene, now, within};
 use crate::verdict::Verdict;
 use crate::worker::{Report, Role, Task, Way};
 
@@ -24,6 +23,8 @@ pub struct Options {
     pub ticks: u32,
     /// Whether the key is unique. Without that every copy runs the job, and the lab says so.
     pub unique: bool,
+    /// Whether the lock is taken. Without it two copies find at once that the job is not done, and the lab says so.
+    pub lock: bool,
 }
 
 /// What happened, as a whole.
@@ -41,8 +42,6 @@ pub struct Account {
     pub lock: Measured,
     /// Whether it shows what it should.
     pub verdict: Verdict,
-    /// Where the files are, if they were kept.
-    pub kept: Option<PathBuf>,
 }
 
 /// One way to run the job once.
@@ -62,17 +61,17 @@ pub struct Measured {
 
 /// Carries it out. `say` hears which way is on: by the lock, or by the key.
 pub async fn nolock(
-    setting: &Setting,
+    scene: &Scene,
     options: &Options,
     say: &mut dyn FnMut(&str),
 ) -> Result<Account> {
-    let scene = Scene::set(setting).await?;
-    let mut session = scene.resource.open().await?;
+    let mut session = scene.make(true).await?;
     session.make_ledger(options.unique).await?;
     let mut measured = Vec::new();
-    for (way, words) in [(Way::Key, "insert-if-absent alone"), (Way::Lock, "the lock")] {
+    let lock = if options.lock { Way::Lock } else { Way::Look };
+    for (way, words) in [(Way::Key, "insert-if-absent alone"), (lock, "the lock")] {
         say(words);
-        let mut crew = Crew::start(&scene, options.copies, way).await?;
+        let mut crew = Crew::start(scene, options.copies, way).await?;
         let mut way = Measured::default();
         // The first tick is not counted: connections and files are opened there.
         for number in 0..=options.ticks {
@@ -88,7 +87,6 @@ pub async fn nolock(
     }
     let lock = measured.pop().unwrap_or_default();
     let key = measured.pop().unwrap_or_default();
-    drop(session);
     let mut verdict = Verdict::default();
     for (way, words) in [(&key, "insert-if-absent alone"), (&lock, "the lock")] {
         let once = way.runs.iter().chain(&way.claims).all(|runs| *runs == 1);
@@ -96,10 +94,8 @@ pub async fn nolock(
         let seen = format!("runs per tick: {}", runs.join(" "));
         verdict.check(format!("by {words} the job runs once per tick"), once, seen);
     }
-    let (store, resource) = (scene.store_name(), scene.resource.kind());
-    let kept = scene.kept.clone();
-    scene.clear().await?;
-    Ok(Account { store, resource, options: options.clone(), key, lock, verdict, kept })
+    let (store, resource) = (scene.store_name(), scene.resource()?.kind());
+    Ok(Account { store, resource, options: options.clone(), key, lock, verdict })
 }
 
 /// All copies of the job.
@@ -120,6 +116,7 @@ struct Tick {
 impl Crew {
     async fn start(scene: &Scene, copies: u32, way: Way) -> Result<Self> {
         let (mouth, heard) = unbounded_channel();
+        let resource = scene.resource()?;
         let start = |number: u32| {
             let task = Task {
                 store: scene.url.clone(),
@@ -127,7 +124,7 @@ impl Crew {
                 label: format!("copy {number}"),
                 ttl_ms: 30_000,
                 patience_ms: SOON.as_millis() as u64,
-                role: Role::Job { resource: scene.resource.clone(), way },
+                role: Role::Job { resource: resource.clone(), way },
             };
             Worker::start(scene, &task, number, mouth.clone())
         };
@@ -238,7 +235,6 @@ impl Account {
             "key": self.key.as_json(),
             "lock": self.lock.as_json(),
             "checks": self.verdict,
-            "kept": self.kept.as_ref().map(|path| path.display().to_string()),
         })
     }
 }

@@ -5,15 +5,18 @@
 //! out from the old balance. Without the fence B's addition is gone. With it A's write is refused, because A's
 //! token is lower than the one that B has entered with.
 
-use std::path::PathBuf;
+mod account;
+
 use std::time::Duration;
 
 use fencepost::{ErrorKind, OwnerId};
 
+pub use account::{Account, Half};
+
 use crate::event::{Event, What, Who};
-use crate::lanes::Picture;
 use crate::process::Duo;
-use crate::scene::{Result, SOON, Scene, Setting, now};
+use crate::resource::Session;
+use crate::scene::{Result, SOON, Scene, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
@@ -46,6 +49,8 @@ pub struct Options {
 /// What the lab tells while it goes on.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
+    /// The fence was not in the user's database, and is there now.
+    Installed,
     /// A half begins, with or without the fence.
     Half {
         /// Whether the workers use the fence.
@@ -55,78 +60,54 @@ pub enum Progress<'a> {
     Event(&'a Event),
 }
 
-/// What happened, as a whole.
-#[derive(Debug)]
-pub struct Account {
-    /// The lock store.
-    pub store: String,
-    /// The resource.
-    pub resource: &'static str,
-    /// How it was carried out.
-    pub options: Options,
-    /// Without the fence, and with it.
-    pub halves: [Half; 2],
-    /// Whether it shows what it should.
-    pub verdict: Verdict,
-    /// Where the files are, if they were kept.
-    pub kept: Option<PathBuf>,
-}
-
-/// One half.
-#[derive(Clone, Debug)]
-pub struct Half {
-    /// Whether the workers used the fence.
-    pub fence: bool,
-    /// The balance at first.
-    pub start: i64,
-    /// What it should be in the end: with every addition whose write was accepted.
-    pub expected: i64,
-    /// What it was.
-    pub end: i64,
-    /// What happened.
-    pub events: Vec<Event>,
-    ttl: Duration,
-}
-
 /// Carries it out.
 pub async fn pause(
-    setting: &Setting,
+    scene: &Scene,
     options: &Options,
     say: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Account> {
-    let scene = Scene::set(setting).await?;
+    // Before anything is told: the resource may be out of reach.
+    let installed = scene.fence().await?;
+    if installed {
+        say(Progress::Installed);
+    }
+    let mut session = scene.make(false).await?;
+    session.set_balance(START).await?;
     let mut halves = Vec::new();
     for fence in options.fenced {
         say(Progress::Half { fence });
         let mut event = |event: &Event| say(Progress::Event(event));
-        halves.push(half(&scene, options, fence, &mut event).await?);
+        halves.push(half(scene, &mut session, options, fence, &mut event).await?);
     }
     let [first, second]: [Half; 2] =
         halves.try_into().map_err(|_| crate::Fault::System("a half is missing".into()))?;
     let mut verdict = Verdict::default();
     first.judge(false, &mut verdict);
     second.judge(true, &mut verdict);
-    let (store, resource) = (scene.store_name(), scene.resource.kind());
-    let kept = scene.kept.clone();
-    scene.clear().await?;
-    let options = options.clone();
-    Ok(Account { store, resource, options, halves: [first, second], verdict, kept })
+    let (store, resource) = (scene.store_name(), scene.resource()?.kind());
+    let late = scene.frees_late().then(|| scene.frees());
+    let (options, ttl, halves) = (options.clone(), first.ttl, [first, second]);
+    Ok(Account { store, resource, installed, ttl, late, options, halves, verdict })
 }
 
 async fn half(
     scene: &Scene,
+    session: &mut Session,
     options: &Options,
     fence: bool,
     say: &mut dyn FnMut(&Event),
 ) -> Result<Half> {
-    let mut session = scene.resource.open().await?;
     session.set_balance(START).await?;
+    let resource = scene.resource()?;
     let name = scene.name("pause");
+    if fence {
+        scene.will_enter(&name)?;
+    }
     // A store may keep a lease longer than it was asked to.
     let patience = options.ttl * 2 + options.work + SOON;
     let work_ms = options.work.as_millis() as u64;
     let task = |who| {
-        let resource = scene.resource.clone();
+        let resource = resource.clone();
         let role = Role::Add { resource, amount: amount(who), work_ms, fence };
         (name.clone(), options.ttl, patience, role)
     };
@@ -144,7 +125,7 @@ async fn half(
     if options.freeze {
         duo.until(Who::B, patience, |what| matches!(what, What::Granted { .. })).await?;
         if let Some(until) = duo.good_until {
-            duo.know(until, Who::A, What::LeaseOver);
+            duo.know(until, Who::A, What::LeaseOver { session_goes_on: scene.frees_late() });
         }
         duo.until(Who::B, patience, ended).await?;
         duo.note(now(), Who::A, What::Woken);
@@ -155,12 +136,13 @@ async fn half(
         duo.until(Who::B, patience, ended).await?;
     }
     let end = session.read(None).await?;
+    let ttl = duo.ttl;
     let events = duo.into_events();
     let accepted = |who| {
         events.iter().any(|event| event.who == who && matches!(event.what, What::Wrote { .. }))
     };
     let sum: i64 = [Who::A, Who::B].into_iter().filter(|who| accepted(*who)).map(amount).sum();
-    Ok(Half { fence, start: START, expected: START + sum, end, events, ttl: options.ttl })
+    Ok(Half { fence, start: START, expected: START + sum, end, events, ttl })
 }
 
 /// Freezes A where it holds nobody up. A process that stands still inside a transaction keeps the others out of an
@@ -190,91 +172,4 @@ async fn freeze(scene: &Scene, duo: &mut Duo<'_>) -> Result<()> {
 async fn alarm(at: fencepost::Moment) {
     use fencepost::clock::{BootClock, Clock as _};
     BootClock.alarm(at).await;
-}
-
-impl Half {
-    /// The lanes of this half.
-    #[must_use]
-    pub fn picture(&self) -> Picture {
-        let title = if self.fence { "With the fence" } else { "Without the fence" };
-        Picture::of(title, Some(self.start), &self.events, self.ttl)
-    }
-
-    fn token(&self, of: Who) -> Option<u64> {
-        self.events.iter().find_map(|event| match event.what {
-            What::Granted { token } if event.who == of => Some(token),
-            _ => None,
-        })
-    }
-
-    fn at(&self, of: Who, is: impl Fn(&What) -> bool) -> Option<Duration> {
-        self.events.iter().find(|event| event.who == of && is(&event.what)).map(|event| event.at)
-    }
-
-    fn judge(&self, fence: bool, verdict: &mut Verdict) {
-        let which = if fence { "with the fence" } else { "without the fence" };
-        let (a, b) = (self.token(Who::A).unwrap_or(0), self.token(Who::B).unwrap_or(0));
-        let frozen = self.at(Who::A, |what| *what == What::Frozen);
-        let granted = self.at(Who::B, |what| matches!(what, What::Granted { .. }));
-        let woken = self.at(Who::A, |what| *what == What::Woken);
-        let meanwhile = frozen.is_some() && frozen < granted && granted < woken;
-        verdict.check(
-            format!("{which}: B is granted the lock while A is frozen, with a higher token"),
-            meanwhile && a < b,
-            match (frozen, granted) {
-                (Some(frozen), Some(granted)) if meanwhile => {
-                    let after = granted.saturating_sub(frozen).as_secs_f64();
-                    format!("{after:.2}s after the freeze; tokens {a}, {b}")
-                }
-                _ => format!("A was not frozen then; tokens {a}, {b}"),
-            },
-        );
-        let refused = self.at(Who::A, |what| matches!(what, What::Refused { .. })).is_some();
-        let figures = format!("expected {}, is {}", self.expected, self.end);
-        if fence {
-            let seen = if refused { "stale" } else { "it was accepted" };
-            verdict.check(format!("{which}: A's write is refused"), refused, seen);
-            let right = self.end == self.expected && self.end == START + amount(Who::B);
-            verdict.check(format!("{which}: the balance is right"), right, figures);
-        } else {
-            let seen = if refused { "stale" } else { "without an error" };
-            verdict.check(format!("{which}: A's write is accepted"), !refused, seen);
-            let lost = self.end < self.expected;
-            verdict.check(format!("{which}: an update is lost"), lost, figures);
-        }
-    }
-}
-
-impl Account {
-    /// All of it, for programs.
-    #[must_use]
-    pub fn as_json(&self) -> serde_json::Value {
-        let halves: Vec<serde_json::Value> = self
-            .halves
-            .iter()
-            .map(|half| {
-                let events: Vec<_> = half.events.iter().map(Event::as_json).collect();
-                serde_json::json!({
-                    "fence": half.fence,
-                    "start": half.start,
-                    "expected": half.expected,
-                    "final": half.end,
-                    "lost": half.expected - half.end,
-                    "tokens": { "A": half.token(Who::A), "B": half.token(Who::B) },
-                    "events": events,
-                })
-            })
-            .collect();
-        serde_json::json!({
-            "lab": "pause",
-            "shown": self.verdict.holds(),
-            "store": self.store,
-            "resource": self.resource,
-            "ttl_ms": self.options.ttl.as_millis() as u64,
-            "work_ms": self.options.work.as_millis() as u64,
-            "halves": halves,
-            "checks": self.verdict,
-            "kept": self.kept.as_ref().map(|path| path.display().to_string()),
-        })
-    }
 }

@@ -128,6 +128,8 @@ pub(crate) struct Duo<'a> {
     pub(crate) good_until: Option<Moment>,
     /// Whether the store sees A's process end.
     pub(crate) presence: bool,
+    /// The TTL that the store keeps for A; what it was asked for until A has said.
+    pub(crate) ttl: Duration,
     began: Moment,
     say: &'a mut dyn FnMut(&Event),
 }
@@ -153,8 +155,9 @@ impl<'a> Duo<'a> {
             Worker::start(scene, &task, who, mouth.clone())
         };
         let (a, b) = (start(Who::A)?, start(Who::B)?);
-        let (events, began) = (Vec::new(), now());
-        let mut duo = Self { a, b, heard, events, good_until: None, presence: false, began, say };
+        let (events, began, ttl) = (Vec::new(), now(), task(Who::A).1);
+        let mut duo =
+            Self { a, b, heard, events, good_until: None, presence: false, ttl, began, say };
         for _ in 0..2 {
             match duo.hear(SOON).await? {
                 (_, Report::Ready) => {}
@@ -215,9 +218,10 @@ impl<'a> Duo<'a> {
     fn take_in(&mut self, who: Who, report: Report) -> Result<()> {
         match report {
             Report::Happened { at, what } => self.note(Moment::from_nanos(at), who, what),
-            Report::Good { until, presence } if who == Who::A => {
+            Report::Good { until, presence, ttl_ms } if who == Who::A => {
                 self.good_until = Some(Moment::from_nanos(until));
                 self.presence = presence;
+                self.ttl = Duration::from_millis(ttl_ms.into());
             }
             Report::Failed { kind, message } => return Err(failed(who, kind, &message)),
             Report::Ready | Report::Good { .. } | Report::Ticked { .. } => {}

@@ -1,7 +1,8 @@
 //! What the lock protects: a balance that two workers add to, and the ledger of a job's runs.
 //!
-//! The tables are made for one lab and dropped with it. In a database of the user's the fence stays behind, with the
-//! mark of the lab's lock name: that is what a mark is for.
+//! The tables are made for one lab and dropped with it, however it ends; the mark of its lock name is forgotten. In a
+//! database of the user's the fence itself stays, if the lab had to install it, and the lab says so. Nothing else of
+//! such a database is changed: not its journal mode either.
 
 mod postgres;
 mod sqlite;
@@ -23,7 +24,11 @@ pub(crate) struct Resource {
 
 #[derive(Clone, Serialize, Deserialize)]
 enum Database {
-    Sqlite(PathBuf),
+    Sqlite {
+        path: PathBuf,
+        /// It is the lab's own file, and goes with it.
+        own: bool,
+    },
     /// Its URL, which may carry a password.
     Postgres(String),
 }
@@ -41,34 +46,33 @@ struct Tables {
 impl Resource {
     /// The one that `url` names.
     pub(crate) fn named(url: &str, tag: &str) -> Result<Self> {
-        let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
-        match scheme {
-            "sqlite" => {
-                let path = &url["sqlite:".len().min(url.len())..];
+        let remedy = "give sqlite:PATH or postgres://HOST/DATABASE, or leave --resource out";
+        let bad = |what: String| Err(Error::invalid(format!("{what}: {remedy}")).into());
+        match url.split_once(':') {
+            Some(("sqlite", path)) => {
                 let path = path.strip_prefix("//").unwrap_or(path);
                 if path.is_empty() {
-                    return Err(Error::invalid("the resource sqlite: names no file").into());
+                    return bad("the resource sqlite: names no file".to_owned());
                 }
                 let path = std::path::absolute(path)
                     .map_err(|error| Fault::system("find the resource's file", &error))?;
-                Ok(Self::file(&path, tag))
+                Ok(Self::at(Database::Sqlite { path, own: false }, tag))
             }
-            "postgres" | "postgresql" => {
+            Some(("postgres" | "postgresql", _)) => {
                 Ok(Self::at(Database::Postgres(url.to_owned()), tag))
             }
             // The rest of a URL may carry a password; its scheme does not.
-            _ => Err(Error::invalid(format!(
-                "the resource \"{}:...\" is unknown here: give sqlite:PATH or postgres://, or leave \
-                 --resource out",
-                scheme.escape_debug()
-            ))
-            .into()),
+            Some((scheme, _)) if !scheme.is_empty() => {
+                bad(format!("the resource \"{}:...\" is unknown here", scheme.escape_debug()))
+            }
+            _ if url.is_empty() => bad("the resource is empty".to_owned()),
+            _ => bad("the resource has no scheme".to_owned()),
         }
     }
 
-    /// A SQLite file.
-    pub(crate) fn file(path: &Path, tag: &str) -> Self {
-        Self::at(Database::Sqlite(path.to_owned()), tag)
+    /// A SQLite file of the lab's own.
+    pub(crate) fn own(path: &Path, tag: &str) -> Self {
+        Self::at(Database::Sqlite { path: path.to_owned(), own: true }, tag)
     }
 
     fn at(database: Database, tag: &str) -> Self {
@@ -78,18 +82,34 @@ impl Resource {
     /// What kind of database it is.
     pub(crate) const fn kind(&self) -> &'static str {
         match self.database {
-            Database::Sqlite(_) => "sqlite",
+            Database::Sqlite { .. } => "sqlite",
             Database::Postgres(_) => "postgres",
         }
     }
 
+    /// Whether it is there for the lab alone.
+    pub(crate) const fn is_own(&self) -> bool {
+        matches!(self.database, Database::Sqlite { own: true, .. })
+    }
+
+    /// The names of the tables of `pause`, or those of `nolock`.
+    pub(crate) fn tables(&self, ledger: bool) -> Vec<String> {
+        let Tables { account, run, effect } = self.names();
+        if ledger { vec![run, effect] } else { vec![account] }
+    }
+
+    fn names(&self) -> Tables {
+        let table = |name: &str| format!("fencepost_lab_{name}_{}", self.tag);
+        Tables { account: table("account"), run: table("run"), effect: table("effect") }
+    }
+
     /// Connects to it.
     pub(crate) async fn open(&self) -> Result<Session> {
-        let table = |name: &str| format!("fencepost_lab_{name}_{}", self.tag);
-        let tables =
-            Tables { account: table("account"), run: table("run"), effect: table("effect") };
+        let tables = self.names();
         match &self.database {
-            Database::Sqlite(path) => Ok(Session::Sqlite(sqlite::Session::open(path, tables)?)),
+            Database::Sqlite { path, own } => {
+                Ok(Session::Sqlite(sqlite::Session::open(path, *own, tables)?))
+            }
             Database::Postgres(url) => {
                 Ok(Session::Postgres(postgres::Session::open(url, tables).await?))
             }
@@ -104,7 +124,15 @@ pub(crate) enum Session {
 }
 
 impl Session {
-    /// Makes the account, and the fence if it is not there; or sets the account back.
+    /// Installs the fence unless it is there, whoever its owner is. Whether it was not.
+    pub(crate) async fn install_fence(&mut self) -> Result<bool> {
+        match self {
+            Self::Sqlite(session) => session.install_fence(),
+            Self::Postgres(session) => session.install_fence().await,
+        }
+    }
+
+    /// Makes the account, or sets it back.
     pub(crate) async fn set_balance(&mut self, balance: i64) -> Result<()> {
         match self {
             Self::Sqlite(session) => session.set_balance(balance),
@@ -147,11 +175,12 @@ impl Session {
         }
     }
 
-    /// Runs the job of `tick` unless it has been: for one who holds the lock, so a look before is enough.
-    pub(crate) async fn run_if_not_done(&mut self, tick: &str) -> Result<bool> {
+    /// Runs the job of `tick`, whoever else has. Who holds the lock has looked before, with [`Self::runs`]: in a
+    /// transaction of its own, so that it is the lock and not the database that keeps others out between the two.
+    pub(crate) async fn act(&mut self, tick: &str) -> Result<()> {
         match self {
-            Self::Sqlite(session) => session.run_if_not_done(tick),
-            Self::Postgres(session) => session.run_if_not_done(tick).await,
+            Self::Sqlite(session) => session.act(tick),
+            Self::Postgres(session) => session.act(tick).await,
         }
     }
 
@@ -168,6 +197,15 @@ impl Session {
         match self {
             Self::Sqlite(session) => session.clear(),
             Self::Postgres(session) => session.clear().await,
+        }
+    }
+
+    /// Forgets the mark of a lock that nobody will take again. Without the record of a reset where that can be: it
+    /// would be as much of a leftover as the mark.
+    pub(crate) async fn forget(&mut self, name: &LockName) -> Result<()> {
+        match self {
+            Self::Sqlite(session) => session.forget(name),
+            Self::Postgres(session) => session.forget(name).await,
         }
     }
 }

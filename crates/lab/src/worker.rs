@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::event::What;
-use crate::resource::{Fence, Resource};
+use crate::resource::{Fence, Resource, Session};
 use crate::scene::{Fault, Result, now};
 
 /// The hidden command.
@@ -53,6 +53,8 @@ pub(crate) enum Way {
     Key,
     /// The lock.
     Lock,
+    /// As with the lock, but without it: the control.
+    Look,
 }
 
 /// What a worker says.
@@ -62,8 +64,9 @@ pub(crate) enum Report {
     Ready,
     /// Something happened.
     Happened { at: u64, what: What },
-    /// The lock is good until then, as far as it knows. `presence`: the store sees this process end.
-    Good { until: u64, presence: bool },
+    /// The lock is good until then, as far as it knows. `presence`: the store sees this process end. `ttl_ms`: the TTL
+    /// that the store keeps, which may be longer than the one it was asked for.
+    Good { until: u64, presence: bool, ttl_ms: u32 },
     /// A job's tick is over for this copy: whether it ran the job, its calls to store and resource, its time.
     Ticked { ran: bool, steps: u64, micros: u64 },
     /// It can not go on.
@@ -139,8 +142,9 @@ async fn take(task: &Task, store: &Fencepost) -> Result<Guard> {
     happened(What::Asked);
     let lock = store.lock(&task.name).ttl(Duration::from_millis(task.ttl_ms)).label(&task.label);
     let guard = lock.acquire_within(Duration::from_millis(task.patience_ms)).await?;
-    let presence = guard.presence().is_some();
-    let good = move |until: Moment| say(&Report::Good { until: until.as_nanos(), presence });
+    let (presence, ttl_ms) = (guard.presence().is_some(), guard.ttl().as_millis());
+    let good =
+        move |until: Moment| say(&Report::Good { until: until.as_nanos(), presence, ttl_ms });
     // First: who hears of the grant knows how long it is good for.
     good(guard.deadline());
     happened(What::Granted { token: guard.token().get() });
@@ -228,17 +232,27 @@ async fn job(
                     // Who holds it sees to the job.
                     None => (false, 1),
                     Some(guard) => {
-                        let ran = session.run_if_not_done(&tick).await?;
+                        let (ran, steps) = run_if_not_done(&mut session, &tick).await?;
                         guard.release().await?;
-                        (ran, 3)
+                        (ran, steps + 2)
                     }
                 }
             }
+            Way::Look => run_if_not_done(&mut session, &tick).await?,
         };
         let micros = now().since(began).as_micros() as u64;
         say(&Report::Ticked { ran, steps, micros });
     }
     Ok(())
+}
+
+/// Looks, and runs the job if it is not done. In two transactions: between them the lock alone keeps others out.
+async fn run_if_not_done(session: &mut Session, tick: &str) -> Result<(bool, u64)> {
+    if session.runs(tick).await? > 0 {
+        return Ok((false, 1));
+    }
+    session.act(tick).await?;
+    Ok((true, 2))
 }
 
 async fn alarm(at: Moment) {

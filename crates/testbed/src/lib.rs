@@ -2,7 +2,8 @@
 //!
 //! A store's rules are tested against the store itself, not against a picture of it. A [`Redis`] is the
 //! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
-//! by side; an [`Etcd`], a [`ZooKeeper`] and a [`Postgres`] are likewise the installed ones. An [`EtcdCluster`] and a
+//! by side; an [`Etcd`], a [`ZooKeeper`] and a [`Postgres`] are likewise the installed ones, and
+//! [`SeaweedFs`] is an S3-compatible one. An [`EtcdCluster`] and a
 //! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
 //! off. Tests that do them no harm may use [shared](shared()) ones. A [`Proxy`] stands between a client and any
 //! TCP server and holds back, delays or cuts what passes. [`Process`], [`ports`] and [`wait`] are what the
@@ -73,6 +74,7 @@ mod process;
 mod proxy;
 mod redis;
 mod reply;
+mod seaweed;
 mod server;
 mod shared;
 mod spawner;
@@ -91,6 +93,7 @@ pub use process::Process;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};
 pub use reply::Reply;
+pub use seaweed::SeaweedFs;
 pub use server::Server;
 pub use shared::shared;
 pub use tls::Certificates;

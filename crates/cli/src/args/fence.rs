@@ -1,5 +1,7 @@
 //! What `fencepost fence` can be told.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use super::proxy::{FenceProxy, PROXY_HELP};
@@ -7,7 +9,8 @@ use super::proxy::{FenceProxy, PROXY_HELP};
 /// `fencepost fence`
 #[derive(Args, Debug)]
 pub(crate) struct Fence {
-    /// What is protected: sqlite:PATH or `postgres://USER@HOST/DATABASE` [default: `FENCEPOST_RESOURCE`]
+    /// What is protected: sqlite:PATH, `postgres://USER@HOST/DATABASE`, `redis://HOST` or `file:PATH` [default:
+    /// `FENCEPOST_RESOURCE`]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) resource: Option<String>,
     #[command(subcommand)]
@@ -23,6 +26,9 @@ pub(crate) enum FenceCommand {
     /// Raise the mark of a lock to a token, in a transaction of its own
     #[command(after_help = FENCE_ENTER_HELP, after_long_help = FENCE_ENTER_HELP)]
     Enter(FenceEnter),
+    /// Replace a file by standard input, if the token may
+    #[command(after_help = FENCE_WRITE_HELP, after_long_help = FENCE_WRITE_HELP)]
+    Write(FenceWrite),
     /// Show the marks, or what was reset
     #[command(after_help = FENCE_SHOW_HELP, after_long_help = FENCE_SHOW_HELP)]
     Show(FenceShow),
@@ -42,7 +48,24 @@ pub(crate) enum FenceCommand {
 /// `fencepost fence enter`
 #[derive(Args, Debug)]
 pub(crate) struct FenceEnter {
-    /// The lock
+    /// The lock; with --name, the file that it protects
+    #[arg(value_name = "NAME|PATH")]
+    pub(crate) what: String,
+    /// The lock, if it is a file that is entered
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// The token of the lock [default: `FENCEPOST_TOKEN`, which `fencepost run` sets]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) token: Option<String>,
+}
+
+/// `fencepost fence write`
+#[derive(Args, Debug)]
+pub(crate) struct FenceWrite {
+    /// The file, on a disk of this host
+    pub(crate) path: PathBuf,
+    /// The lock that protects it
+    #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
     /// The token of the lock [default: `FENCEPOST_TOKEN`, which `fencepost run` sets]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
@@ -110,7 +133,9 @@ lower one. Each transaction of a holder enters first, also one that only reads:
   SELECT ... ; UPDATE ... ;
   COMMIT;
 
-In Rust: fencepost::fences::postgres::begin, fencepost::fences::sqlite::begin.
+In Rust: fencepost::fences::postgres::begin, fencepost::fences::sqlite::begin,
+fencepost::fences::redis::Fence, fencepost::fences::file::FileFence. A file on this
+host: fencepost fence write.
 
 Examples:
   export FENCEPOST_RESOURCE=postgres://app@db/shop
@@ -129,18 +154,37 @@ application in:
   GRANT EXECUTE ON FUNCTION fencepost.enter TO app;
 
 In a SQLite database it makes the tables fencepost_marks and fencepost_resets;
-entering makes them as well. To install twice changes nothing.";
+entering makes them as well. On a Redis and for a file there is nothing to
+install. To install twice changes nothing.";
 
 const FENCE_ENTER_HELP: &str = "\
 Examples:
   fencepost run invoice/42 -- sh -c 'fencepost fence enter invoice/42 && ./work'
   fencepost fence enter invoice/42 --token 35    shut out a holder that you broke
+  fencepost fence enter report.json --name report && jq .sum report.json
 
 From here on lower tokens are refused. It does not replace entering in the
-transaction that writes: only that one is checked and written in one step.
+transaction that writes: only that one is checked and written in one step. For a
+file that is `fencepost fence write`; enter before you read it.
 
 Exit codes: 0 entered, 64 bad usage, 69 resource out of reach, 77 the token is
 stale: a later holder has entered, 78 refused.";
+
+const FENCE_WRITE_HELP: &str = "\
+Examples:
+  fencepost run report -- sh -c './report > new && fencepost fence write r.json --name report < new'
+  fencepost fence write r.json --name report --token 35 < new
+
+The input is read to its end first, beside the file (.r.json.fence), so a slow
+or frozen writer holds nobody up. Then the token is checked and the file replaced
+in one step, all of it or nothing. In a pipe, a program that fails half-way looks
+like one that is done: let it write a file first, as above.
+
+Who writes the file in another way is not stopped. Files on a network file
+system are refused: another machine would not see the lock.
+
+Exit codes: 0 written, 64 bad usage, 69 disk full or out of reach, 77 the token is
+stale: a later holder has entered and the file is as it was, 78 refused.";
 
 const FENCE_SHOW_HELP: &str = "\
 SET BY and SET AT tell who brought the token, and when by the resource's clock.";

@@ -1,17 +1,24 @@
-//! The way to a resource.
+//! The resources that have a fence: the way to each, and what `fencepost fence` does there.
 
 use std::path::Path;
 use std::time::Duration;
 
-use fencepost::fences::postgres;
+use fencepost::fences::file::FileFence;
+use fencepost::fences::postgres::Installed;
+use fencepost::fences::redis::Connected;
+use fencepost::fences::{Mark, Reset, postgres, redis, sqlite};
 use fencepost::rusqlite::{Connection, OpenFlags};
 use fencepost::tokio_postgres::Client;
-use fencepost::{Error, fences};
+use fencepost::{Error, LockName, Result, Token};
 
 use crate::exit::Failure;
 
-/// How long we wait while somebody else writes a file.
+/// How long we wait while somebody else writes, or is inside.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What there is.
+pub(crate) const KINDS: &str =
+    "sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or file:PATH";
 
 /// What is protected.
 pub(crate) enum Resource {
@@ -19,10 +26,14 @@ pub(crate) enum Resource {
     Sqlite(Connection),
     /// A PostgreSQL database.
     Postgres(Client),
+    /// The data on a Redis server.
+    Redis(Connected),
+    /// A file on this host.
+    File(FileFence),
 }
 
 impl Resource {
-    /// Opens a database that is there: a resource is never made by a typing mistake.
+    /// Opens what is there: a resource is never made by a typing mistake.
     pub(crate) async fn open(url: &str) -> Result<Self, Failure> {
         match url.split_once(':') {
             Some(("sqlite", path)) => {
@@ -33,29 +44,111 @@ impl Resource {
                 Ok(Self::Sqlite(open_file(path)?))
             }
             Some(("postgres" | "postgresql", _)) => {
-                Ok(Self::Postgres(postgres::connect(url).await?))
+                let client = postgres::connect(url).await?;
+                let patience = format!("SET lock_timeout = {}", PATIENCE.as_millis());
+                client.batch_execute(&patience).await.map_err(|error| postgres::explain(&error))?;
+                Ok(Self::Postgres(client))
             }
+            Some(("redis" | "rediss" | "redis+unix", _)) => {
+                Ok(Self::Redis(redis::connect(url).await?))
+            }
+            Some(("file", path)) => Self::file(path.strip_prefix("//").unwrap_or(path).as_ref()),
             // The rest is not repeated: it may have a password in it.
-            _ => Err(Failure::usage(
-                "this is no resource with a fence: write sqlite:PATH or postgres://USER@HOST/DATABASE",
-            )),
+            _ => Err(Failure::usage(format!("this is no resource with a fence: write {KINDS}"))),
         }
     }
 
-    /// For what SQLite can not do.
-    pub(crate) fn only_postgres(self) -> Result<Client, Failure> {
-        match self {
-            Self::Postgres(client) => Ok(client),
-            Self::Sqlite(_) => Err(Error::refused(
-                "SQLite can not tell who has entered: tables are protected on postgres:// only; here \
-                 each program has to enter by itself",
-            )
-            .into()),
+    /// A file, which need not be there yet.
+    pub(crate) fn file(path: &Path) -> Result<Self, Failure> {
+        if path.as_os_str().is_empty() {
+            return Err(Failure::usage("the path of the file is empty: write file:PATH"));
         }
+        Ok(Self::File(FileFence::at(path)?))
+    }
+
+    /// Puts what the fence needs there; none where it needs nothing.
+    pub(crate) async fn install(&mut self) -> Result<Option<Installed>> {
+        match self {
+            Self::Sqlite(db) => {
+                let before = sqlite::is_installed(db)?;
+                sqlite::install(db)?;
+                Ok(Some(if before { Installed::Already } else { Installed::Now }))
+            }
+            Self::Postgres(client) => postgres::install(client).await.map(Some),
+            Self::Redis(_) | Self::File(_) => Ok(None),
+        }
+    }
+
+    /// Enters, in a step of its own.
+    pub(crate) async fn enter(&mut self, name: &LockName, token: Token) -> Result<()> {
+        match self {
+            Self::Sqlite(db) => {
+                sqlite::begin(db, name, token)?.commit().map_err(|error| sqlite::explain(&error))
+            }
+            Self::Postgres(client) => {
+                let tx = postgres::begin(client, name, token).await?;
+                tx.commit().await.map_err(|error| postgres::explain(&error))
+            }
+            Self::Redis(redis) => redis.fence(name)?.enter(&mut redis.connection, token).await,
+            Self::File(file) => file.enter(name, token),
+        }
+    }
+
+    /// The marks.
+    pub(crate) async fn show(&mut self, name: Option<&LockName>) -> Result<Vec<Mark>> {
+        match self {
+            Self::Sqlite(db) => sqlite::show(db, name),
+            Self::Postgres(client) => postgres::show(client, name).await,
+            Self::Redis(redis) => redis::show(&mut redis.connection, name).await,
+            Self::File(file) => file.show(name),
+        }
+    }
+
+    /// The records of resets.
+    pub(crate) async fn audit(&mut self, name: Option<&LockName>) -> Result<Vec<Reset>> {
+        match self {
+            Self::Sqlite(db) => sqlite::audit(db, name),
+            Self::Postgres(client) => postgres::audit(client, name).await,
+            Self::Redis(redis) => redis::audit(&mut redis.connection, name).await,
+            Self::File(file) => file.audit(name),
+        }
+    }
+
+    /// Sets a mark, or forgets it.
+    pub(crate) async fn reset(
+        &mut self,
+        name: &LockName,
+        to: Option<Token>,
+        by: &str,
+        why: &str,
+    ) -> Result<Option<Mark>> {
+        match self {
+            Self::Sqlite(db) => sqlite::reset(db, name, to, by, why),
+            Self::Postgres(client) => postgres::reset(client, name, to, by, why).await,
+            Self::Redis(redis) => {
+                redis.fence(name)?.reset(&mut redis.connection, to, by, why).await
+            }
+            Self::File(file) => file.reset(name, to, by, why),
+        }
+    }
+
+    /// For what the others can not do.
+    pub(crate) fn only_postgres(self) -> Result<Client, Failure> {
+        let which = match self {
+            Self::Postgres(client) => return Ok(client),
+            Self::Sqlite(_) => "SQLite",
+            Self::Redis(_) => "Redis",
+            Self::File(_) => "a file",
+        };
+        Err(Error::refused(format!(
+            "{which} can not tell who has entered: tables are protected on postgres:// only; here \
+             each program has to enter by itself"
+        ))
+        .into())
     }
 }
 
-fn open_file(path: &Path) -> Result<Connection, Error> {
+fn open_file(path: &Path) -> Result<Connection> {
     if !path.is_file() {
         return Err(Error::unreachable(format!(
             "there is no database {}: name the file that is to be protected (sqlite:PATH)",
@@ -63,7 +156,7 @@ fn open_file(path: &Path) -> Result<Connection, Error> {
         )));
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let failed = |error| fences::sqlite::explain(&error);
+    let failed = |error| sqlite::explain(&error);
     let db = Connection::open_with_flags(path, flags).map_err(failed)?;
     db.busy_timeout(PATIENCE).map_err(failed)?;
     Ok(db)

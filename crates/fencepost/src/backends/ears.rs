@@ -27,11 +27,20 @@ impl Ears {
     }
 
     /// The server says that the lock this owner waits for is free.
+    #[cfg(feature = "redis")]
     pub(in crate::backends) fn tell(&self, owner: OwnerId) {
         let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(word) = ears.get(&owner) {
             word.notify_one();
         }
+    }
+
+    /// The same, for a server that gives only the first digits of the owner.
+    #[cfg(feature = "postgres")]
+    pub(in crate::backends) fn tell_those(&self, digits: &str) {
+        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let called = ears.iter().filter(|(owner, _)| owner.reveal().starts_with(digits));
+        called.for_each(|(_, word)| word.notify_one());
     }
 
     /// Words may have been missed: everybody looks again.

@@ -36,6 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use futures_util::future::join_all;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
@@ -52,7 +53,7 @@ use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
-use crate::race::race;
+use crate::race::{First, race};
 use crate::url::Url;
 
 /// How long a waiter or an observer trusts what it saw.
@@ -206,7 +207,8 @@ impl Postgres {
         let mut ear = None;
         let mut out_since: Option<Moment> = None;
         loop {
-            let in_time = self.now() < until && ear.is_some();
+            let asked = self.now();
+            let in_time = asked < until && ear.is_some();
             let nap = match self.ask(request, in_time).await {
                 Ok(Asked::Ended(Acquired::Held(_))) if ear.is_none() && self.now() < until => {
                     // Open before the server knows of us, so that its word is not missed.
@@ -221,7 +223,7 @@ impl Postgres {
                 }
                 Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
                 Err(fault) => {
-                    let since = *out_since.get_or_insert(self.now());
+                    let since = *out_since.get_or_insert(asked);
                     if self.now() >= until || self.now().since(since) >= OUTAGE {
                         return Err(fault.into_error());
                     }
@@ -239,6 +241,31 @@ impl Postgres {
     }
 
     async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
+        let mut answers = self.renew_batch(batch).await?;
+        // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
+        // not for so long that those who are renewed hear of it too late.
+        let shortest = batch.iter().filter_map(|renewal| renewal.ttl).min().unwrap_or(Ttl::MIN);
+        let limit = self.now() + shortest.as_duration() / 6;
+        let busy = answers.iter_mut().zip(batch).filter(|(answer, _)| answer.is_none());
+        join_all(busy.map(|(answer, renewal)| async move {
+            let alone = self.renew_batch(std::slice::from_ref(renewal));
+            *answer = match race(alone, self.clock.alarm(limit)).await {
+                First::Left(Ok(mut alone)) => alone.pop().flatten(),
+                First::Left(Err(fault)) => Some(Err(fault.into_error())),
+                First::Right(()) => None,
+            };
+        }))
+        .await;
+        let kept = |renewal: &Renewal| {
+            let (shown, name) = (self.pool.shown(), &renewal.name);
+            Error::unreachable(format!("a session at {shown} keeps the row of \"{name}\" from us"))
+        };
+        let answers = answers.into_iter().zip(batch);
+        Ok(answers.map(|(answer, renewal)| answer.unwrap_or_else(|| Err(kept(renewal)))).collect())
+    }
+
+    /// None of those whose row is locked by another, unless there is only one.
+    async fn renew_batch(&self, batch: &[Renewal]) -> Result<Vec<Option<Result<Renewed>>>, Fault> {
         let names: Vec<&str> = batch.iter().map(|renewal| renewal.name.as_str()).collect();
         let owners: Vec<String> = batch.iter().map(|renewal| renewal.owner.reveal()).collect();
         let ttls: Vec<i64> = batch
@@ -268,16 +295,17 @@ impl Postgres {
             let place =
                 place.and_then(|place| place.checked_sub(1)).filter(|place| *place < batch.len());
             let place = place.ok_or_else(|| answers::odd("renew"))?;
-            answers[place] = Some(if answers::status(row, "renew")? == 1 {
-                let token = answers::token(row, "r_token", "renew")?;
-                let ttl = answers::ttl(row, "r_ttl", "renew")?;
-                Ok(Renewed { token, ttl, sent: heard.sent })
-            } else {
-                Err(Error::not_held(&batch[place].name, why_not(row)))
-            });
+            answers[place] = match answers::status(row, "renew")? {
+                1 => {
+                    let token = answers::token(row, "r_token", "renew")?;
+                    let ttl = answers::ttl(row, "r_ttl", "renew")?;
+                    Some(Ok(Renewed { token, ttl, sent: heard.sent }))
+                }
+                2 => None,
+                _ => Some(Err(Error::not_held(&batch[place].name, why_not(row)))),
+            };
         }
-        let left_out = || Err(answers::odd("renew").into_error());
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(left_out)).collect())
+        Ok(answers)
     }
 
     async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {
@@ -469,7 +497,8 @@ async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         let Some(pool) = pool.upgrade() else { return };
         pool.let_go();
         if let Ok(read) = Found::read(&pool).await {
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = read;
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            *found = read.after(&found);
         }
         if clock.now() >= tidy {
             tidy = clock.now() + TIDY;

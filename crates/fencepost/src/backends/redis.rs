@@ -26,8 +26,8 @@ mod address;
 mod answers;
 mod bunch;
 mod drift;
-mod faults;
-mod found;
+pub(crate) mod faults;
+pub(crate) mod found;
 mod keys;
 mod lane;
 mod link;
@@ -95,7 +95,8 @@ impl Redis {
         let client = client_id()?;
         let link = Link::open(url.address, around, client.clone(), Arc::clone(&ears));
         link.live().await.map_err(Fault::into_error)?;
-        let (prefix, retention) = (url.options.prefix, url.options.retention.as_millis() as u64);
+        let retention = url.options.token_retention().as_millis() as u64;
+        let prefix = url.options.prefix;
         let around = around.clone();
         let (sent_twice, any_twice) = (Mutex::default(), AtomicBool::new(false));
         Ok(Arc::new(Self { link, around, prefix, retention, client, ears, sent_twice, any_twice }))

@@ -78,8 +78,8 @@ impl Redlock {
         let store = Self {
             nodes,
             around: around.clone(),
+            retention: options.token_retention().as_millis() as u64,
             prefix: options.prefix,
-            retention: options.retention.as_millis() as u64,
             max_ttl: options.max_ttl,
             up_for,
             client,

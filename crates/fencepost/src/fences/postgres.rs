@@ -247,16 +247,16 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
         _ => {}
     }
     let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
-    let explained = if missing.contains(code) && message.contains("fencepost") {
+    let explained = if *code == SqlState::UNDEFINED_FUNCTION && message.contains(", numeric) ") {
+        // A literal above 2^63, or with a fraction.
+        Error::invalid("the token is no whole number from 1 to 2^53 - 1: pass the grant's own")
+    } else if missing.contains(code) && message.contains("fencepost") {
         Error::refused(
             "the fence is not in this database: run `fencepost fence install --resource URL` as a \
              role that may create a schema",
         )
     } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-        Error::refused(
-            "this role may not: GRANT USAGE ON SCHEMA fencepost and EXECUTE ON FUNCTION \
-             fencepost.enter to those who enter; reset and protect are for admins and owners",
-        )
+        not_allowed(message)
     } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
         Error::refused(
             "to enter is to write, and this transaction or server only reads: use a read-write \
@@ -278,6 +278,22 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
         Error::invalid("the database does not take this statement")
     };
     explained.because(message.to_owned())
+}
+
+/// What to grant to a role that may not.
+fn not_allowed(message: &str) -> Error {
+    let function = ["enter", "show", "audit", "reset"]
+        .into_iter()
+        .find(|function| message.ends_with(&format!("function {function}")));
+    Error::refused(match function {
+        Some(function) => format!(
+            "this role may not: GRANT EXECUTE ON FUNCTION fencepost.{function} to it, if it shall"
+        ),
+        None if message.contains("schema fencepost") => {
+            "this role may not: GRANT USAGE ON SCHEMA fencepost to it, if it shall".to_owned()
+        }
+        None => "this role may not: use another, or grant it the right".to_owned(),
+    })
 }
 
 /// An error of the client with its causes: by itself it only says "error connecting to server".

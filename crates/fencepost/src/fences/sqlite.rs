@@ -67,9 +67,21 @@ const SHOW: &str = "
     SELECT name, token, set_by, set_at FROM main.fencepost_marks
     WHERE name = ?1 OR ?1 IS NULL ORDER BY name";
 
+const AUDIT: &str = "
+    SELECT name, from_token, to_token, by, why, at FROM main.fencepost_resets
+    WHERE name = ?1 OR ?1 IS NULL ORDER BY number";
+
 /// Makes the tables that are not there yet.
 pub fn install(connection: &Connection) -> Result<()> {
-    connection.execute_batch(TABLES).map_err(|error| explain(&error))
+    connection.execute_batch(TABLES).map_err(|error| explain(&error))?;
+    // A table of this name may be somebody else's.
+    let ours = [SHOW, AUDIT].iter().try_for_each(|ask| connection.prepare(ask).map(|_| ()));
+    ours.map_err(|error| {
+        Error::refused(
+            "fencepost_marks or fencepost_resets is a table of another program's: rename it",
+        )
+        .because(error)
+    })
 }
 
 /// Whether the tables are there.
@@ -161,10 +173,7 @@ pub fn reset(
 pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Reset>> {
     let read = || -> rusqlite::Result<Vec<Reset>> {
         connection
-            .prepare(
-                "SELECT name, from_token, to_token, by, why, at FROM main.fencepost_resets
-                 WHERE name = ?1 OR ?1 IS NULL ORDER BY number",
-            )?
+            .prepare(AUDIT)?
             .query_map([name.map(LockName::as_str)], |row| {
                 Ok(Reset {
                     name: name_in(row)?,

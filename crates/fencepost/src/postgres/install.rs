@@ -20,7 +20,6 @@ const ADVISORY: i64 = 0x6665_6e63_6570_6f73;
 const WITHIN: Duration = Duration::from_secs(20);
 
 const BASE: &str = "
-CREATE SCHEMA IF NOT EXISTS fencepost;
 CREATE TABLE IF NOT EXISTS fencepost.components (component text PRIMARY KEY, version int NOT NULL);
 GRANT SELECT ON fencepost.components TO PUBLIC;
 ";
@@ -123,15 +122,21 @@ impl Component {
         shown: &str,
     ) -> Result<Installed, Fault> {
         let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+        if self.is_there(client).await {
+            let now = self.version();
+            return Ok(Installed { before: now, now });
+        }
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0; SET LOCAL \
              lock_timeout = 0; SELECT pg_advisory_xact_lock({ADVISORY})"
         );
         client.batch_execute(&begin).await.map_err(failed)?;
         // Looked at before it is asked for: to be told that it is there takes the right to make it.
-        let ask = "SELECT to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
+        let ask = "SELECT to_regnamespace('fencepost') IS NULL,
+                          to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
         let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
-        let missing = row.try_get::<_, bool>(0).map_err(failed)?;
+        let missing = |part| row.try_get::<_, bool>(part).map_err(failed);
+        let (no_schema, no_base) = (missing(0)?, missing(1)?);
         if let Some(row) = client.query_typed(OTHERS, &[]).await.map_err(failed)?.first() {
             let owner: String = row.try_get(0).map_err(failed)?;
             return Err(Fault::new(
@@ -142,7 +147,10 @@ impl Component {
                 ),
             ));
         }
-        if missing {
+        if no_schema {
+            client.batch_execute("CREATE SCHEMA fencepost").await.map_err(failed)?;
+        }
+        if no_base {
             client.batch_execute(BASE).await.map_err(failed)?;
         }
         let ask =
@@ -161,6 +169,15 @@ impl Component {
         client.query_typed(note, &values).await.map_err(failed)?;
         client.batch_execute("COMMIT").await.map_err(failed)?;
         Ok(Installed { before, now })
+    }
+
+    /// Whether it is there in this version, for a role that could not make it and only uses it. One that could
+    /// goes on, and sees whose it is.
+    async fn is_there(&self, client: &Client) -> bool {
+        let ask = "SELECT version FROM fencepost.components WHERE component = $1
+                   AND NOT has_database_privilege(current_database(), 'CREATE')";
+        let found = client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await;
+        found.is_ok_and(|row| row.try_get(0).is_ok_and(|version: i32| version == self.version()))
     }
 
     /// What one can do about a role that may not.

@@ -22,6 +22,7 @@ use tokio_postgres::{Client, Row};
 use super::address::{Opened, PostgresUrl};
 use super::faults::{Fault, FaultKind};
 use crate::backend::{Surroundings, short};
+use crate::blocking;
 use crate::clock::Clock;
 use crate::race::{First, race};
 
@@ -147,10 +148,11 @@ impl Pool {
         again: &mut bool,
     ) -> Result<(Vec<Row>, Moment, bool), Fault> {
         let _room = self.room(usage, give_up).await?;
-        let home = self.home();
+        // A try that had no answer may have waited for the caller's runtime, not for the server.
+        let home = if *again { self.runtime.clone() } else { self.home() };
         let conn = match self.idle_one(home.id()) {
             Some(conn) => conn,
-            None => self.open_at(&home, give_up).await?,
+            None => self.open_near(&home, give_up).await?,
         };
         let before = *again;
         let sent = self.clock.now();
@@ -172,8 +174,9 @@ impl Pool {
             }
             First::Right(()) => {
                 *again = true;
-                // The others may be as dead: on none of them is a second try worth the time.
-                self.idle().clear();
+                // The others may be as dead: on none of them is a second try worth the time. Those of another
+                // runtime are not judged by this one's silence.
+                self.idle().retain(|conn| conn.home != home.id());
                 let span = short(self.clock.now().since(sent));
                 Err(Fault::new(
                     FaultKind::Cut,
@@ -186,6 +189,17 @@ impl Pool {
     /// A connection of the caller's own, by the end of this time.
     pub(crate) async fn open(&self, limit: Moment) -> Result<Conn, Fault> {
         self.open_at(&self.runtime, limit).await
+    }
+
+    /// One that the caller's runtime drives if it can: it may be blocked, or about to end.
+    async fn open_near(&self, home: &Handle, limit: Moment) -> Result<Conn, Fault> {
+        self.make_room();
+        match self.open_at(home, limit).await {
+            Err(fault) if fault.kind == FaultKind::Away && home.id() != self.runtime.id() => {
+                self.open(limit).await
+            }
+            done => done,
+        }
     }
 
     async fn open_at(&self, home: &Handle, limit: Moment) -> Result<Conn, Fault> {
@@ -271,7 +285,8 @@ impl Pool {
 
     /// The runtime that drives the connections of whoever asks.
     fn home(&self) -> Handle {
-        let caller = Handle::try_current().ok();
+        // A thread that blocks in a call drives nothing meanwhile, even if it is a runtime's.
+        let caller = (!blocking::is_waiting()).then(|| Handle::try_current().ok()).flatten();
         let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
         caller.unwrap_or_else(|| self.runtime.clone())
     }
@@ -282,6 +297,18 @@ impl Pool {
         idle.retain(|conn| !conn.client.is_closed());
         let last = idle.iter().rposition(|conn| conn.home == home)?;
         Some(idle.remove(last))
+    }
+
+    /// Lets an idle connection of another runtime go, if the next one would be more than were promised.
+    fn make_room(&self) {
+        let taken = |room: &Semaphore, all: usize| all.saturating_sub(room.available_permits());
+        let in_use = taken(&self.asking, self.url.pool)
+            + taken(&self.renewing, KEEPING)
+            + taken(&self.releasing, KEEPING);
+        let mut idle = self.idle();
+        if in_use + idle.len() > self.url.pool + 2 * KEEPING {
+            idle.remove(0);
+        }
     }
 
     fn put_back(&self, mut conn: Conn) {

@@ -7,7 +7,7 @@ use fencepost::clock::{BootClock, Clock as _};
 use fencepost::fences::postgres;
 use fencepost::tokio_postgres::Client;
 use fencepost_testbed::wait::SOON;
-use fencepost_testbed::{Database, Postgres};
+use fencepost_testbed::{Database, PgBouncer, Postgres};
 
 use crate::common::{ask, connect, error_of, fenced, name, refusal, token};
 
@@ -31,6 +31,7 @@ async fn the_function_refuses_bad_input_by_itself() {
         ("'a', 1, E'\\t'", "FP002", "control character"),
         ("'a', 'many'", "22P02", "\"many\""),
         ("'a', 1.5", "42883", "does not exist"),
+        ("'a', 9223372036854775808", "42883", "does not exist"),
         ("'a'", "42883", "does not exist"),
     ];
     for (arguments, code, says) in calls {
@@ -173,4 +174,66 @@ async fn a_server_that_is_gone_is_unreachable() {
     let mut client = connect(&database.url()).await;
     let stale = error_of(postgres::begin(&mut client, &name("a"), token(6)).await);
     assert_eq!(*stale.kind(), ErrorKind::Stale);
+}
+
+#[tokio::test]
+async fn a_standby_refuses_and_names_the_primary() {
+    let primary = Postgres::builder().start().unwrap();
+    let client = connect(&primary.url()).await;
+    postgres::install(&client).await.unwrap();
+    let standby = primary.standby("second").unwrap();
+    primary.wait_in_step().unwrap();
+    let mut client = connect(&standby.url()).await;
+    let error = error_of(postgres::begin(&mut client, &name("a"), token(1)).await);
+    assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("on the primary"), "{error}");
+}
+
+/// In transaction mode each transaction may have another session: what the fence knows of it must not be the
+/// session's.
+#[tokio::test]
+async fn it_works_through_a_pooler() {
+    let (database, admin) = fenced().await;
+    admin.batch_execute("CREATE TABLE t (lock text)").await.unwrap();
+    postgres::protect(&admin, "t", postgres::NameFrom::Column("lock")).await.unwrap();
+    let bouncer = PgBouncer::start(database.server(), &[], 1).unwrap();
+    let url = bouncer.url_of(database.name());
+    let (mut old, mut new) = (connect(&url).await, connect(&url).await);
+    let (insert, a) = ("INSERT INTO t VALUES ('a')", name("a"));
+    for _ in 0..3 {
+        let tx = postgres::begin(&mut old, &a, token(1)).await.unwrap();
+        tx.batch_execute(insert).await.unwrap();
+        tx.commit().await.unwrap();
+        // The one session of the pool has entered before, for another client.
+        assert_eq!(refusal(&new, insert).await.0, "FP003");
+    }
+    postgres::begin(&mut new, &a, token(2)).await.unwrap().commit().await.unwrap();
+    let stale = error_of(postgres::begin(&mut old, &a, token(1)).await);
+    assert_eq!(*stale.kind(), ErrorKind::Stale, "{stale}");
+    assert_eq!(ask(&admin, "SELECT count(*) FROM t").await, "3");
+}
+
+/// What was entered behind a savepoint is taken back with it.
+#[tokio::test]
+async fn a_savepoint_takes_its_enter_back() {
+    let (_database, client) = fenced().await;
+    client.batch_execute("CREATE TABLE t (id int)").await.unwrap();
+    postgres::protect(&client, "t", postgres::NameFrom::Name(&name("a"))).await.unwrap();
+    let behind = "BEGIN; SAVEPOINT s; SELECT fencepost.enter('a', 5); ROLLBACK TO s; INSERT INTO t VALUES (1)";
+    assert_eq!(refusal(&client, behind).await.0, "FP003");
+    let before = "BEGIN; SELECT fencepost.enter('a', 5); SAVEPOINT s; INSERT INTO t VALUES (1); \
+                  ROLLBACK TO s; INSERT INTO t VALUES (2); COMMIT";
+    client.batch_execute(before).await.unwrap();
+    assert_eq!(ask(&client, "SELECT id FROM t").await, "2");
+}
+
+#[tokio::test]
+async fn a_number_that_is_no_token_is_not_taken_for_a_missing_fence() {
+    let (_database, client) = fenced().await;
+    for number in ["9223372036854775808", "1.5"] {
+        let call = format!("SELECT fencepost.enter('a', {number})");
+        let error = postgres::explain(&client.batch_execute(&call).await.unwrap_err());
+        assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("2^53"), "{error}");
+    }
 }

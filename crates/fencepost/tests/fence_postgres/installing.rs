@@ -57,6 +57,10 @@ async fn a_role_needs_two_grants_to_enter_and_can_do_nothing_else() {
     let stale = error_of(postgres::begin(&mut app, &name("a"), token(4)).await);
     assert_eq!(*stale.kind(), ErrorKind::Stale);
 
+    assert_eq!(postgres::install(&app).await.unwrap(), Installed::Already);
+    let shown = error_of(postgres::show(&app, None).await);
+    assert!(shown.to_string().contains("GRANT EXECUTE ON FUNCTION fencepost.show"), "{shown}");
+
     let forgotten = error_of(postgres::reset(&app, &name("a"), None, "eve", "why not").await);
     assert_eq!(*forgotten.kind(), ErrorKind::Refused);
     for sql in [
@@ -86,13 +90,34 @@ async fn an_owner_protects_its_tables_and_nobody_elses() {
     admin.batch_execute(&sql).await.unwrap();
     let owner = connect(&database.url_as(&role)).await;
     let lock = name("own");
-    postgres::protect(&owner, "own", NameFrom::Name(&lock)).await.unwrap();
-    postgres::protect(&owner, "own", NameFrom::Column("id")).await.unwrap();
+    assert!(!postgres::protect(&owner, "own", NameFrom::Name(&lock)).await.unwrap());
+    assert!(postgres::protect(&owner, "own", NameFrom::Column("id")).await.unwrap(), "it was");
     assert_eq!(refusal(&owner, "INSERT INTO own VALUES (1)").await.0, "FP003");
-    let error = error_of(postgres::protect(&owner, "theirs", NameFrom::Name(&lock)).await);
-    assert_eq!(*error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("as its owner"), "{error}");
+    for refused in [postgres::protect(&owner, "theirs", NameFrom::Name(&lock)).await, {
+        postgres::protect(&admin, "theirs", NameFrom::Name(&lock)).await.unwrap();
+        postgres::unprotect(&owner, "theirs").await
+    }] {
+        let error = error_of(refused);
+        assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+        assert!(error.to_string().contains("theirs is its owner's"), "{error}");
+    }
+    assert!(postgres::unprotect(&admin, "theirs").await.unwrap());
     owner.batch_execute("INSERT INTO theirs VALUES (1)").await.unwrap();
+}
+
+/// Who was given a schema, and may make none, can install in it.
+#[tokio::test]
+async fn the_owner_of_an_empty_schema_installs_there() {
+    let database = Database::fresh().unwrap();
+    let admin = connect(&database.url()).await;
+    let role = format!("given_{}", database.name());
+    let sql = format!("CREATE ROLE {role} LOGIN; CREATE SCHEMA fencepost AUTHORIZATION {role}");
+    admin.batch_execute(&sql).await.unwrap();
+    let owner = connect(&database.url_as(&role)).await;
+    assert_eq!(postgres::install(&owner).await.unwrap(), Installed::Now);
+    // Whoever could make the schema is told whose it is, and not that all is well.
+    let error = error_of(postgres::install(&admin).await);
+    assert!(error.to_string().contains(&role), "{error}");
 }
 
 /// What the numbers of another server's transactions would do after a dump and a restore: some day a transaction

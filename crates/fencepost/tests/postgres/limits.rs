@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fencepost::ErrorKind;
 use fencepost_testbed::Database;
 
-use crate::common::{LONG, SOON, connect, fails, nothing_is_left, session, two, within};
+use crate::common::{LONG, SOON, connect, fails, ms, nothing_is_left, session, two, within};
 
 fn set(database: &Database, setting: &str) {
     database.psql(&format!("alter database {} set {setting}", database.name())).unwrap();
@@ -46,6 +46,38 @@ async fn a_lock_timeout_is_named() {
 #[tokio::test]
 async fn a_row_that_is_kept_from_us_does_not_hang_us() {
     a_row_is_locked("statement_timeout = 0", "keeps a row of this lock from us").await;
+}
+
+/// Heartbeats go to the server together. Somebody has the row of one lock: the other ones are renewed all the same.
+#[tokio::test]
+async fn a_row_that_is_kept_from_us_does_not_cost_us_other_locks() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    // So many that they are due at the same time.
+    let acquired: Vec<_> = (0..200)
+        .map(|number| {
+            let lock = client.lock(format!("x{number}")).ttl(ms(3000));
+            tokio::spawn(async move { lock.acquire().await.unwrap() })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for guard in acquired {
+        guards.push(guard.await.unwrap());
+    }
+    let thief = session(&database.url()).await;
+    thief
+        .batch_execute("begin; select from fencepost.locks where name = 'x100' for update")
+        .await
+        .unwrap();
+    within(SOON, "its lease can not be renewed", guards[100].lost()).await;
+    drop(guards.remove(100));
+    for guard in &guards {
+        guard.check().unwrap();
+    }
+    thief.batch_execute("commit").await.unwrap();
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
 }
 
 /// Above READ COMMITTED the server refuses what another transaction was in the way of: it is asked again.

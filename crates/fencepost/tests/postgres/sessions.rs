@@ -77,3 +77,57 @@ async fn a_client_listens_when_it_first_waits() {
     let guard = within(SOON, "the waiter's turn comes", waiting).await.unwrap().unwrap();
     guard.release().await.unwrap();
 }
+
+/// Connections may be driven by the caller's runtime. One that is blocked drives nothing: the client's own does
+/// it then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_blocking_call_on_the_only_worker_of_a_runtime_comes_to_its_end() {
+    let database = Database::fresh().unwrap();
+    let url = database.url();
+    let worker = tokio::spawn(async move {
+        let blocked = fencepost::blocking::Fencepost::connect(&url).unwrap();
+        blocked.lock("x").acquire().unwrap().release().unwrap();
+    });
+    worker.await.unwrap();
+    nothing_is_left(&connect(&database.url()).await, "x").await;
+}
+
+/// However many runtimes ask: the server never has more connections of a client than it was promised.
+#[tokio::test]
+async fn a_client_that_is_used_from_several_runtimes_keeps_to_its_pool() {
+    let database = Database::fresh().unwrap();
+    let url = format!("{}?pool=2", database.url());
+    let client = connect(&url).await;
+    let count = "select count(*) from pg_stat_activity \
+                 where datname = current_database() and application_name = 'fencepost'";
+    let admin = session(&database.url()).await;
+    let mut runtimes = Vec::new();
+    for _ in 0..4 {
+        let client = client.clone();
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let tasks: Vec<_> = (0..8)
+                    .map(|task| {
+                        let client = client.clone();
+                        tokio::spawn(async move {
+                            let name = format!("x{task}");
+                            client.lock(&name).acquire().await.unwrap().release().await.unwrap();
+                        })
+                    })
+                    .collect();
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            });
+            runtime
+        });
+        // They stay, and their connections with them.
+        runtimes.push(elsewhere.join().unwrap());
+        // Two, and two more for each kind that must not be kept out.
+        let connections: i64 = ask(&admin, count).await;
+        assert!(connections <= 6, "{connections}");
+    }
+    runtimes.into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
+    nothing_is_left(&client, "x0").await;
+}

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
-use fencepost::{Error, fences};
+use fencepost::{Error, LockName, fences};
 
 use super::{Fence, Tables};
 use crate::scene::Result;
@@ -12,20 +12,38 @@ use crate::scene::Result;
 /// How long a transaction waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The same when the lab is over and somebody waits for its end.
+const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
+
 pub(crate) struct Session {
     connection: Connection,
+    /// The file is the lab's own.
+    own: bool,
     tables: Tables,
 }
 
 impl Session {
-    pub(super) fn open(path: &Path, tables: Tables) -> Result<Self> {
-        let connection = Connection::open(path).map_err(failed)?;
+    pub(super) fn open(path: &Path, own: bool, tables: Tables) -> Result<Self> {
+        let connection = Connection::open(path).map_err(|error| {
+            Error::unreachable(format!(
+                "the resource {} can not be opened: see that its directory is there and may be written",
+                path.display()
+            ))
+            .because(error)
+        })?;
         connection.busy_timeout(PATIENCE).map_err(failed)?;
-        Ok(Self { connection, tables })
+        Ok(Self { connection, own, tables })
+    }
+
+    pub(super) fn install_fence(&self) -> Result<bool> {
+        if fences::sqlite::is_installed(&self.connection)? {
+            return Ok(false);
+        }
+        fences::sqlite::install(&self.connection)?;
+        Ok(true)
     }
 
     pub(super) fn set_balance(&self, balance: i64) -> Result<()> {
-        fences::sqlite::install(&self.connection)?;
         self.run(&self.tables.made(balance))
     }
 
@@ -45,8 +63,11 @@ impl Session {
     }
 
     pub(super) fn make_ledger(&self, unique: bool) -> Result<()> {
-        // Readers and the one writer do not wait for each other: what a database server does anyhow.
-        self.connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
+        if self.own {
+            // Readers and the one writer do not wait for each other: what a database server does anyhow. It stays
+            // with the file, so it is not ours to set on a file of the user's.
+            self.connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
+        }
         self.run(&self.tables.ledger(unique))
     }
 
@@ -61,15 +82,11 @@ impl Session {
         Ok(ours)
     }
 
-    pub(super) fn run_if_not_done(&mut self, tick: &str) -> Result<bool> {
-        let (count, act) = (self.tables.count(), self.tables.act());
+    pub(super) fn act(&mut self, tick: &str) -> Result<()> {
+        let act = self.tables.act();
         let tx = self.begin(None)?;
-        let done: i64 = tx.query_row(&count, [tick], |row| row.get(0)).map_err(failed)?;
-        if done == 0 {
-            tx.execute(&act, [tick]).map_err(failed)?;
-        }
-        tx.commit().map_err(failed)?;
-        Ok(done == 0)
+        tx.execute(&act, [tick]).map_err(failed)?;
+        Ok(tx.commit().map_err(failed)?)
     }
 
     pub(super) fn runs(&self, tick: &str) -> Result<u64> {
@@ -79,7 +96,15 @@ impl Session {
     }
 
     pub(super) fn clear(&self) -> Result<()> {
+        self.connection.busy_timeout(PATIENCE_AT_THE_END).map_err(failed)?;
         self.run(&self.tables.dropped())
+    }
+
+    pub(super) fn forget(&self, name: &LockName) -> Result<()> {
+        self.connection.busy_timeout(PATIENCE_AT_THE_END).map_err(failed)?;
+        let sql = "DELETE FROM main.fencepost_marks WHERE name = ?";
+        self.connection.execute(sql, [name.as_str()]).map_err(failed)?;
+        Ok(())
     }
 
     fn run(&self, sql: &str) -> Result<()> {

@@ -1,6 +1,8 @@
 //! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
 //! on it is worth.
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokio_postgres::Row;
@@ -18,21 +20,26 @@ const CLOCKS_AGREE: Duration = Duration::from_secs(1);
 /// not cared for any more.
 const OLDEST: i32 = 130_000;
 
-/// A logical subscriber is no standby, and a backup that is being taken is none yet. The state of another's
-/// connection is hidden from a role that may not see it.
+/// A logical subscriber is no standby, and neither is a program that only copies the log or takes a backup. The
+/// state of another's connection is hidden from a role that may not see it.
 const READ: &str = "
 SELECT current_setting('server_version') AS version,
        current_setting('server_version_num')::int4 AS number,
        pg_is_in_recovery() AS recovering,
        current_setting('fsync') AS fsync,
        current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('synchronous_standby_names') AS demanded,
        current_setting('full_page_writes') AS full_page_writes,
        (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS time,
        (SELECT min(sender_host || ':' || sender_port) FROM pg_stat_wal_receiver) AS primary,
-       (SELECT count(*) FROM pg_stat_replication r WHERE r.state IS DISTINCT FROM 'backup'
-           AND NOT EXISTS (SELECT FROM pg_replication_slots s
-                            WHERE s.active_pid = r.pid AND s.slot_type = 'logical')) AS standbys,
-       (SELECT count(*) FROM pg_stat_replication r WHERE r.sync_state = 'sync') AS in_step,
+       ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
+              WHERE r.sync_state = 'sync') AS in_step,
+       ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
+              WHERE r.sync_state IS DISTINCT FROM 'sync' AND r.state IS DISTINCT FROM 'backup'
+                AND r.application_name IS DISTINCT FROM 'pg_basebackup'
+                AND r.application_name IS DISTINCT FROM 'pg_receivewal'
+                AND NOT EXISTS (SELECT FROM pg_replication_slots s
+                                 WHERE s.active_pid = r.pid AND s.slot_type = 'logical')) AS behind,
        (SELECT count(*) FROM pg_stat_replication r WHERE r.state IS NULL) AS hidden,
        (SELECT count(*) FROM pg_replication_slots s
          WHERE s.slot_type = 'physical' AND NOT s.active) AS absent
@@ -49,10 +56,13 @@ pub(super) struct Found {
     full_page_writes: String,
     /// Of a standby, if it may be known.
     primary: Option<String>,
-    /// Those that are connected.
-    standbys: u64,
-    /// Those of them that have every commit before it is answered.
-    in_step: u64,
+    /// Which standbys a commit waits for: the setting `synchronous_standby_names`.
+    demanded: String,
+    /// Those that are connected and have every commit before it is answered.
+    in_step: Vec<String>,
+    /// Those that are not, or of which we may not know, whether they are connected now or were since we began to
+    /// look.
+    behind: BTreeSet<String>,
     /// Those of which this role may know no more.
     hidden: u64,
     /// Those that the server keeps its log for, and that are not there.
@@ -63,13 +73,14 @@ pub(super) struct Found {
 
 impl Found {
     pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
+        let before = wall();
         let heard = pool.call(Use::Asking, READ, &[]).await?;
         let row = heard.rows.first().ok_or_else(|| answers::odd("what it is"))?;
-        Self::of(row, wall()).map_err(|_| answers::odd("what it is"))
+        Self::of(row, before, wall()).map_err(|_| answers::odd("what it is"))
     }
 
-    /// `ours` is our wall clock, read when the answer came.
-    fn of(row: &Row, ours: Duration) -> Result<Self, tokio_postgres::Error> {
+    /// `before` and `after` are our wall clock when we asked and when the answer came.
+    fn of(row: &Row, before: Duration, after: Duration) -> Result<Self, tokio_postgres::Error> {
         let count = |column| answers::number(row, column).unwrap_or(0);
         let time: i64 = row.try_get("time")?;
         let theirs = Duration::from_micros(u64::try_from(time).unwrap_or(0));
@@ -81,12 +92,23 @@ impl Found {
             synchronous_commit: row.try_get("synchronous_commit")?,
             full_page_writes: row.try_get("full_page_writes")?,
             primary: row.try_get("primary")?,
-            standbys: count("standbys"),
-            in_step: count("in_step"),
+            demanded: row.try_get("demanded")?,
+            in_step: row.try_get("in_step")?,
+            behind: row.try_get::<_, Vec<String>>("behind")?.into_iter().collect(),
             hidden: count("hidden"),
             absent: count("absent"),
-            off: theirs.abs_diff(ours),
+            // A slow answer is no wrong clock.
+            off: before.saturating_sub(theirs).max(theirs.saturating_sub(after)),
         })
+    }
+
+    /// Keeps in mind what was found before: a standby that lagged and is away now can still be promoted. It is
+    /// forgotten when it comes back in step, unless another had that name all the time.
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        let back = |name| self.in_step.contains(name) && !before.in_step.contains(name);
+        let away: Vec<_> = before.behind.iter().filter(|name| !back(name)).cloned().collect();
+        self.behind.extend(away);
+        self
     }
 
     /// Refuses servers that can not arbitrate.
@@ -117,13 +139,18 @@ impl Found {
 
     /// Whether nobody could take over from this server.
     pub(super) fn alone(&self) -> bool {
-        self.standbys == 0 && self.absent == 0
+        self.in_step.is_empty() && self.demanded.is_empty() && self.none_astray()
     }
 
     /// Whether whoever could take over has all that was granted.
     pub(super) fn in_step(&self) -> bool {
         let waits = ["on", "remote_apply"].contains(&self.synchronous_commit.as_str());
-        waits && self.in_step == self.standbys && self.absent == 0
+        waits && demands_all(&self.demanded) && self.none_astray()
+    }
+
+    /// Whether we know of none that could be without the last commits.
+    fn none_astray(&self) -> bool {
+        self.behind.is_empty() && self.absent == 0
     }
 
     /// Whether locks here may guard against corruption.
@@ -150,13 +177,13 @@ impl Found {
             remedies.push("allow it: GRANT pg_read_all_stats TO this role".into());
         } else if !self.alone() && !self.in_step() {
             why.push(
-                "it has a standby that could be promoted without the last grants, or an unused replication slot \
-                 of one"
+                "it has a standby that could be promoted without the last grants, or had one since this client \
+                 connected, or an unused replication slot of one"
                     .into(),
             );
             remedies.push(
                 "use a server without standbys, or name every one of them in synchronous_standby_names, as \
-                 FIRST n (...), with synchronous_commit = on"
+                 FIRST n (...) with n their number, with synchronous_commit = on"
                     .into(),
             );
         }
@@ -172,13 +199,18 @@ impl Found {
 
     /// For `explain`: what decided.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
-        let standbys = match (self.standbys, self.absent) {
-            (0, 0) => "none".to_owned(),
-            (there, 0) => format!("{there}, of which {} synchronous", self.in_step),
-            (there, absent) => {
-                format!("{there}, of which {} synchronous; {absent} slots unused", self.in_step)
-            }
+        let synchronous = self.in_step.len();
+        let seen = synchronous + self.behind.len();
+        let mut standbys = match seen {
+            0 => "none seen".to_owned(),
+            _ => format!("{seen}, of which {synchronous} synchronous"),
         };
+        if self.absent > 0 {
+            let _ = write!(standbys, "; {} slots unused", self.absent);
+        }
+        if !self.demanded.is_empty() {
+            let _ = write!(standbys, "; synchronous_standby_names = '{}'", self.demanded);
+        }
         let clock = if self.off > CLOCKS_AGREE {
             format!("{} off ours", short(self.off))
         } else {
@@ -192,5 +224,96 @@ impl Found {
             ("standbys", standbys),
             ("clock", clock),
         ]
+    }
+}
+
+/// Whether a commit waits for every standby that `synchronous_standby_names` names: `FIRST n (...)` with n names, or
+/// one name alone. Of `FIRST 1 (a, b)` the second may lag behind, or be the one that is promoted while it is away.
+fn demands_all(names: &str) -> bool {
+    let names = names.trim();
+    let (number, listed) = match names.split_once('(') {
+        None => ("1", names),
+        Some((head, tail)) => {
+            let mut words = head.split_whitespace();
+            let number = match (words.next(), words.next()) {
+                (Some(first), Some(number)) if first.eq_ignore_ascii_case("first") => number,
+                (Some(number), None) => number,
+                _ => return false,
+            };
+            (number, tail.trim_end().trim_end_matches(')'))
+        }
+    };
+    let listed: Vec<&str> = listed.split(',').map(str::trim).collect();
+    // A star is any number of names; a comma within quotes only makes us too careful.
+    let no_star = listed.iter().all(|name| !name.is_empty() && !["*", "\"*\""].contains(name));
+    no_star && number.parse() == Ok(listed.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, demands_all};
+    use crate::guarantees::Correctness;
+
+    fn found(demanded: &str, in_step: &[&str], behind: &[&str]) -> Found {
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        Found {
+            version: "15.0".into(),
+            number: 150_000,
+            recovering: false,
+            fsync: "on".into(),
+            synchronous_commit: "on".into(),
+            full_page_writes: "on".into(),
+            primary: None,
+            demanded: demanded.into(),
+            in_step: own(in_step),
+            behind: own(behind).into_iter().collect(),
+            hidden: 0,
+            absent: 0,
+            off: std::time::Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_standby_that_lagged_is_kept_in_mind_until_it_is_in_step() {
+        let alone = found("", &[], &[]);
+        assert_eq!(alone.correctness(), Correctness::Fit);
+        let seen = found("", &[], &["second"]).after(&alone);
+        assert_ne!(seen.correctness(), Correctness::Fit);
+        let away = found("", &[], &[]).after(&seen);
+        assert!(!away.alone());
+        assert_ne!(away.correctness(), Correctness::Fit);
+        let twin = found("second", &["second"], &["second"]).after(&away);
+        assert_ne!(found("second", &["second"], &[]).after(&twin).correctness(), Correctness::Fit);
+        let back = found("second", &["second"], &[]).after(&away);
+        assert_eq!(back.correctness(), Correctness::Fit);
+        assert!(back.in_step());
+    }
+
+    #[test]
+    fn one_that_may_be_away_is_not_in_step() {
+        assert_ne!(found("FIRST 1 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+        assert_eq!(found("FIRST 2 (a, b)", &["a", "b"], &[]).correctness(), Correctness::Fit);
+        // Nothing is answered until they are back.
+        assert_eq!(found("FIRST 2 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+    }
+
+    #[test]
+    fn a_setting_that_waits_for_all_is_told_from_one_that_does_not() {
+        for all in ["second", "\"Second\"", "FIRST 1 (a)", "first 2 ( a , \"b c\" )", "2 (a, b)"] {
+            assert!(demands_all(all), "{all}");
+        }
+        for some in [
+            "",
+            "*",
+            "a, b",
+            "FIRST 1 (a, b)",
+            "1 (a, b)",
+            "ANY 1 (a)",
+            "ANY 2 (a, b)",
+            "FIRST 1 (*)",
+            "(",
+        ] {
+            assert!(!demands_all(some), "{some}");
+        }
     }
 }

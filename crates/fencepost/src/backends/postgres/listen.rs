@@ -129,8 +129,8 @@ async fn listen_once(
             let AsyncMessage::Notification(word) = message else { continue };
             if word.payload() == HELLO {
                 hello.notify_one();
-            } else if let Ok(owner) = word.payload().parse() {
-                ears.tell(owner);
+            } else {
+                ears.tell_those(word.payload());
             }
         }
     };

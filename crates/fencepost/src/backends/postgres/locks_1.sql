@@ -73,13 +73,13 @@ BEGIN
   RETURN first;
 END $$;
 
--- Tells the first in line, and only that one, that the lock is free.
+-- Tells the first in line, and only that one, that the lock is free. Not by its whole owner, which is a secret.
 CREATE FUNCTION fencepost.wake(p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   first uuid := fencepost.first_in_line(p_name, p_now);
 BEGIN
-  PERFORM pg_notify(w.channel, replace(w.owner::text, '-', ''))
+  PERFORM pg_notify(w.channel, left(w.owner::text, 8))
      FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = first;
 END $$;
 
@@ -224,9 +224,9 @@ BEGIN
   END IF;
 END $$;
 
--- Starts leases anew, each with a longer TTL if one is asked for (0: as before). The rows are locked in the
--- order of their names, so that two batches can not wait for each other.
---   1 renewed: token, ttl     0 not held: why
+-- Starts leases anew, each with a longer TTL if one is asked for (0: as before). One alone waits for its row; of
+-- several none does, so that one row does not end the leases of all.
+--   1 renewed: token, ttl     0 not held: why     2 another has the row
 CREATE FUNCTION fencepost.renew(p_names text[], p_owners text[], p_ttls bigint[], p_tokens bigint[])
 RETURNS TABLE (place bigint, status int, r_token bigint, r_ttl bigint, r_why text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
@@ -240,6 +240,14 @@ BEGIN
      ORDER BY u.name COLLATE "C", u.at
   LOOP
     place := a.at; r_why := NULL;
+    IF cardinality(p_names) > 1 THEN
+      PERFORM FROM fencepost.locks l WHERE l.name = a.name FOR UPDATE SKIP LOCKED;
+      IF NOT FOUND AND EXISTS (SELECT FROM fencepost.locks l WHERE l.name = a.name) THEN
+        status := 2;
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+    END IF;
     UPDATE fencepost.locks l
        SET ttl_ms = greatest(a.ttl, l.ttl_ms),
            expires = clock_timestamp() + greatest(a.ttl, l.ttl_ms) * interval '1 ms'

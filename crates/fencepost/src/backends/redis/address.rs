@@ -21,17 +21,19 @@ use crate::url::span;
 /// One server, and the way to it.
 #[derive(Clone)]
 pub(crate) struct Address {
-    pub(in crate::backends) client: Client,
+    pub(crate) client: Client,
     /// `host:port` or the socket's path: without secrets, for people.
-    pub(in crate::backends) shown: String,
+    pub(crate) shown: String,
 }
 
 /// What a URL asks for behind its `?`.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(in crate::backends) prefix: Prefix,
-    /// How long a token is remembered beyond its time.
-    pub(in crate::backends) retention: Duration,
+    /// How long a token is remembered beyond its time; how long a fence keeps a mark that nobody renews.
+    pub(crate) retention: Option<Duration>,
+    /// The key in whose slot a fence keeps its mark.
+    pub(crate) beside: Option<String>,
     /// The longest lease on several servers.
     pub(in crate::backends) max_ttl: Ttl,
     /// Whether a server of several votes at once after a restart.
@@ -47,8 +49,8 @@ pub(crate) struct Options {
 /// A `redis:` URL, parsed.
 #[derive(Clone)]
 pub(crate) struct RedisUrl {
-    pub(in crate::backends) address: Address,
-    pub(in crate::backends) options: Options,
+    pub(crate) address: Address,
+    pub(crate) options: Options,
 }
 
 /// A `redlock:` URL, parsed.
@@ -64,8 +66,17 @@ const RETENTION: Duration = Duration::from_hours(1);
 impl RedisUrl {
     /// `scheme` is what stands before the first colon, `rest` what follows it.
     pub(crate) fn parse(scheme: &str, rest: &str) -> Result<Self> {
+        Self::parse_with(scheme, rest, &["prefix", "retention", "ca", "cert", "key"])
+    }
+
+    /// The server whose data a fence protects.
+    pub(crate) fn parse_resource(scheme: &str, rest: &str) -> Result<Self> {
+        Self::parse_with(scheme, rest, &["beside", "retention", "ca", "cert", "key"])
+    }
+
+    fn parse_with(scheme: &str, rest: &str, known: &[&str]) -> Result<Self> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let options = Options::parse(query, &["prefix", "retention", "ca", "cert", "key"], scheme)?;
+        let options = Options::parse(query, known, scheme)?;
         if place.contains(',') {
             return Err(Error::invalid(format!(
                 "a {scheme}: URL names one server: for several that know nothing of each other use \
@@ -115,10 +126,16 @@ impl RedlockUrl {
 }
 
 impl Options {
+    /// How long a lock's token is remembered beyond its time.
+    pub(in crate::backends) fn token_retention(&self) -> Duration {
+        self.retention.unwrap_or(RETENTION)
+    }
+
     fn parse(query: &str, known: &[&str], scheme: &str) -> Result<Self> {
         let mut options = Self {
             prefix: Prefix::new(String::new())?,
-            retention: RETENTION,
+            retention: None,
+            beside: None,
             max_ttl: Ttl::new(MAX_TTL)?,
             restarted_vote: false,
             tls: false,
@@ -159,11 +176,13 @@ impl Options {
                     )));
                 }
                 "prefix" => options.prefix = Prefix::new(value)?,
+                "beside" => options.beside = Some(value),
                 "retention" => {
                     let day = Duration::from_hours(24);
-                    options.retention = span(&value)
-                        .filter(|span| *span >= Duration::from_secs(1) && *span <= day * 365)
-                        .ok_or_else(|| bad("give 1s to 365d, like retention=2h"))?;
+                    let span = span(&value)
+                        .filter(|span| *span >= Duration::from_secs(1) && *span <= day * 365);
+                    options.retention =
+                        Some(span.ok_or_else(|| bad("give 1s to 365d, like retention=2h"))?);
                 }
                 "max_ttl" => {
                     let ttl = span(&value).and_then(|span| Ttl::new(span).ok());
@@ -310,7 +329,7 @@ mod tests {
         let info = parsed.address.client.get_connection_info();
         assert_eq!(info.redis_settings().db(), 3);
         assert_eq!(info.redis_settings().password(), Some("p@ss"));
-        assert_eq!(parsed.options.retention, Duration::from_hours(2));
+        assert_eq!(parsed.options.retention, Some(Duration::from_hours(2)));
         assert_eq!(redis("redis://[::1]").unwrap().address.shown, "[::1]:6379");
         let socket = redis("redis+unix:///run/redis.sock?db=2&pass=a%26b&prefix=x").unwrap();
         assert_eq!(socket.address.shown, "/run/redis.sock");

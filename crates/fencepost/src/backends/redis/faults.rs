@@ -6,13 +6,13 @@ use crate::error::{Error, ErrorKind};
 
 /// Why a call to a server failed. Unlike [`Error`] it can be told to several who asked.
 #[derive(Clone, Debug)]
-pub(in crate::backends) struct Fault {
-    pub(in crate::backends) kind: FaultKind,
-    pub(in crate::backends) message: String,
+pub(crate) struct Fault {
+    pub(crate) kind: FaultKind,
+    pub(crate) message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backends) enum FaultKind {
+pub(crate) enum FaultKind {
     /// There is no connection: nothing was asked.
     Away,
     /// The connection is gone, or stands still: what was asked may or may not have been done.
@@ -24,12 +24,12 @@ pub(in crate::backends) enum FaultKind {
 }
 
 impl Fault {
-    pub(in crate::backends) fn cut(message: impl Into<String>) -> Self {
+    pub(crate) fn cut(message: impl Into<String>) -> Self {
         Self { kind: FaultKind::Cut, message: message.into() }
     }
 
     /// What the server or the connection to it said.
-    pub(in crate::backends) fn of(error: &RedisError, shown: &str) -> Self {
+    pub(crate) fn of(error: &RedisError, shown: &str) -> Self {
         let said = said(error);
         let (kind, message) = match error.kind() {
             Kind::Server(ServerErrorKind::ReadOnly) => (
@@ -56,7 +56,7 @@ impl Fault {
         Self { kind, message }
     }
 
-    pub(in crate::backends) fn into_error(self) -> Error {
+    pub(crate) fn into_error(self) -> Error {
         let kind = match self.kind {
             FaultKind::Away | FaultKind::Cut | FaultKind::NotNow => ErrorKind::Unreachable,
             FaultKind::Refused => ErrorKind::Refused,
@@ -113,7 +113,7 @@ fn wrong_password(shown: &str, said: &str) -> String {
 }
 
 /// The server's own words, on one line.
-fn said(error: &RedisError) -> String {
+pub(crate) fn said(error: &RedisError) -> String {
     let words = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),

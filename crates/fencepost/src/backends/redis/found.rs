@@ -13,17 +13,48 @@ use crate::guarantees::Correctness;
 /// How far the server's clock may be off ours before we do not trust it with correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
 
-/// The settings that decide, each with the value that keeps what was granted.
-const SETTINGS: [(&str, &str, &str); 4] = [
-    ("appendonly", "yes", "a restart forgets the locks that are held"),
-    ("appendfsync", "always", "a crash forgets the last grants"),
-    ("no-appendfsync-on-rewrite", "no", "a crash during a rewrite forgets the last grants"),
-    ("maxmemory-policy", "noeviction", "a lock that is held can be evicted"),
+/// The settings that decide, each with the value that keeps what is stored.
+const SETTINGS: [(&str, &str); 4] = [
+    ("appendonly", "yes"),
+    ("appendfsync", "always"),
+    ("no-appendfsync-on-rewrite", "no"),
+    ("maxmemory-policy", "noeviction"),
 ];
+
+/// What is stored, and what becomes of it under each of the [`SETTINGS`] that is otherwise.
+struct Stored {
+    consequences: [&'static str; 4],
+    /// What a replica may lack.
+    last: &'static str,
+    /// Whether it ends by the server's clock.
+    by_clock: bool,
+}
+
+const LOCKS: Stored = Stored {
+    consequences: [
+        "a restart forgets the locks that are held",
+        "a crash forgets the last grants",
+        "a crash during a rewrite forgets the last grants",
+        "a lock that is held can be evicted",
+    ],
+    last: "grants",
+    by_clock: true,
+};
+
+const MARKS: Stored = Stored {
+    consequences: [
+        "a restart forgets the marks",
+        "a crash forgets the last marks",
+        "a crash during a rewrite forgets the last marks",
+        "a mark can be evicted",
+    ],
+    last: "marks",
+    by_clock: false,
+};
 
 /// What was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::backends) struct Found {
+pub(crate) struct Found {
     info: HashMap<String, String>,
     /// `None` where this user may not read them.
     settings: HashMap<&'static str, Option<String>>,
@@ -32,12 +63,12 @@ pub(in crate::backends) struct Found {
 }
 
 /// The commands that [`Found::read`] takes the answers of.
-pub(in crate::backends) fn questions() -> Vec<Cmd> {
+pub(crate) fn questions() -> Vec<Cmd> {
     let mut questions = vec![redis::cmd("TIME")];
     for section in ["server", "replication"] {
         questions.push(redis::cmd("INFO").arg(section).clone());
     }
-    for (setting, _, _) in SETTINGS {
+    for (setting, _) in SETTINGS {
         questions.push(redis::cmd("CONFIG").arg("GET").arg(setting).clone());
     }
     questions
@@ -45,7 +76,7 @@ pub(in crate::backends) fn questions() -> Vec<Cmd> {
 
 impl Found {
     /// `ours` is our wall clock, read when the answers came.
-    pub(in crate::backends) fn read(answers: Vec<Value>, ours: Duration) -> Self {
+    pub(crate) fn read(answers: Vec<Value>, ours: Duration) -> Self {
         let mut answers = answers.into_iter();
         let time = answers.next().and_then(|time| from_redis_value::<(u64, u64)>(time).ok());
         let theirs = time.map_or(Duration::ZERO, |(seconds, micros)| {
@@ -59,7 +90,7 @@ impl Found {
             info.extend(pairs.map(|(what, value)| (what.to_owned(), value.trim().to_owned())));
         }
         let mut settings = HashMap::new();
-        for ((setting, _, _), answer) in SETTINGS.into_iter().zip(answers) {
+        for ((setting, _), answer) in SETTINGS.into_iter().zip(answers) {
             let value = from_redis_value::<HashMap<String, String>>(answer).ok();
             settings.insert(setting, value.and_then(|mut pair| pair.remove(setting)));
         }
@@ -114,7 +145,7 @@ impl Found {
 
     /// Whether a crash of the server keeps what it has granted.
     pub(in crate::backends) fn synced(&self) -> bool {
-        let is = |(setting, wanted, _): &(&str, &str, &str)| {
+        let is = |(setting, wanted): &(&str, &str)| {
             self.settings.get(setting).and_then(Option::as_deref) == Some(*wanted)
         };
         SETTINGS.iter().take(3).all(is)
@@ -127,9 +158,18 @@ impl Found {
 
     /// Whether locks here may guard against corruption.
     pub(in crate::backends) fn correctness(&self) -> Correctness {
+        self.keeps(&LOCKS)
+    }
+
+    /// Whether the marks of a fence here outlive what may happen to the server.
+    pub(crate) fn keeps_marks(&self) -> Correctness {
+        self.keeps(&MARKS)
+    }
+
+    fn keeps(&self, stored: &Stored) -> Correctness {
         let (mut why, mut lines, mut remedies) = (Vec::new(), Vec::new(), Vec::new());
         let mut unread = false;
-        for (setting, wanted, consequence) in SETTINGS {
+        for ((setting, wanted), consequence) in SETTINGS.into_iter().zip(stored.consequences) {
             match self.settings.get(setting).and_then(Option::as_deref) {
                 Some(value) if value == wanted => {}
                 Some(value) => {
@@ -154,12 +194,13 @@ impl Found {
                 let (has, them) =
                     if count == 1 { ("a replica", "it") } else { ("replicas", "one") };
                 why.push(format!(
-                    "it has {has}, and {them} could be promoted without the last grants"
+                    "it has {has}, and {them} could be promoted without the last {}",
+                    stored.last
                 ));
                 remedies.push("use a server without replicas".into());
             }
         }
-        if self.off > CLOCKS_AGREE {
+        if stored.by_clock && self.off > CLOCKS_AGREE {
             why.push(format!("its clock is {} off ours", short(self.off)));
             remedies.push("set both clocks right (NTP)".into());
         }
@@ -176,7 +217,7 @@ impl Found {
             format!("Redis {version}, {}", self.info("redis_mode").unwrap_or("standalone"))
         });
         let mut lines = vec![("server", version)];
-        for (setting, _, _) in SETTINGS {
+        for (setting, _) in SETTINGS {
             let value = self.settings.get(setting).cloned().flatten();
             lines.push((setting, value.unwrap_or_else(unread)));
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::disk::network_file_system;
 use crate::error::{Error, Result};
 
 /// Deadlines in the file are readings of `CLOCK_BOOTTIME`. They mean something only on the machine, in the
@@ -43,33 +44,10 @@ fn first_line(path: &str) -> Option<String> {
     text.lines().next().map(str::to_owned).filter(|line| !line.is_empty())
 }
 
-/// File systems that reach over a network, or may: locks and shared memory can not be relied on there.
-/// The numbers are from the kernel's `magic.h`.
-const NETWORK_FILE_SYSTEMS: [(u64, &str); 14] = [
-    (0x0000_6969, "NFS"),
-    (0x0000_517b, "SMB"),
-    (0xff53_4d42, "CIFS"),
-    (0xfe53_4d42, "SMB2"),
-    (0x5346_414f, "AFS"),
-    (0x6b41_4653, "AFS"),
-    (0x7375_7245, "Coda"),
-    (0x0102_1997, "9P"),
-    (0x00c3_6400, "Ceph"),
-    (0x0bd0_0bd0, "Lustre"),
-    (0x0116_1970, "GFS2"),
-    (0x7461_636f, "OCFS2"),
-    (0x786f_4256, "a VirtualBox share"),
-    (0x6573_5546, "FUSE"),
-];
-
 /// Refuses a directory whose files other machines may change.
 pub(super) fn refuse_network_file_system(directory: &Path) -> Result<()> {
-    // What can not be asked will fail to open with a better message.
-    let Ok(stat) = rustix::fs::statfs(directory) else { return Ok(()) };
-    #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
-    let kind = stat.f_type as u64 & 0xffff_ffff;
-    match NETWORK_FILE_SYSTEMS.iter().find(|(magic, _)| *magic == kind) {
-        Some((_, name)) => Err(Error::refused(format!(
+    match network_file_system(directory) {
+        Some(name) => Err(Error::refused(format!(
             "{} lies on {name}, and file locks do not exclude other machines there: name a file on \
              a local disk (sqlite:PATH)",
             directory.display()

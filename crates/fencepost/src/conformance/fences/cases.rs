@@ -258,8 +258,8 @@ async fn counter_is_exact(scene: &Scene) -> Verdict {
 
 /// The same with real connections that run into each other.
 async fn crowd_is_exact(scene: &Scene) -> Verdict {
-    let fenced = crowd(&*scene.resource, "crowd/fenced", true).await?;
-    let bare = crowd(&*scene.resource, "crowd/bare", false).await?;
+    let fenced = crowd(scene, "crowd/fenced", true).await?;
+    let bare = crowd(scene, "crowd/bare", false).await?;
     eprintln!("8 connections: with the fence {fenced}; control without it {bare}");
     ensure!(fenced.acknowledged > 0, "nobody got through: {fenced}");
     ensure!(fenced.lost == 0, "with the fence updates were lost: {fenced}");

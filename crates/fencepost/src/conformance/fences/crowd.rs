@@ -6,21 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencepost_core::{LockName, Token};
 
-use super::Resource;
 use super::counter::Tally;
+use super::{Resource, Scene};
 use crate::conformance::scene::{Stop, Verdict};
 use crate::error::{Error, ErrorKind};
 
 const CONNECTIONS: usize = 8;
-const ATTEMPTS: usize = 20;
+/// Each connection's, at most. All of them collide.
+const ATTEMPTS: u64 = 20;
 
-pub(super) async fn crowd(resource: &dyn Resource, name: &str, fenced: bool) -> Verdict<Tally> {
-    let name = LockName::new(name)?;
+pub(super) async fn crowd(scene: &Scene, name: &str, fenced: bool) -> Verdict<Tally> {
+    let (resource, name) = (&*scene.resource, LockName::new(name)?);
+    let attempts = (scene.rounds * 2 / 5).clamp(2, ATTEMPTS);
     let (granted, meeting) = (AtomicU64::new(0), Barrier::new(CONNECTIONS));
     let mut all = Tally::default();
     let tallies: Vec<Verdict<Tally>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..CONNECTIONS)
-            .map(|_| scope.spawn(|| alone(resource, &name, &granted, &meeting, fenced)))
+            .map(|_| scope.spawn(|| alone(resource, &name, (&granted, &meeting), attempts, fenced)))
             .collect();
         let gone = |_| Err(Stop::Failed("a thread panicked".into()));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(gone)).collect()
@@ -39,8 +41,8 @@ pub(super) async fn crowd(resource: &dyn Resource, name: &str, fenced: bool) -> 
 fn alone(
     resource: &dyn Resource,
     name: &LockName,
-    granted: &AtomicU64,
-    meeting: &Barrier,
+    (granted, meeting): (&AtomicU64, &Barrier),
+    attempts: u64,
     fenced: bool,
 ) -> Verdict<Tally> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -50,7 +52,7 @@ fn alone(
     };
     let mut tally = Tally::default();
     let mut failed = None;
-    for _ in 0..ATTEMPTS {
+    for _ in 0..attempts {
         let token = Token::new(granted.fetch_add(1, Ordering::SeqCst) + 1)?;
         let token_if_fenced = fenced.then_some(token);
         let both = runtime.as_ref().ok().zip(mine.as_ref().ok());

@@ -236,6 +236,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   r pg_class;
   wrong text;
+  errcode text := 'FP002';
 BEGIN
   SELECT * INTO r FROM pg_class c WHERE c.oid = relation;
   wrong := CASE r.relkind
@@ -245,7 +246,7 @@ BEGIN
     WHEN 'v' THEN 'is a view: protect the tables under it'
     WHEN 'm' THEN 'is a materialized view: protect the tables under it'
     WHEN 'f' THEN 'is a foreign table, which others write at its own server: protect it there'
-    ELSE 'is no table' END;
+    ELSE 'is no table: name one' END;
   IF wrong IS NULL AND r.relnamespace IN ('fencepost'::regnamespace, 'pg_catalog'::regnamespace) THEN
     wrong := 'is not yours to protect: it belongs to fencepost or to PostgreSQL';
   END IF;
@@ -254,26 +255,29 @@ BEGIN
   END IF;
   IF wrong IS NULL AND NOT pg_has_role(r.relowner, 'USAGE') THEN
     wrong := format('belongs to %I: protect it as its owner', pg_get_userbyid(r.relowner));
+    errcode := '42501';
   END IF;
   IF wrong IS NOT NULL THEN
-    RAISE EXCEPTION '% %', relation, wrong USING ERRCODE = 'FP002';
+    RAISE EXCEPTION '% %', relation, wrong USING ERRCODE = errcode;
   END IF;
 END $$;
 
 -- Refuses every write to the table by a transaction that has not entered: with the lock that a column of the row
--- names, or with one lock for the whole table. It runs with the rights of its caller, who must own the table.
-CREATE FUNCTION fencepost.protect(relation regclass, column_name text, lock text) RETURNS void
+-- names, or with one lock for the whole table. It runs with the rights of its caller, who must own the table. Says
+-- whether it was protected before, by whatever lock.
+CREATE FUNCTION fencepost.protect(relation regclass, column_name text, lock text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   by_row text;
   by_truncate text;
+  before boolean;
 BEGIN
   IF (column_name IS NULL) = (lock IS NULL) THEN
     RAISE EXCEPTION 'give either the column that names the lock, or the one lock of the table'
       USING ERRCODE = 'FP002';
   END IF;
   PERFORM fencepost.check_table(relation);
-  PERFORM fencepost.unprotect(relation);
+  before := fencepost.unprotect(relation);
   IF lock IS NOT NULL THEN
     PERFORM fencepost.check_text('lock name', lock, 512);
     by_row := format('entered_by_name(%L)', lock);
@@ -288,6 +292,7 @@ BEGIN
                   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.%s', relation, by_truncate);
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fencepost_rows, '
                  'ENABLE ALWAYS TRIGGER fencepost_truncate', relation);
+  RETURN before;
 END $$;
 
 -- Takes the protection off. Says whether there was any.

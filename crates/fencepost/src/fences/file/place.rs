@@ -1,0 +1,299 @@
+//! A file, what lies beside it, and the lock that one at a time has on both.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Token};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::record::{Marks, Unreadable};
+use super::spool::Spool;
+use super::{explain, shown};
+use crate::clock::{BootClock, Clock as _, pause};
+use crate::disk::network_file_system;
+use crate::error::{Error, Result};
+
+const LOCK: &str = "lock";
+const MARKS: &str = "marks";
+/// No marks are as large as this.
+const LARGEST: u64 = 64 << 20;
+/// How long we wait for who has the lock. What is done under it takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(1);
+
+/// Where a file and its marks are.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    name: OsString,
+    /// Where the file is.
+    directory: File,
+    /// `.NAME.fence`, where the marks are.
+    beside: OsString,
+}
+
+impl Place {
+    pub(super) fn find(path: &Path) -> Result<Self> {
+        let bad = |why: &str| Error::invalid(format!("{} {why}", shown(path)));
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                if path.is_symlink() {
+                    return Err(bad("is a link to nothing: name the file itself"));
+                }
+                let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                    return Err(bad("names no file: give its path"));
+                };
+                let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+                let parent = parent.canonicalize();
+                parent.map_err(|error| explain("can not find", path, error))?.join(name)
+            }
+            Err(error) => return Err(explain("can not find", path, error)),
+        };
+        let (Some(parent), Some(name)) = (real.parent(), real.file_name()) else {
+            return Err(bad("is a directory: name a file"));
+        };
+        if let Some(kind) = network_file_system(parent) {
+            return Err(Error::refused(format!(
+                "{} lies on {kind}, where other machines may write too, and an OS lock does not \
+                 exclude them: use a file on a local disk, or a fence in a database",
+                shown(&real)
+            )));
+        }
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(parent, flags, Mode::empty())
+            .map_err(|errno| explain("can not use the directory of", &real, errno.into()))?;
+        let (name, mut beside) = (name.to_owned(), OsString::from("."));
+        beside.push(&name);
+        beside.push(".fence");
+        let place = Self { path: real.clone(), name, directory: File::from(directory), beside };
+        place.target()?;
+        Ok(place)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn failed(&self, doing: &str, error: impl Into<std::io::Error>) -> Error {
+        explain(doing, &self.path, error.into())
+    }
+
+    /// What is there now: a regular file or nothing.
+    pub(super) fn target(&self) -> Result<Option<rustix::fs::Stat>> {
+        match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Ok(Some(stat)),
+                _ => Err(Error::invalid(format!(
+                    "{} is no regular file: only such a one can be replaced",
+                    shown(&self.path)
+                ))),
+            },
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed("can not look at", errno)),
+        }
+    }
+
+    pub(super) fn open(&self) -> Result<Option<File>> {
+        self.target()?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        match rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(File::from(file))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed("can not read", errno)),
+        }
+    }
+
+    /// The directory of the marks, if there is one.
+    fn beside(&self) -> Result<Option<File>> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat(&self.directory, &self.beside, flags, Mode::empty()) {
+            Ok(directory) => Ok(Some(File::from(directory))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(Error::refused(format!(
+                "{} is no directory of fencepost's: move it away, the marks are kept there",
+                shown(&self.path.with_file_name(&self.beside))
+            ))),
+            Err(errno) => Err(self.failed("can not open the marks of", errno)),
+        }
+    }
+
+    /// The same, made if it is not there. Who may write the file's directory may write this one.
+    fn beside_made(&self) -> Result<File> {
+        let failed = |errno: Errno| self.failed("can not make a place for the marks of", errno);
+        loop {
+            if let Some(there) = self.beside()? {
+                return Ok(there);
+            }
+            let mode = rustix::fs::fstat(&self.directory).map_err(failed)?.st_mode;
+            let mode = Mode::from_raw_mode(mode) & Mode::from_raw_mode(0o7777);
+            match rustix::fs::mkdirat(&self.directory, &self.beside, mode) {
+                // The umask took its part.
+                Ok(()) => {
+                    if let Some(there) = self.beside()? {
+                        rustix::fs::fchmod(&there, mode).map_err(failed)?;
+                    }
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+    }
+
+    /// The marks as they are now. They are replaced whole, so nobody has to be kept out to read them.
+    pub(super) fn marks(&self) -> Result<Marks> {
+        match self.beside()? {
+            Some(beside) => self.marks_in(&beside),
+            None => Ok(Marks::default()),
+        }
+    }
+
+    fn marks_in(&self, beside: &File) -> Result<Marks> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = match rustix::fs::openat(beside, MARKS, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(Marks::default()),
+            Err(errno) => return Err(self.failed("can not read the marks of", errno)),
+        };
+        let mut bytes = Vec::new();
+        let read = file.take(LARGEST).read_to_end(&mut bytes);
+        read.map_err(|error| self.failed("can not read the marks of", error))?;
+        let place = shown(&self.path.with_file_name(&self.beside).join(MARKS));
+        Marks::read(&bytes).map_err(|why| {
+            Error::refused(match why {
+                Unreadable::Damaged => format!(
+                    "the marks in {place} are damaged, so nobody may enter: restore that file, or \
+                     see that no old holder is left and remove it"
+                ),
+                Unreadable::Version(version) => format!(
+                    "the marks in {place} have format {version}, which this fencepost does not \
+                     know: use the newer one that wrote it"
+                ),
+            })
+        })
+    }
+
+    /// A file for the input.
+    pub(super) fn spool(&self) -> Result<Spool> {
+        let beside = self.beside_made()?;
+        // Nobody shall read the new contents who could not read the old ones.
+        let old = self.target()?;
+        let mode = if old.is_some() { 0o600 } else { 0o666 };
+        let spool = Spool::make(beside, &self.path, Mode::from_raw_mode(mode))?;
+        if let Some(old) = old {
+            spool.dress(&old).map_err(|errno| self.failed("can not write beside", errno))?;
+        }
+        Ok(spool)
+    }
+
+    /// Waits for its turn.
+    pub(super) fn lock(&self) -> Result<Locked<'_>> {
+        let beside = self.beside_made()?;
+        let failed = |errno: Errno| self.failed("can not lock", errno);
+        let give_up = BootClock.now() + PATIENCE;
+        let mut lock = open_lock(&beside).map_err(failed)?;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    // Somebody may have tidied up: then others lock another file than we have.
+                    let (ours, there) = (
+                        rustix::fs::fstat(&lock).map_err(failed)?,
+                        rustix::fs::statat(&beside, LOCK, AtFlags::SYMLINK_NOFOLLOW),
+                    );
+                    if there.is_ok_and(|there| there.st_ino == ours.st_ino) {
+                        return Ok(Locked { place: self, beside, _lock: lock });
+                    }
+                    lock = open_lock(&beside).map_err(failed)?;
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) if BootClock.now() < give_up => pause(POLL),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    return Err(Error::unreachable(format!(
+                        "another process has had the lock of {} for {PATIENCE:?}: see whether it is \
+                         stopped, and try again",
+                        shown(&self.path)
+                    )));
+                }
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+    }
+}
+
+fn open_lock(beside: &File) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mode = Mode::from_raw_mode(0o666);
+    match rustix::fs::openat(beside, LOCK, flags | OFlags::RDWR, mode) {
+        // It is another user's. To lock it, to read it is enough.
+        Err(Errno::ACCESS) => {
+            rustix::fs::openat(beside, LOCK, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        }
+        opened => opened,
+    }
+}
+
+/// The place, while nobody else changes it. The kernel lets go of the lock when this is dropped, or its process ends.
+pub(super) struct Locked<'p> {
+    place: &'p Place,
+    beside: File,
+    _lock: OwnedFd,
+}
+
+impl Locked<'_> {
+    /// Checks the token and raises the mark. When it returns, a mark of at least `token` is on disk.
+    pub(super) fn raise(&self, name: &LockName, token: Token, who: &Label) -> Result<()> {
+        let mut marks = self.place.marks_in(&self.beside)?;
+        if marks.raise(name, token, who)? {
+            return self.keep(&marks);
+        }
+        // Who set it may have been killed before it was synced.
+        self.sync()
+    }
+
+    /// Replaces the marks, and syncs them.
+    pub(super) fn keep(&self, marks: &Marks) -> Result<()> {
+        let failed = |error: std::io::Error| self.place.failed("can not keep the marks of", error);
+        let mode = match rustix::fs::statat(&self.beside, MARKS, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(old) => Some(Mode::from_raw_mode(old.st_mode & 0o666)),
+            Err(_) => None,
+        };
+        let beside = self.beside.try_clone().map_err(failed)?;
+        let mut new = Spool::make(beside, &self.place.path, Mode::from_raw_mode(0o666))?;
+        if let Some(mode) = mode {
+            new.chmod(mode).map_err(|errno| failed(errno.into()))?;
+        }
+        new.fill(marks.text().as_bytes())?;
+        new.rename(&self.beside, MARKS.as_ref()).map_err(|errno| failed(errno.into()))?;
+        self.sync()
+    }
+
+    /// Both directories: the marks' own name may be new in the file's.
+    fn sync(&self) -> Result<()> {
+        self.beside
+            .sync_all()
+            .and_then(|()| self.place.directory.sync_all())
+            .map_err(|error| self.place.failed("can not sync the marks of", error))
+    }
+
+    /// Puts the spooled file where the old one is. The mark is on disk by now.
+    pub(super) fn replace(&self, spool: Spool) -> Result<()> {
+        let failed = |error: std::io::Error| self.place.failed("can not replace", error);
+        // It was dressed before its input came, which may be long ago.
+        if let Some(old) = self.place.target()?
+            && spool.dress(&old).map_err(|errno| failed(errno.into()))?
+        {
+            spool.sync().map_err(failed)?;
+        }
+        let (directory, name) = (&self.place.directory, &self.place.name);
+        spool.rename(directory, name).map_err(|errno| failed(errno.into()))?;
+        directory.sync_all().map_err(|error| {
+            let doing =
+                "the file is replaced, but a crash of the machine may undo it: can not sync";
+            self.place.failed(doing, error)
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! A file that is being written beside its place, and then renamed there.
+//!
+//! Its writer has it locked (`flock`), so that what a killed one left can be told from what is still on its way.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, Stat, Uid};
+use rustix::io::Errno;
+
+use super::explain;
+use crate::error::{Error, Result};
+
+const PREFIX: &str = "new-";
+
+/// A file on its way. Dropped, it is removed.
+pub(super) struct Spool {
+    directory: File,
+    name: OsString,
+    file: File,
+    /// What it is for, for messages.
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Spool {
+    /// An empty one in `directory`, which is tidied up on the way.
+    pub(super) fn make(directory: File, path: &Path, mode: Mode) -> Result<Self> {
+        let failed = |errno: Errno| explain("can not write beside", path, errno.into());
+        sweep(&directory);
+        loop {
+            let mut bits = [0; 8];
+            getrandom::fill(&mut bits).map_err(|error| {
+                Error::unreachable("the system has no random numbers").because(error)
+            })?;
+            let name = OsString::from(format!("{PREFIX}{:016x}", u64::from_ne_bytes(bits)));
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+            let file = match rustix::fs::openat(&directory, &name, flags, mode) {
+                Err(Errno::EXIST) => continue,
+                opened => File::from(opened.map_err(failed)?),
+            };
+            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+            // A sweep may have caught it before it was locked; then it is gone, and we try again.
+            let linked = rustix::fs::fstat(&file).map_err(failed)?.st_nlink > 0;
+            if locked.is_ok() && linked {
+                return Ok(Self { directory, name, file, path: path.to_owned(), renamed: false });
+            }
+        }
+    }
+
+    /// Takes all that `data` has, and syncs it.
+    pub(super) fn fill(&mut self, mut data: impl Read) -> Result<u64> {
+        let failed = |error: std::io::Error| explain("can not write", &self.path, error);
+        let (mut buffer, mut bytes) = (vec![0; 128 << 10], 0_u64);
+        loop {
+            let count = match data.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    let message = "the input can not be read to its end, so nothing was written";
+                    return Err(Error::unreachable(message).because(error));
+                }
+            };
+            self.file.write_all(&buffer[..count]).map_err(failed)?;
+            bytes += count as u64;
+        }
+        self.file.sync_all().map_err(failed)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn chmod(&self, mode: Mode) -> rustix::io::Result<()> {
+        rustix::fs::fchmod(&self.file, mode)
+    }
+
+    pub(super) fn sync(&self) -> std::io::Result<()> {
+        self.file.sync_all()
+    }
+
+    /// Takes over what the old file's owner had set; whether anything had to be changed. It is not synced yet.
+    pub(super) fn dress(&self, old: &Stat) -> rustix::io::Result<bool> {
+        let new = rustix::fs::fstat(&self.file)?;
+        let mut mode = old.st_mode & 0o7777;
+        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
+            let (owner, group) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
+            if rustix::fs::fchown(&self.file, Some(owner), Some(group)).is_err() {
+                // Not everybody may give a file away. The group may be one's own.
+                let _ = rustix::fs::fchown(&self.file, None, Some(group));
+                // Under another owner the other bits would mean something else.
+                mode &= 0o777;
+            }
+        }
+        if rustix::fs::fstat(&self.file)?.st_mode & 0o7777 != mode {
+            self.chmod(Mode::from_raw_mode(mode))?;
+        }
+        let now = rustix::fs::fstat(&self.file)?;
+        Ok((now.st_mode, now.st_uid, now.st_gid) != (new.st_mode, new.st_uid, new.st_gid))
+    }
+
+    /// Takes the place of `name`.
+    pub(super) fn rename(mut self, directory: &File, name: &OsStr) -> rustix::io::Result<()> {
+        rustix::fs::renameat(&self.directory, &self.name, directory, name)?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+/// Removes what killed processes have left. What can not be removed is only untidy.
+fn sweep(directory: &File) {
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if !name.to_bytes().starts_with(PREFIX.as_bytes()) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let Ok(file) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
+            continue;
+        };
+        // Locked while it is removed, so that its maker, if it was only just made, notices.
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+            let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+        }
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        if !self.renamed {
+            let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+        }
+    }
+}

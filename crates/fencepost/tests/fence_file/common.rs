@@ -1,0 +1,76 @@
+//! A directory with a file in it.
+
+use std::path::{Path, PathBuf};
+
+use fencepost::fences::file::FileFence;
+use fencepost::{Error, ErrorKind, LockName, Token};
+use tempfile::TempDir;
+
+pub(crate) struct Scene {
+    pub(crate) directory: TempDir,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The file that is protected.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.path("report")
+    }
+
+    /// What lies beside it.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.path(".report.fence").join(name)
+    }
+
+    pub(crate) fn fence(&self) -> FileFence {
+        FileFence::at(self.target()).unwrap()
+    }
+
+    pub(crate) fn contents(&self) -> String {
+        std::fs::read_to_string(self.target()).unwrap()
+    }
+
+    /// The names in the fence's own directory.
+    pub(crate) fn kept(&self) -> Vec<String> {
+        names_in(&self.path(".report.fence"))
+    }
+}
+
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+pub(crate) fn lock() -> LockName {
+    LockName::new("report").unwrap()
+}
+
+pub(crate) fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+pub(crate) fn error_of<T>(result: Result<T, Error>) -> Error {
+    match result {
+        Ok(_) => panic!("it was accepted"),
+        Err(error) => {
+            assert!(!error.to_string().contains('\n'), "an error is one line: {error}");
+            error
+        }
+    }
+}
+
+pub(crate) fn assert_kind<T>(result: Result<T, Error>, kind: &ErrorKind, words: &str) {
+    let error = error_of(result);
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}

@@ -1,0 +1,243 @@
+//! Marks never go back, whoever is killed when.
+//!
+//! Processes write one file as fast as they can, each with tokens of its own that rise over everybody's, and are all
+//! killed (SIGKILL) after a random number of acknowledged writes. While they write, and after the kill, must hold:
+//!
+//! - the file is whole: one write, from its first byte to its last;
+//! - its token never goes down.
+//!
+//! And after the kill:
+//!
+//! - highest acknowledged token <= token of the file <= mark;
+//! - a token below the mark is refused, and changes nothing.
+//!
+//! Three controls show that the test can fail: writers that raise the mark after the rename, that do not keep the lock
+//! from the check to the rename, and that write in place. `FENCEPOST_KILL_ROUNDS=200 cargo test --test fence_file kills` kills 200 times.
+//!
+//! A killed process loses nothing that it gave to the kernel. What a crash of the machine loses, and whether a sync
+//! comes before a rename, is not seen here.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use fencepost::fences::file::FileFence;
+use fencepost::{ErrorKind, Label};
+use fencepost_testbed::Process;
+use fencepost_testbed::wait::until;
+
+use super::common::*;
+
+/// Says that this process is a writer, and what it is to do: way, which of the writers, path.
+const WRITER: &str = "FENCEPOST_TEST_WRITER";
+const ROUNDS: &str = "FENCEPOST_KILL_ROUNDS";
+const SEED: &str = "FENCEPOST_KILL_SEED";
+const WRITERS: u64 = 3;
+/// Longer than anything here takes, even on a busy machine.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// What a write with this token writes: more than the kernel takes at a time.
+fn payload(token: u64) -> String {
+    let mut text = String::new();
+    for line in 0..4000 {
+        let _ = writeln!(text, "token {token} line {line}");
+    }
+    text
+}
+
+/// The token of a file that is whole.
+fn token_of(text: &str) -> Result<u64, String> {
+    let token = text.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let token = token.ok_or_else(|| format!("torn: {} bytes", text.len()))?;
+    if text == payload(token) { Ok(token) } else { Err(format!("torn: token {token}")) }
+}
+
+/// How a writer writes: as it should, or in one of the ways that must be caught.
+fn write(way: &str, file: &FileFence, number: u64) -> fencepost::Result<()> {
+    let (lock, data) = (lock(), payload(number));
+    let replace = || {
+        let new = file.path().with_file_name(format!("new-{number}"));
+        let mut open = std::fs::File::create(&new).unwrap();
+        open.write_all(data.as_bytes()).and_then(|()| open.sync_all()).unwrap();
+        std::fs::rename(&new, file.path()).unwrap();
+    };
+    match way {
+        "fenced" => file.write(&lock, token(number), data.as_bytes()).map(|_| ()),
+        "mark after the rename" => {
+            replace();
+            file.enter(&lock, token(number))
+        }
+        "check and rename in two steps" => {
+            file.enter(&lock, token(number))?;
+            replace();
+            Ok(())
+        }
+        "in place" => {
+            file.enter(&lock, token(number))?;
+            let mut open = std::fs::File::create(file.path()).unwrap();
+            for part in data.as_bytes().chunks(512) {
+                open.write_all(part).unwrap();
+            }
+            Ok(())
+        }
+        other => panic!("no such way: {other}"),
+    }
+}
+
+/// The writer's part: until it is killed.
+#[test]
+fn writer() {
+    let Ok(order) = std::env::var(WRITER) else { return };
+    let [way, which, path] = order.splitn(3, ';').collect::<Vec<_>>()[..] else {
+        panic!("{order}")
+    };
+    let (which, file): (u64, _) = (which.parse().unwrap(), FileFence::at(path).unwrap());
+    loop {
+        let mark = file.show(None).unwrap().first().map_or(0, |mark| mark.token.get());
+        // Its own among the tokens, and higher than all that came.
+        let number = (mark / WRITERS + 1) * WRITERS + which;
+        match write(way, &file, number) {
+            // One write, past the test harness: what was acknowledged is known after the kill.
+            Ok(()) => {
+                std::io::stdout()
+                    .write_all(format!("acknowledged {number}.\n").as_bytes())
+                    .unwrap();
+            }
+            Err(error) if *error.kind() == ErrorKind::Stale => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn acknowledged(log: &str) -> Vec<u64> {
+    let lines =
+        log.lines().filter_map(|line| line.split_once("acknowledged ")?.1.strip_suffix('.'));
+    lines.map(|number| number.parse().unwrap()).collect()
+}
+
+/// One round: writers that are killed after so many acknowledged writes. The highest of them, and how many; or what
+/// was seen meanwhile that must not be.
+fn round(way: &str, path: &Path, logs: &Path, kills_after: usize) -> Result<(u64, usize), String> {
+    let mut writers: Vec<_> = (0..WRITERS)
+        .map(|which| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["kills::writer", "--exact", "--nocapture"]);
+            command.env(WRITER, format!("{way};{which};{}", path.display()));
+            Process::spawn(&command, &logs.join(format!("{which}.log"))).unwrap()
+        })
+        .collect();
+    let heard = |writers: &[Process]| -> Vec<u64> {
+        writers.iter().flat_map(|writer| acknowledged(&writer.log())).collect()
+    };
+    let (mut last, mut wrong) = (0, None);
+    until(LIMIT, "enough was written", || {
+        if let Some(ended) = writers.iter().find(|writer| !writer.is_running()) {
+            panic!("a writer ended: {}", ended.log());
+        }
+        match std::fs::read_to_string(path).map(|text| token_of(&text)) {
+            Ok(Ok(token)) if token < last => wrong = Some(format!("{token} came after {last}")),
+            Ok(Ok(token)) => last = token,
+            Ok(Err(torn)) => wrong = Some(torn),
+            // Nobody has written yet.
+            Err(_) => {}
+        }
+        Ok(wrong.is_some() || heard(&writers).len() >= kills_after)
+    })
+    .unwrap();
+    for writer in &mut writers {
+        writer.kill().unwrap();
+    }
+    let heard = heard(&writers);
+    match wrong {
+        Some(wrong) => Err(wrong),
+        None => Ok((heard.iter().copied().max().unwrap(), heard.len())),
+    }
+}
+
+/// What must hold after a kill.
+fn judge(scene: &Scene, highest: u64) -> Result<(), String> {
+    let (file, lock) = (scene.fence(), lock());
+    let mark = file.show(Some(&lock)).map_err(|error| error.to_string())?;
+    let mark = mark.first().map_or(0, |mark| mark.token.get());
+    if mark < highest {
+        return Err(format!("the mark is {mark}, and {highest} was acknowledged"));
+    }
+    let before = scene.contents();
+    let written = token_of(&before)?;
+    if written < highest || written > mark {
+        return Err(format!(
+            "{highest} was acknowledged, the file is {written}'s, the mark is {mark}"
+        ));
+    }
+    let late = file.write_as(&lock, token(mark - 1), &Label::new("late").unwrap(), &b"late"[..]);
+    if late.is_ok() || scene.contents() != before {
+        return Err(format!("{} was let in below {mark}", mark - 1));
+    }
+    Ok(())
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn number_in(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Rounds until one goes wrong, or all are played. What went wrong, and in which round.
+fn play(way: &str, rounds: u64) -> Option<(u64, String)> {
+    let scene = Scene::new();
+    let logs = tempfile::tempdir().unwrap();
+    let seed = number_in(SEED).unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("{way}: seed {seed}: {SEED}={seed} kills after the same numbers of writes again");
+    let (mut dice, mut all) = (Dice(seed), 0);
+    for number in 1..=rounds {
+        let kills_after = 1 + dice.next() % 12;
+        let kills_after = usize::try_from(kills_after).unwrap();
+        let played = round(way, &scene.target(), logs.path(), kills_after);
+        let judged = played.and_then(|(highest, count)| {
+            all += count;
+            judge(&scene, highest)
+        });
+        if let Err(wrong) = judged {
+            eprintln!("{way}: round {number} of {rounds}, {all} acknowledged writes: {wrong}");
+            return Some((number, wrong));
+        }
+    }
+    eprintln!("{way}: {rounds} rounds, {all} acknowledged writes, nothing wrong");
+    scene.fence().write(&lock(), token(1 << 50), &b"the last"[..]).unwrap();
+    assert_eq!(scene.kept(), ["lock", "marks"], "what the killed left is swept");
+    None
+}
+
+#[test]
+fn marks_never_go_back_and_the_file_is_whole() {
+    assert_eq!(play("fenced", number_in(ROUNDS).unwrap_or(20)), None);
+}
+
+#[test]
+fn control_a_mark_after_the_rename_is_caught() {
+    play("mark after the rename", 200).expect("it was not caught");
+}
+
+#[test]
+fn control_a_lock_let_go_before_the_rename_is_caught() {
+    play("check and rename in two steps", 200).expect("it was not caught");
+}
+
+#[test]
+fn control_writing_in_place_is_caught() {
+    let (_, wrong) = play("in place", 200).expect("it was not caught");
+    assert!(wrong.contains("torn"), "{wrong}");
+}

@@ -1,0 +1,148 @@
+//! A gate in front of an HTTP server: it knows requests, so it can do something between one and its answer.
+//!
+//! The testbed's proxy knows bytes only. Here what is done to a request depends on which one it is, and a test's own
+//! code runs at that very moment. Each connection carries one request.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// What becomes of a request.
+pub(crate) enum Act {
+    /// The hook runs, and then it is passed on.
+    Before(Hook),
+    /// It is carried out, the hook runs, and the connection is closed without an answer.
+    LoseAnswer(Hook),
+    /// The same, and the connection is reset.
+    ResetAfter(Hook),
+    /// The hook runs, and the connection is closed. The server never sees the request.
+    LoseRequest(Hook),
+    /// The server never sees the request, and the connection is reset.
+    ResetBefore,
+    /// The server never sees the request, and this is the answer: the status line, and more headers if any.
+    Instead(&'static str),
+}
+
+struct Rule {
+    method: &'static str,
+    path: String,
+    act: Act,
+}
+
+/// The gate. Its threads end with the test process.
+pub(crate) struct Gate {
+    address: SocketAddr,
+    rules: Arc<Mutex<Vec<Rule>>>,
+}
+
+impl Gate {
+    pub(crate) fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let rules = Arc::new(Mutex::new(Vec::new()));
+        let known = Arc::clone(&rules);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let rules = Arc::clone(&known);
+                // A client that goes away is no failure.
+                std::thread::spawn(move || serve(client, server, &rules));
+            }
+        });
+        Self { address, rules }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Once, for a request with this method whose path has this in it.
+    pub(crate) fn once(&self, method: &'static str, path: impl Into<String>, act: Act) {
+        let rule = Rule { method, path: path.into(), act };
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
+    }
+
+    /// How many requests are still waited for.
+    pub(crate) fn waiting(&self) -> usize {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) -> io::Result<()> {
+    let Some((request, body)) = read_request(&mut client)? else { return Ok(()) };
+    let act = {
+        let mut rules = rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = request.lines().next().unwrap_or_default();
+        let fits = |rule: &Rule| line.starts_with(rule.method) && line.contains(&rule.path);
+        rules.iter().position(fits).map(|place| rules.remove(place).act)
+    };
+    match act {
+        None => {}
+        Some(Act::Before(hook)) => hook(),
+        Some(Act::LoseAnswer(hook)) => {
+            carried_out(server, &request, &body)?;
+            hook();
+            return client.shutdown(Shutdown::Both);
+        }
+        Some(Act::ResetAfter(hook)) => {
+            carried_out(server, &request, &body)?;
+            hook();
+            return reset(&client);
+        }
+        Some(Act::ResetBefore) => return reset(&client),
+        Some(Act::Instead(answer)) => {
+            let answer = format!("HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n");
+            return client.write_all(answer.as_bytes());
+        }
+        Some(Act::LoseRequest(hook)) => {
+            hook();
+            return client.shutdown(Shutdown::Both);
+        }
+    }
+    let answer = carried_out(server, &request, &body)?;
+    client.write_all(&answer)
+}
+
+/// Whoever drops the connection now resets it.
+fn reset(client: &TcpStream) -> io::Result<()> {
+    let at_once = Some(std::time::Duration::ZERO);
+    Ok(rustix::net::sockopt::set_socket_linger(client, at_once)?)
+}
+
+/// The head of a request, and its body.
+fn read_request(client: &mut TcpStream) -> io::Result<Option<(String, Vec<u8>)>> {
+    let (mut read, mut buffer) = (Vec::new(), [0; 16 * 1024]);
+    let head = loop {
+        if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end + 4;
+        }
+        match client.read(&mut buffer)? {
+            0 => return Ok(None),
+            count => read.extend_from_slice(&buffer[..count]),
+        }
+    };
+    let mut body = read.split_off(head);
+    let head = String::from_utf8_lossy(&read).into_owned();
+    assert!(!head.to_lowercase().contains("transfer-encoding"), "{head}");
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    });
+    let missing = length.unwrap_or(0_usize).saturating_sub(body.len());
+    let start = body.len();
+    body.resize(start + missing, 0);
+    client.read_exact(&mut body[start..])?;
+    Ok(Some((head, body)))
+}
+
+/// The server's answer, whole.
+fn carried_out(server: SocketAddr, request: &str, body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(server)?;
+    let (line, rest) = request.split_once("\r\n").unwrap_or((request, "\r\n"));
+    write!(stream, "{line}\r\nConnection: close\r\n{rest}")?;
+    stream.write_all(body)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(answer)
+}

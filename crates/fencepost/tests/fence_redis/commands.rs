@@ -1,0 +1,205 @@
+//! What runs behind the check, and what does not.
+
+use fencepost::fences::redis::Fence;
+use fencepost::redis::{cmd, pipe};
+use fencepost::{ErrorKind, Label};
+use fencepost_testbed::Redis;
+
+use super::common::*;
+
+#[tokio::test]
+async fn the_helpers_do_what_they_are_called() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("cart/7"));
+    let checked = fence.checked(token(33));
+    let ((), fields, sum, gone, there): ((), i64, i64, i64, Option<String>) = checked
+        .set("a", "one")
+        .hset("h", "field", 5)
+        .incr("n", 42)
+        .del("nothing")
+        .get("a")
+        .run(&mut redis)
+        .await
+        .unwrap();
+    assert_eq!((fields, sum, gone, there.as_deref()), (1, 42, 0, Some("one")));
+    // It entered by itself.
+    let mark = fence.mark(&mut redis).await.unwrap().unwrap();
+    assert_eq!(mark.token, token(33));
+    assert!(mark.set_by.ends_with(&format!(":{}", std::process::id())), "{mark:?}");
+    let stale = error_of(fence.checked(token(32)).set("a", "two").run::<()>(&mut redis).await);
+    assert_eq!(*stale.kind(), ErrorKind::Stale);
+    assert_eq!(text(&server, &["GET", "a"]), "one");
+}
+
+/// The words are the same as everywhere: people and scripts look for them.
+#[tokio::test]
+async fn a_refusal_says_who_and_when() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("invoice/42"));
+    fence.enter_as(&mut redis, token(34), &Label::new("web-2:4711").unwrap()).await.unwrap();
+    let said = error_of(fence.enter(&mut redis, token(33)).await).to_string();
+    let expected = "token 33 for \"invoice/42\" is stale: 34 has entered (web-2:4711, 20";
+    assert!(said.starts_with(expected) && said.ends_with("Z)"), "{said}");
+}
+
+#[tokio::test]
+async fn values_and_keys_are_bytes() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    let every: Vec<u8> = (0..=255).collect();
+    let ((), back): ((), Vec<u8>) =
+        fence.checked(token(1)).set(&every, &*every).get(&every).run(&mut redis).await.unwrap();
+    assert_eq!(back, every);
+}
+
+/// Lua compares text by its letters and writes large numbers with an exponent: neither may show.
+#[tokio::test]
+async fn tokens_are_numbers_to_their_last_digit() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    for number in [9, 10, 99_999_999_999_999, 100_000_000_000_001, 9_007_199_254_740_990] {
+        fence.enter(&mut redis, token(number)).await.unwrap();
+        let below = error_of(fence.enter(&mut redis, token(number - 1)).await);
+        assert_eq!(*below.kind(), ErrorKind::Stale, "{number}");
+        assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().token, token(number));
+    }
+    fence.enter(&mut redis, token(9_007_199_254_740_991)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_the_script_is_told_it_again() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    for round in 1..=3 {
+        server.command(&["SCRIPT", "FLUSH"]).unwrap();
+        let (sum,): (i64,) =
+            fence.checked(token(round)).incr("n", 1).run(&mut redis).await.unwrap();
+        assert_eq!(sum, round.cast_signed(), "once, not twice");
+        server.command(&["SCRIPT", "FLUSH"]).unwrap();
+        fence.reset(&mut redis, None, "ops", "a test").await.unwrap();
+    }
+}
+
+/// A script does not roll back: the error has to say how far it came.
+#[tokio::test]
+async fn a_command_that_fails_is_named_and_those_before_it_are_done() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    server.command(&["LPUSH", "list", "x"]).unwrap();
+    let fence = Fence::new(&name("a"));
+    let three = fence.checked(token(5)).set("before", 1).hset("list", "f", 1).set("after", 1);
+    let error = error_of(three.run::<()>(&mut redis).await);
+    assert_eq!(*error.kind(), ErrorKind::Invalid);
+    let said = error.to_string();
+    for words in ["command 2, HSET, failed", "the one before it was done", "WRONGTYPE"] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(int(&server, &["EXISTS", "before", "after"]), 1);
+    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().token, token(5));
+    let first = fence.checked(token(5)).hset("list", "f", 1);
+    let said = error_of(first.run::<()>(&mut redis).await).to_string();
+    assert!(said.contains("nothing was written but the mark"), "{said}");
+    // Wrong in itself: the server says so when it comes to it.
+    let odd = fence.checked(token(5)).command(cmd("FROB").arg("x"), "x");
+    let said = error_of(odd.run::<()>(&mut redis).await).to_string();
+    assert!(said.contains("command 1, FROB, failed"), "{said}");
+}
+
+#[tokio::test]
+async fn what_can_not_be_checked_is_refused_before_anything_is_sent() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    for (command, key) in [
+        (cmd("BLPOP").arg("jobs").arg(0).take(), "jobs"),
+        (cmd("subscribe").arg("news").take(), "news"),
+        (cmd("EVAL").arg("return 1").arg(1).arg("k").take(), "k"),
+        (cmd("SET").arg("k").arg(1).take(), "another"),
+        (cmd("SET").arg("fencepost:mark:{a}a").arg(1).take(), "fencepost:mark:{a}a"),
+        (cmd("").arg("k").take(), "k"),
+    ] {
+        // What stands before it is not run either.
+        let calls = fence.checked(token(9)).set("before", 1).command(&command, key).set("b", 1);
+        assert_eq!(*error_of(calls.run::<()>(&mut redis).await).kind(), ErrorKind::Invalid);
+    }
+    let none: &[&str] = &[];
+    for command in ["MULTI", "EXEC", "FLUSHALL"] {
+        let calls = fence.checked(token(9)).command(&cmd(command), none);
+        assert_eq!(*error_of(calls.run::<()>(&mut redis).await).kind(), ErrorKind::Invalid);
+    }
+    assert_eq!(int(&server, &["DBSIZE"]), 0, "nothing was sent");
+}
+
+#[tokio::test]
+async fn a_pipeline_is_checked_as_a_whole() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    let mut pipeline = pipe();
+    pipeline.cmd("LPUSH").arg("jobs").arg(&["x", "y"]).cmd("LRANGE").arg("jobs").arg(0).arg(-1);
+    pipeline.cmd("PING");
+    let (count, jobs, pong): (i64, Vec<String>, String) =
+        fence.checked(token(2)).pipeline(&pipeline, "jobs").run(&mut redis).await.unwrap();
+    assert_eq!((count, jobs, pong.as_str()), (2, vec!["y".into(), "x".into()], "PONG"));
+    let stale = fence.checked(token(1)).pipeline(&pipeline, &["jobs"]);
+    assert_eq!(*error_of(stale.run::<()>(&mut redis).await).kind(), ErrorKind::Stale);
+    assert_eq!(int(&server, &["LLEN", "jobs"]), 2);
+    let unknown = fence.checked(token(2)).pipeline(&pipeline, &["jobs", "other"]);
+    let said = error_of(unknown.run::<()>(&mut redis).await).to_string();
+    assert!(said.contains("\"other\" is no argument"), "{said}");
+}
+
+/// Lua's stack is the limit: just below it works.
+#[tokio::test]
+async fn a_long_command_is_passed_on_whole() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    let values: Vec<u32> = (0..6998).collect();
+    let push = cmd("RPUSH").arg("list").arg(&values).take();
+    let (count,): (usize,) =
+        fence.checked(token(1)).command(&push, "list").run(&mut redis).await.unwrap();
+    assert_eq!(count, values.len());
+    let push = cmd("RPUSH").arg("list").arg(&values).arg(1).take();
+    let error =
+        error_of(fence.checked(token(1)).command(&push, "list").run::<()>(&mut redis).await);
+    assert!(error.to_string().contains("split it"), "{error}");
+}
+
+#[tokio::test]
+async fn replies_of_other_types_are_told_and_the_commands_ran() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    let wrong =
+        fence.checked(token(1)).set("k", "text").get("k").run::<((), i64)>(&mut redis).await;
+    assert!(error_of(wrong).to_string().contains("the commands ran"));
+    assert_eq!(text(&server, &["GET", "k"]), "text");
+}
+
+/// The script is all there is to it, so any language can use it: as docs/fences/redis.md shows.
+#[tokio::test]
+async fn other_languages_use_the_same_script() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let script = include_str!("../../src/fences/redis/act.lua");
+    let set = |token: &str, value: &str| {
+        let key = "fencepost:mark:{cart/7}cart/7";
+        let words = ["EVAL", script, "2", key, "cart:7", token, "web-1:4711", "0"];
+        let reply = server.command(&[&words[..], &["3", "SET", "cart:7", value]].concat()).unwrap();
+        format!("{reply:?}")
+    };
+    assert!(!set("33", "a").is_empty());
+    let fence = Fence::new(&name("cart/7"));
+    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().set_by, "web-1:4711");
+    fence.enter(&mut redis, token(34)).await.unwrap();
+    set("33", "late");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "a");
+    set("34", "b");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "b");
+}

@@ -1,0 +1,227 @@
+//! Object stores for the suite of fences: a folder of its own for each case.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fencepost::backend::BoxFuture;
+use fencepost::conformance::Unable;
+use fencepost::conformance::fences::{Fence, Marks, Resource};
+use fencepost::fences::object::ObjectFence;
+use fencepost::fences::{Mark, Reset};
+use fencepost::object_store::aws::AmazonS3Builder;
+use fencepost::object_store::memory::InMemory;
+use fencepost::object_store::path::Path;
+use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _};
+use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_testbed::{SeaweedFs, shared};
+
+static SERVER: Mutex<Weak<SeaweedFs>> = Mutex::new(Weak::new());
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Envelope,
+    Pointer,
+}
+
+/// On a server of its own kind, or in memory.
+pub(crate) struct InStore {
+    pub(crate) shape: Shape,
+    pub(crate) memory: bool,
+}
+
+impl Fence for InStore {
+    fn name(&self) -> &'static str {
+        match (self.shape, self.memory) {
+            (Shape::Envelope, false) => "object_envelope",
+            (Shape::Pointer, false) => "object_pointer",
+            (Shape::Envelope, true) => "object_envelope_in_memory",
+            (Shape::Pointer, true) => "object_pointer_in_memory",
+        }
+    }
+
+    /// The server has those who meet wait in line, for seconds.
+    fn rounds(&self) -> u64 {
+        if self.memory { 50 } else { 25 }
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
+        Box::pin(async {
+            let place = if self.memory {
+                Place::Memory(Arc::new(InMemory::new()))
+            } else {
+                Place::Server(shared(&SERVER, SeaweedFs::start)?)
+            };
+            let number = u64::from_ne_bytes(random()?);
+            let counters = Counters::open(self.shape, place, format!("case-{number:016x}")).await?;
+            Ok(Box::new(counters) as Box<dyn Resource>)
+        })
+    }
+}
+
+fn random() -> Result<[u8; 8], Unable> {
+    let mut bits = [0; 8];
+    getrandom::fill(&mut bits).map_err(|error| Error::unreachable(error.to_string()))?;
+    Ok(bits)
+}
+
+#[derive(Clone)]
+enum Place {
+    Memory(Arc<InMemory>),
+    Server(Arc<SeaweedFs>),
+}
+
+struct Counters {
+    shape: Shape,
+    place: Place,
+    folder: String,
+    store: Arc<dyn ObjectStore>,
+    fence: ObjectFence,
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` takes")]
+fn failed(error: object_store::Error) -> Error {
+    Error::unreachable(error.to_string())
+}
+
+impl Counters {
+    async fn open(shape: Shape, place: Place, folder: String) -> Result<Self> {
+        let store: Arc<dyn ObjectStore> = match &place {
+            Place::Memory(store) => Arc::clone(store) as _,
+            Place::Server(server) => {
+                // A server that has many wait in line, on a busy machine, takes its time.
+                let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
+                let store = AmazonS3Builder::new()
+                    .with_endpoint(server.endpoint())
+                    .with_bucket_name(server.bucket())
+                    .with_client_options(patient)
+                    .with_allow_http(true)
+                    .with_skip_signature(true)
+                    .build();
+                Arc::new(store.map_err(failed)?)
+            }
+        };
+        let fence = ObjectFence::open(Arc::clone(&store), &folder).await?;
+        Ok(Self { shape, place, folder, store, fence })
+    }
+
+    /// A lock's name may be longer than a part of a path.
+    fn path(name: &LockName) -> String {
+        let mut hasher = DefaultHasher::new();
+        name.as_str().hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+
+    /// Where those write who do without the fence.
+    fn bare(&self, name: &LockName) -> Path {
+        Path::from(format!("{}/bare/{}", self.folder, Self::path(name)))
+    }
+
+    async fn fenced(&self, name: &LockName, token: Option<Token>) -> Result<Option<Bytes>> {
+        let path = Self::path(name);
+        match (self.shape, token) {
+            (Shape::Envelope, Some(token)) => self.fence.envelope(&path)?.read(name, token).await,
+            (Shape::Envelope, None) => self.fence.envelope(&path)?.peek().await,
+            (Shape::Pointer, Some(token)) => self.fence.pointer(&path)?.read(name, token).await,
+            (Shape::Pointer, None) => self.fence.pointer(&path)?.peek().await,
+        }
+    }
+}
+
+fn number(bytes: Option<Bytes>) -> Result<i64> {
+    let Some(bytes) = bytes else { return Ok(0) };
+    let number = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| Error::unreachable(format!("{bytes:?} is no counter")))
+}
+
+impl Resource for Counters {
+    fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
+        Box::pin(async {
+            let other = Self::open(self.shape, self.place.clone(), self.folder.clone()).await?;
+            Ok(Box::new(other) as Box<dyn Resource>)
+        })
+    }
+
+    fn read<'a>(&'a self, name: &'a LockName, token: Option<Token>) -> BoxFuture<'a, Result<i64>> {
+        Box::pin(async move {
+            if token.is_none() {
+                match self.store.get(&self.bare(name)).await {
+                    Err(object_store::Error::NotFound { .. }) => {}
+                    got => {
+                        return number(Some(got.map_err(failed)?.bytes().await.map_err(failed)?));
+                    }
+                }
+            }
+            number(self.fenced(name, token).await?)
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Option<Token>,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let (path, value) = (Self::path(name), value.to_string());
+            match (self.shape, token) {
+                (Shape::Envelope, Some(token)) => {
+                    self.fence.envelope(&path)?.write(name, token, value).await
+                }
+                (Shape::Pointer, Some(token)) => {
+                    self.fence.pointer(&path)?.write(name, token, value).await
+                }
+                (_, None) => {
+                    let put = self.store.put(&self.bare(name), value.into()).await;
+                    put.map(drop).map_err(failed)
+                }
+            }
+        })
+    }
+
+    fn marks(&self) -> Option<&dyn Marks> {
+        Some(self)
+    }
+}
+
+impl Marks for Counters {
+    fn enter<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Token,
+        who: &'a Label,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let (fence, path) = (self.fence.clone().known_as(who.clone()), Self::path(name));
+            match self.shape {
+                Shape::Envelope => fence.envelope(&path)?.enter(name, token).await,
+                Shape::Pointer => fence.pointer(&path)?.enter(name, token).await,
+            }
+        })
+    }
+
+    fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
+        Box::pin(self.fence.show(name))
+    }
+
+    fn reset<'a>(
+        &'a self,
+        name: &'a LockName,
+        to: Option<Token>,
+        by: &'a str,
+        why: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Mark>>> {
+        Box::pin(async move {
+            let path = Self::path(name);
+            match self.shape {
+                Shape::Envelope => self.fence.envelope(&path)?.reset(name, to, by, why).await,
+                Shape::Pointer => self.fence.pointer(&path)?.reset(name, to, by, why).await,
+            }
+        })
+    }
+
+    fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {
+        Box::pin(self.fence.audit(name))
+    }
+}
