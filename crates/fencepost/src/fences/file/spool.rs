@@ -54,17 +54,17 @@ impl Spool {
                 opened => File::from(opened.map_err(|errno| failed(errno.into()))?),
             };
             // From here on it is removed, unless it is handed out.
-            let made = Self { directory, name, file, path: path.to_owned(), renamed: false };
-            match lock(&made.file) {
+            let spool = Self { directory, name, file, path: path.to_owned(), renamed: false };
+            match lock(&spool.file) {
                 Ok(()) => {}
                 // A sweep has caught it; we try again.
                 Err(Errno::WOULDBLOCK | Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno.into())),
             }
             // Or had caught it before: then it is gone by now.
-            let stat = rustix::fs::fstat(&made.file).map_err(|errno| failed(errno.into()))?;
+            let stat = rustix::fs::fstat(&spool.file).map_err(|errno| failed(errno.into()))?;
             if stat.st_nlink > 0 {
-                return Ok(made);
+                return Ok(spool);
             }
         }
     }
@@ -169,27 +169,27 @@ mod tests {
     fn a_lock_that_can_not_be_had_is_told_and_leaves_nothing() {
         let scene = tempfile::tempdir().unwrap();
         let directory = File::open(scene.path()).unwrap();
-        let make = |lock: &mut dyn FnMut() -> rustix::io::Result<()>| {
+        let attempt = |lock: &mut dyn FnMut() -> rustix::io::Result<()>| {
             let mode = Mode::from_raw_mode(0o600);
-            let made = Spool::make_with(&directory, Path::new("report"), mode, |_| lock());
+            let done = Spool::make_with(&directory, Path::new("report"), mode, |_| lock());
             let left = scene.path().read_dir().unwrap().count();
-            (made.map(|_| ()), left)
+            (done.map(|_| ()), left)
         };
         for errno in [Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOSYS, Errno::IO] {
             let mut times = 0;
-            let (made, left) = make(&mut || {
+            let (done, left) = attempt(&mut || {
                 times += 1;
                 assert!(times < 10, "it is tried over and over");
                 Err(errno)
             });
-            let error = made.unwrap_err().to_string();
+            let error = done.unwrap_err().to_string();
             assert!(error.contains("report"), "{error}");
             assert_eq!((left, times), (0, 1));
         }
         // What a sweep of another process has caught.
         let mut answers = [Err(Errno::WOULDBLOCK), Err(Errno::INTR), Ok(())].into_iter();
-        let (made, left) = make(&mut || answers.next().unwrap());
-        made.unwrap();
+        let (done, left) = attempt(&mut || answers.next().unwrap());
+        done.unwrap();
         assert_eq!(left, 1, "only the one that was handed out");
         assert_eq!(scene.path().read_dir().unwrap().count(), 0);
     }
