@@ -2,6 +2,7 @@
 
 pub(crate) mod fence;
 pub(crate) mod lab;
+pub(crate) mod proxy;
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -12,6 +12,7 @@ use crate::args::fence::{Fence, FenceCommand, FenceProtect, FenceReset, FenceWri
 use crate::exit::{self, Failure};
 use crate::out;
 
+mod proxy;
 mod resource;
 
 use resource::{KINDS, Resource};
@@ -51,6 +52,10 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
             reset(&mut Resource::open(&url(args)?).await?, reset_args, &name, to, json).await
         }
         FenceCommand::Protect(protect_args) => protect(&url(args)?, protect_args, json).await,
+        FenceCommand::Proxy(_) if args.resource.is_some() => Err(Failure::usage(
+            "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
+        )),
+        FenceCommand::Proxy(proxy_args) => proxy::proxy(proxy_args, json).await,
         FenceCommand::Unprotect(unprotect_args) => {
             let table = &unprotect_args.table;
             let client = Resource::open(&url(args)?).await?.only_postgres()?;

@@ -17,6 +17,7 @@ mod out;
 mod run;
 mod script;
 mod signals;
+mod size;
 mod store;
 mod sys;
 mod take;

@@ -53,8 +53,9 @@ pub(crate) fn start() -> crate::Result<()> {
 }
 
 /// The wall clock, as time since 1970. It decides nothing: it is compared with a server's, and reported.
+#[must_use]
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
-pub(crate) fn wall() -> Duration {
+pub fn wall() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 

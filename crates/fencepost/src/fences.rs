@@ -88,7 +88,8 @@ pub struct Reset {
 // On PostgreSQL the database says it, in the same words.
 impl Mark {
     /// The error of a token that came too late.
-    pub(crate) fn refuses(&self, token: Token) -> Error {
+    #[must_use]
+    pub fn refuses(&self, token: Token) -> Error {
         let Self { name, token: mark, set_by, set_at } = self;
         Error::new(
             ErrorKind::Stale,

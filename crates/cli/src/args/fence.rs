@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::proxy::{FenceProxy, PROXY_HELP};
+
 /// `fencepost fence`
 #[derive(Args, Debug)]
 pub(crate) struct Fence {
@@ -38,6 +40,9 @@ pub(crate) enum FenceCommand {
     Protect(FenceProtect),
     /// Take a table's protection off (PostgreSQL)
     Unprotect(FenceUnprotect),
+    /// Stand in front of an HTTP service, and refuse stale tokens there
+    #[command(after_help = PROXY_HELP, after_long_help = PROXY_HELP)]
+    Proxy(Box<FenceProxy>),
 }
 
 /// `fencepost fence enter`

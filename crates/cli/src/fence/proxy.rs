@@ -1,0 +1,127 @@
+//! `fence proxy`: the gateway in front of an HTTP service, from its start to its stop.
+
+use std::io;
+use std::time::Duration;
+
+use fencepost::clock::{BootClock, Clock as _};
+use fencepost_proxy::{AccessLog, Config, Proxy, Stopped};
+use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::args::proxy::FenceProxy;
+use crate::exit::{self, Failure};
+use crate::out;
+
+/// The last word may take this long to be read.
+const HEARD: Duration = Duration::from_secs(1);
+
+/// Runs it until it is told to stop.
+pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let proxy = Proxy::start(&config(args)?)?;
+    if proxy.is_settling() {
+        exit::say(&format!(
+            "the last run did not end cleanly: all locks are held back for {:?}",
+            args.settle
+        ));
+    }
+    if proxy.max_connections() < args.max_connections {
+        exit::say(&format!(
+            "the limit of open files allows for {} connections, not for {}: raise it (ulimit -n, or \
+             LimitNOFILE= of a unit), or give --max-connections",
+            proxy.max_connections(),
+            args.max_connections
+        ));
+    }
+    let (address, upstream, marks) = (proxy.address(), &args.upstream, args.marks.display());
+    if json {
+        out::json(&json!({
+            "listening": address.to_string(),
+            "upstream": upstream.to_string(),
+            "marks": marks.to_string(),
+            "metrics": proxy.metrics_address().map(|address| address.to_string()),
+        }))?;
+    } else {
+        out::print(&format!(
+            "fencepost fence proxy: listening on {address}, upstream {upstream}, marks {marks}\n"
+        ))?;
+        if let Some(metrics) = proxy.metrics_address() {
+            out::print(&format!("fencepost fence proxy: metrics on http://{metrics}/metrics\n"))?;
+        }
+    }
+    signals.next().await;
+    let stopped = tokio::select! {
+        stopped = stop(&proxy, args.drain) => stopped?,
+        number = signals.next() => {
+            // At once: nothing is noted, so the next start waits for the settle time. Nor is anything waited for: a disk
+            // or a reader may hang.
+            std::mem::forget(proxy);
+            return Ok(exit::signal_code(number));
+        }
+    };
+    Ok(stopped)
+}
+
+async fn stop(proxy: &Proxy, drain: Duration) -> Result<u8, Failure> {
+    if proxy.stop(drain).await? == Stopped::InDoubt {
+        let (say, said) = oneshot::channel();
+        // Nobody may be reading stderr.
+        std::thread::spawn(move || {
+            exit::say("the end of some requests is not known: the next start waits for --settle");
+            let _ = say.send(());
+        });
+        tokio::select! {
+            _ = said => {}
+            () = BootClock.alarm(BootClock.now() + HEARD) => {}
+        }
+    }
+    Ok(exit::OK)
+}
+
+fn config(args: &FenceProxy) -> Result<Config, Failure> {
+    let mut config = Config::new(args.listen, args.upstream.clone(), args.marks.clone());
+    config.patterns.clone_from(&args.name_pattern);
+    config.name_header.clone_from(&args.name_header);
+    config.safe_methods.clone_from(&args.safe_method);
+    config.upstream_host.clone_from(&args.upstream_host);
+    config.settle = args.settle;
+    config.upstream_timeout = args.upstream_timeout;
+    config.queue_timeout = args.queue_timeout;
+    config.body_timeout = args.body_timeout;
+    config.head_timeout = args.head_timeout;
+    config.idle_timeout = args.idle_timeout;
+    config.upstream_idle = args.upstream_idle;
+    config.max_body = args.max_body;
+    config.max_answer = args.max_answer;
+    config.max_spool = args.max_spool;
+    config.max_head = usize::try_from(args.max_head)
+        .map_err(|_| Failure::usage("--max-head is too large: give 1k to 1m"))?;
+    config.max_connections = args.max_connections;
+    config.threads = args.threads.unwrap_or(config.threads);
+    config.tls = args.tls_cert.clone().zip(args.tls_key.clone());
+    config.metrics = args.metrics;
+    config.access_log = match args.access_log.as_str() {
+        "off" => AccessLog::Off,
+        "-" => AccessLog::Stderr,
+        file => AccessLog::File(file.into()),
+    };
+    Ok(config)
+}
+
+/// What ends it.
+struct Signals(Signal, Signal);
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
+    }
+
+    /// The number of the next one.
+    async fn next(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.0.recv() => SignalKind::terminate().as_raw_value(),
+            _ = self.1.recv() => SignalKind::interrupt().as_raw_value(),
+        }
+    }
+}

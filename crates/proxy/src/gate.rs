@@ -1,0 +1,343 @@
+//! The gate: what happens to a request between its last byte in and its answer's first byte out.
+//!
+//! For a request with a token, in this order, and why:
+//!
+//! 1. its body is here (the caller has spooled it), so a sender that freezes keeps nobody waiting;
+//! 2. it takes its turn under the lock's name, so that no two requests of one name are at the upstream at once;
+//! 3. its token enters: the mark is on disk, or the request is refused;
+//! 4. it is forwarded, and the whole answer read, however slow its reader is;
+//! 5. its turn ends; if the end of the request is not known, the name is held back first ([`crate::turns`]).
+//!
+//! So when a request is applied at the upstream, no later holder's request has been forwarded before it: P8. That ends
+//! with writers that go round the proxy, and with an upstream that applies a request later than the settle time.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost::{LockName, Token};
+
+use crate::config::Config;
+use crate::h1::fields::Fields;
+use crate::h1::head::Request;
+use crate::log::{Line, Log, Seen};
+use crate::marks::{Marks, Refusal};
+use crate::metrics::{Metrics, Outcome};
+use crate::problem::{Problem, reason};
+use crate::rules::{Plan, Rules};
+use crate::spool::{Room, Spool};
+use crate::time::{Late, Watch, now};
+use crate::turns::Turns;
+use crate::upstream::{Fault, Pool, Reply, Rest, Upstream};
+
+/// What all connections share.
+pub(crate) struct Gate {
+    pub(crate) rules: Rules,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) marks: Marks,
+    pub(crate) log: Log,
+    upstream: Upstream,
+    upstream_host: Option<String>,
+}
+
+/// Sizes and times.
+pub(crate) struct Limits {
+    pub(crate) max_body: u64,
+    pub(crate) max_head: usize,
+    pub(crate) head: Duration,
+    pub(crate) body: Duration,
+    pub(crate) idle: Duration,
+    pub(crate) spool: Arc<Room>,
+    max_answer: u64,
+    queue: Duration,
+    upstream: Duration,
+}
+
+/// What is sent back.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) reason: Vec<u8>,
+    pub(crate) fields: Fields,
+    pub(crate) body: AnswerBody,
+}
+
+/// Its body.
+pub(crate) enum AnswerBody {
+    /// None; the length that the head is to say, if any.
+    None(Option<u64>),
+    Whole(Spool),
+    /// Still on its way from the upstream.
+    Flow(Box<Reply>),
+}
+
+impl Gate {
+    pub(crate) fn new(
+        config: &Config,
+        metrics: Arc<Metrics>,
+        turns: Arc<Turns>,
+        marks: Marks,
+        log: Log,
+    ) -> Self {
+        Self {
+            rules: Rules::new(config),
+            limits: Limits {
+                max_body: config.max_body,
+                max_head: config.max_head,
+                head: config.head_timeout,
+                body: config.body_timeout,
+                idle: config.idle_timeout,
+                spool: Room::new(config.marks.clone(), config.max_spool),
+                max_answer: config.max_answer,
+                queue: config.queue_timeout,
+                upstream: config.upstream_timeout,
+            },
+            metrics,
+            turns,
+            marks,
+            log,
+            upstream: Upstream::new(config),
+            upstream_host: config.upstream_host.clone(),
+        }
+    }
+
+    /// Carries out a plan.
+    pub(crate) async fn carry(
+        &self,
+        plan: Plan,
+        request: Carried<'_>,
+        watch: &mut Watch,
+        seen: &mut Seen,
+    ) -> Answer {
+        let done = match plan {
+            Plan::Pass => self.pass(request, watch, seen).await,
+            Plan::Fence { name, token, who } => {
+                (seen.name, seen.token) = (Some(name.clone()), Some(token));
+                let client = request.client;
+                let who = || who.map_or_else(|| client.to_string(), |who| who.to_string());
+                self.fence(&name, token, who, request, watch, seen).await
+            }
+        };
+        done.unwrap_or_else(|problem| Self::refuse(&problem, seen))
+    }
+
+    /// The answer that tells of a problem.
+    pub(crate) fn refuse(problem: &Problem, seen: &mut Seen) -> Answer {
+        seen.outcome = Some(problem.outcome);
+        seen.mark = seen.mark.or(problem.mark());
+        let mut fields = Fields::default();
+        fields.push(b"Content-Type", b"application/problem+json");
+        if let Some(seconds) = problem.retry_after {
+            fields.push(b"Retry-After", seconds.to_string().as_bytes());
+        }
+        Answer {
+            status: problem.status,
+            reason: reason(problem.status).into(),
+            fields,
+            body: AnswerBody::Whole(Spool::of(problem.json())),
+        }
+    }
+
+    /// Counts a request and leaves its line in the log.
+    pub(crate) fn note(&self, line: &Line<'_>) {
+        if let Some(outcome) = line.seen.outcome {
+            self.metrics.count(outcome);
+        }
+        self.log.line(line, &self.metrics);
+    }
+
+    /// Without a token: passed on, and the answer streamed.
+    async fn pass(
+        &self,
+        request: Carried<'_>,
+        watch: &mut Watch,
+        seen: &mut Seen,
+    ) -> Result<Answer, Problem> {
+        let head = self.head_for_upstream(&request);
+        let sent = async {
+            let (mut reply, rest) =
+                self.upstream.send(request.pool, &request.head.method, head, request.body).await?;
+            // An answer that comes before the end of the request is not streamed: the rest must be sent meanwhile.
+            let body = match rest {
+                None => None,
+                rest => Some(self.whole(&mut reply, rest).await?),
+            };
+            Ok((reply, body))
+        };
+        let (reply, body) = match watch.until(now() + self.limits.upstream, sent).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why))) => {
+                return Err(Problem::bad_gateway(why));
+            }
+            Err(Late) => return Err(self.late()),
+        };
+        seen.outcome = Some(Outcome::Passed);
+        seen.upstream = Some(reply.head.status);
+        Ok(Answer::of(&request, reply, |reply| match body {
+            None => AnswerBody::Flow(Box::new(reply)),
+            Some(body) => AnswerBody::Whole(body),
+        }))
+    }
+
+    async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Spool, Fault> {
+        let body = reply.whole(rest, self.limits.max_answer, &self.limits.spool).await;
+        body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))
+    }
+
+    async fn fence(
+        &self,
+        name: &LockName,
+        token: Token,
+        who: impl FnOnce() -> String,
+        request: Carried<'_>,
+        watch: &mut Watch,
+        seen: &mut Seen,
+    ) -> Result<Answer, Problem> {
+        let asked = now();
+        let Ok(mut turn) = self.turns.take(name, asked + self.limits.queue, watch).await else {
+            let wait = self.turns.free_in(name).map_or(1, |wait| wait.as_secs() + 1);
+            let busy =
+                "others are at it, or it is held back because the end of a request is not known";
+            return Err(Problem::busy(format!("the turn of \"{name}\" did not come: {busy}"))
+                .on(name, Some(token))
+                .retry_after(wait));
+        };
+        let began = now();
+        self.metrics.queue_seconds.observe(began.since(asked).as_secs_f64());
+        let entered = self.marks.enter(name, token, who);
+        match watch.until(began + self.limits.queue, entered).await {
+            Ok(Ok(())) => seen.mark = Some(token),
+            Ok(Err(Refusal::Stale(mark))) => return Err(Problem::refused(mark, token)),
+            Ok(Err(Refusal::Failed(why))) => {
+                return Err(Problem::marks_failed(format!("nothing was forwarded: {why}"))
+                    .on(name, Some(token))
+                    .retry_after(1));
+            }
+            Err(Late) => {
+                return Err(Problem::marks_failed(
+                    "nothing was forwarded: the disk does not answer",
+                )
+                .on(name, Some(token))
+                .retry_after(1));
+            }
+        }
+        let head = self.head_for_upstream(&request);
+        let whole = async {
+            let (mut reply, rest) =
+                self.upstream.send(request.pool, &request.head.method, head, request.body).await?;
+            let body = self.whole(&mut reply, rest).await?;
+            Ok((reply, body))
+        };
+        // From here on its end is not known, whatever becomes of this task.
+        turn.begin();
+        let sent = now();
+        let done = watch.until(sent + self.limits.upstream, whole).await;
+        self.metrics.upstream_seconds.observe(now().since(sent).as_secs_f64());
+        let in_doubt = "; the lock's name is held back for the settle time";
+        match done {
+            Ok(Ok((reply, body))) => {
+                turn.end();
+                drop(turn);
+                seen.outcome = Some(Outcome::Entered);
+                seen.upstream = Some(reply.head.status);
+                Ok(Answer::of(&request, reply, |reply| {
+                    reply.give_back(request.pool);
+                    AnswerBody::Whole(body)
+                }))
+            }
+            Ok(Err(Fault::NotSent(why))) => {
+                turn.end();
+                Err(Problem::bad_gateway(why).on(name, Some(token)))
+            }
+            Ok(Err(Fault::InDoubt(why))) => {
+                Err(Problem::bad_gateway(format!("{why}{in_doubt}")).on(name, Some(token)))
+            }
+            Err(Late) => Err(Problem::late_upstream(format!(
+                "no whole answer within {:?}{in_doubt}",
+                self.limits.upstream
+            ))
+            .on(name, Some(token))),
+        }
+    }
+
+    fn late(&self) -> Problem {
+        Problem::late_upstream(format!("no answer within {:?}", self.limits.upstream))
+    }
+
+    fn head_for_upstream(&self, request: &Carried<'_>) -> Vec<u8> {
+        let Carried { head, body, client, .. } = request;
+        let mut out = Vec::with_capacity(1024);
+        for part in [head.method.as_bytes(), b" ", head.target.as_bytes(), b" HTTP/1.1\r\n"] {
+            out.extend_from_slice(part);
+        }
+        let mut forwarded: Vec<&[u8]> = Vec::new();
+        for (name, value) in head.fields.end_to_end() {
+            if name.eq_ignore_ascii_case(b"expect")
+                || (self.upstream_host.is_some() && name.eq_ignore_ascii_case(b"host"))
+            {
+                continue;
+            }
+            if name.eq_ignore_ascii_case(b"x-forwarded-for") {
+                forwarded.push(value);
+                continue;
+            }
+            put(&mut out, name, value);
+        }
+        if let Some(host) = &self.upstream_host {
+            put(&mut out, b"Host", host.as_bytes());
+        } else if !head.fields.has("host") {
+            // HTTP/1.0 needs none, HTTP/1.1 does.
+            put(&mut out, b"Host", self.upstream.authority.as_bytes());
+        }
+        out.extend_from_slice(b"Via: 1.1 fencepost\r\nX-Forwarded-For: ");
+        for before in forwarded {
+            out.extend_from_slice(before);
+            out.extend_from_slice(b", ");
+        }
+        // To write to memory does not fail.
+        let _ = write!(out, "{}\r\n", client.ip());
+        let silent =
+            matches!(head.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "DELETE" | "TRACE");
+        if body.len() > 0 || !silent || head.fields.has("content-length") {
+            let _ = write!(out, "Content-Length: {}\r\n", body.len());
+        }
+        out.extend_from_slice(b"\r\n");
+        out
+    }
+}
+
+/// Adds a line to a head.
+pub(crate) fn put(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    for part in [name, b": ", value, b"\r\n"] {
+        out.extend_from_slice(part);
+    }
+}
+
+/// A request that is here as a whole.
+#[derive(Clone, Copy)]
+pub(crate) struct Carried<'a> {
+    pub(crate) head: &'a Request,
+    pub(crate) body: &'a Spool,
+    pub(crate) client: SocketAddr,
+    pub(crate) pool: &'a Pool,
+}
+
+impl Answer {
+    fn of(request: &Carried<'_>, mut reply: Reply, body: impl FnOnce(Reply) -> AnswerBody) -> Self {
+        let fields = std::mem::take(&mut reply.head.fields);
+        let (status, reason) = (reply.head.status, std::mem::take(&mut reply.head.reason));
+        let body = if request.head.method == "HEAD" || matches!(status, 204 | 304) {
+            // Its length is that of an answer which would have a body.
+            let length = fields.first("content-length").and_then(|value| {
+                std::str::from_utf8(value).ok().and_then(|value| value.parse().ok())
+            });
+            reply.give_back(request.pool);
+            AnswerBody::None(length)
+        } else {
+            body(reply)
+        };
+        Self { status, reason, fields, body }
+    }
+}

@@ -1,0 +1,283 @@
+//! A client's HTTP/1 connection: one request after the other.
+//!
+//! A client that goes away in the middle does not stop its request: this task carries it to its end, and finds out
+//! when it writes the answer.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::watch::Receiver;
+
+use super::body::{Decoder, Framing};
+use super::head::{Bad, Finder, Request, request};
+use super::write::{Client, answer};
+use crate::gate::{Carried, Gate};
+use crate::log::{Line, Seen};
+use crate::problem::Problem;
+use crate::rules::{Plan, path_of};
+use crate::spool::Spool;
+use crate::time::{Late, Watch, now, told};
+use crate::upstream::Pool;
+
+/// What is read on, and dropped, after an answer that ends the connection: or the client might see a reset
+/// instead of the answer.
+const LINGER: (u64, Duration) = (1 << 20, Duration::from_secs(2));
+
+/// A connection and what has been read of it.
+pub(crate) struct Connection<S> {
+    pub(crate) io: S,
+    pub(crate) read: BytesMut,
+    pub(crate) client: SocketAddr,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) watch: Watch,
+}
+
+/// Why there are no more requests.
+enum End {
+    /// The client is gone, or silent, or we stop.
+    Quiet,
+    Refused(Problem),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Quiet
+    }
+}
+
+impl From<Bad> for End {
+    fn from(Bad(why): Bad) -> Self {
+        Self::Refused(Problem::bad_request(format!("the request {why}")))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// Serves it to its end.
+    pub(crate) async fn serve(mut self, mut stop: Receiver<bool>) {
+        let stops = stop.clone();
+        // One for all requests: it stays where it waits.
+        let mut stop = std::pin::pin!(told(&mut stop));
+        let mut out = Vec::with_capacity(1024);
+        loop {
+            let head = match self.head(stop.as_mut()).await {
+                Ok(head) => head,
+                Err(End::Quiet) => return,
+                Err(End::Refused(problem)) => return self.refuse(None, &problem, &mut out).await,
+            };
+            let began = now();
+            let (plan, body) = match self.whole(&head).await {
+                Ok(whole) => whole,
+                Err(End::Quiet) => return,
+                Err(End::Refused(problem)) => {
+                    return self.refuse(Some(&head), &problem, &mut out).await;
+                }
+            };
+            let mut seen = Seen::default();
+            let carried =
+                Carried { head: &head, body: &body, client: self.client, pool: &self.pool };
+            let gate = &self.gate;
+            let done = gate.carry(plan, carried, &mut self.watch, &mut seen).await;
+            let (status, path) = (done.status, path_of(&head.target));
+            gate.note(&Line {
+                began,
+                client: self.client,
+                method: &head.method,
+                path,
+                seen: &seen,
+                status,
+            });
+            let keep = head.keeps_alive() && !*stops.borrow();
+            let head_only = head.method == "HEAD";
+            let client = Client { is_11: head.is_11, keep, head_only, idle: gate.limits.idle };
+            let sent =
+                answer(&mut self.io, done, &client, &self.pool, &mut self.watch, &mut out).await;
+            if !matches!(sent, Ok(true)) {
+                let deadline = now() + self.gate.limits.idle;
+                let _ = self.watch.until(deadline, self.io.shutdown()).await;
+                return;
+            }
+        }
+    }
+
+    /// Reads more; false at the end of the connection.
+    async fn fill(&mut self) -> io::Result<bool> {
+        self.read.reserve(8192);
+        Ok(self.io.read_buf(&mut self.read).await? > 0)
+    }
+
+    /// The next request's head.
+    async fn head(&mut self, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Request, End> {
+        let mut watch = std::mem::take(&mut self.watch);
+        let found = self.read_head(stop, &mut watch).await;
+        self.watch = watch;
+        let mut head = found?;
+        origin_form(&mut head)?;
+        Ok(head)
+    }
+
+    async fn read_head(
+        &mut self,
+        stop: Pin<&mut impl Future<Output = ()>>,
+        watch: &mut Watch,
+    ) -> Result<Request, End> {
+        if self.read.is_empty() {
+            let idle = now() + self.gate.limits.idle;
+            let first = async {
+                tokio::select! {
+                    biased;
+                    more = self.fill() => more,
+                    () = stop => Ok(false),
+                }
+            };
+            match watch.until(idle, first).await {
+                Ok(Ok(true)) => {}
+                _ => return Err(End::Quiet),
+            }
+        }
+        // Some clients send an empty line after a body.
+        if self.read.starts_with(b"\r\n") {
+            self.read.advance(2);
+        }
+        let (deadline, mut finder) = (now() + self.gate.limits.head, Finder::default());
+        loop {
+            let found = finder.end(&self.read)?;
+            if found.unwrap_or(self.read.len()) > self.gate.limits.max_head {
+                return Err(End::Refused(Problem::head_too_large(format!(
+                    "the head has more than {} bytes: see --max-head",
+                    self.gate.limits.max_head
+                ))));
+            }
+            if let Some(end) = found {
+                let head = request(&self.read[..end])?;
+                self.read.advance(end);
+                return Ok(head);
+            }
+            match watch.until(deadline, self.fill()).await {
+                Ok(Ok(true)) => {}
+                Ok(_) => return Err(End::Quiet),
+                Err(Late) => {
+                    return Err(End::Refused(Problem::late_request(
+                        "the head did not come in time",
+                    )));
+                }
+            }
+        }
+    }
+
+    /// What is to be done, and the whole body. What can be refused by its head is, before the body is read.
+    async fn whole(&mut self, head: &Request) -> Result<(Plan, Spool), End> {
+        let framing = head.framing()?;
+        let plan = self.gate.rules.plan(head).map_err(End::Refused)?;
+        let mut body = Spool::default();
+        let (limits, mut decoder) = (&self.gate.limits, Decoder::new(framing));
+        let limit = limits.max_body;
+        let too_large = || {
+            let text = format!("the body has more than {limit} bytes: see --max-body");
+            End::Refused(Problem::too_large(text))
+        };
+        if matches!(framing, Framing::Length(length) if length > limit) {
+            return Err(too_large());
+        }
+        if decoder.is_done() {
+            return Ok((plan, body));
+        }
+        let deadline = now() + limits.body;
+        if head.is_11 && self.read.is_empty() && head.fields.lists("expect", "100-continue") {
+            let io = &mut self.io;
+            let go_on = async {
+                io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+                io.flush().await
+            };
+            match self.watch.until(deadline, go_on).await {
+                Ok(sent) => sent?,
+                Err(Late) => return Err(End::Quiet),
+            }
+        }
+        loop {
+            let step = decoder.step(&self.read)?;
+            if body.len() + step.data.len() as u64 > limit {
+                return Err(too_large());
+            }
+            let kept = body.push(&self.read[step.data], &self.gate.limits.spool).await;
+            kept.map_err(|error| End::Refused(Problem::not_kept(&error)))?;
+            self.read.advance(step.used);
+            if step.end {
+                return Ok((plan, body));
+            }
+            if step.used > 0 {
+                continue;
+            }
+            self.read.reserve(16 * 1024);
+            match self.watch.until(deadline, self.io.read_buf(&mut self.read)).await {
+                Ok(Ok(0) | Err(_)) => return Err(End::Quiet),
+                Ok(Ok(_)) => {}
+                Err(Late) => {
+                    return Err(End::Refused(Problem::late_request(
+                        "the body did not come in time",
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Answers with a problem, and ends the connection: what follows on it may not be what it seems to be.
+    async fn refuse(mut self, head: Option<&Request>, problem: &Problem, out: &mut Vec<u8>) {
+        let mut seen = Seen::default();
+        let done = Gate::refuse(problem, &mut seen);
+        let (method, path) = head.map_or(("-", "-"), |head| (&*head.method, path_of(&head.target)));
+        let status = problem.status;
+        self.gate.note(&Line {
+            began: now(),
+            client: self.client,
+            method,
+            path,
+            seen: &seen,
+            status,
+        });
+        let head_only = method == "HEAD";
+        let client = Client { is_11: true, keep: false, head_only, idle: self.gate.limits.idle };
+        let sent = answer(&mut self.io, done, &client, &self.pool, &mut self.watch, out).await;
+        let (most, time) = LINGER;
+        let io = &mut self.io;
+        if sent.is_err()
+            || !matches!(self.watch.until(now() + time, io.shutdown()).await, Ok(Ok(())))
+        {
+            return;
+        }
+        let drop_it = async {
+            // What is dropped here is dropped; so is what goes wrong with it.
+            let _ = tokio::io::copy(&mut io.take(most), &mut tokio::io::sink()).await;
+        };
+        let _ = self.watch.until(now() + time, drop_it).await;
+    }
+}
+
+/// A target in absolute form becomes a path, if it names the host that `Host` names, and there is one `Host`.
+fn origin_form(head: &mut Request) -> Result<(), Bad> {
+    let mut hosts = head.fields.all("host");
+    let (host, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return Err(Bad("has more than one Host"));
+    }
+    if host.is_none() && head.is_11 {
+        return Err(Bad("has no Host"));
+    }
+    if head.target.starts_with('/') || head.target == "*" || head.method == "CONNECT" {
+        return Ok(());
+    }
+    let rest = head.target.strip_prefix("http://").or_else(|| head.target.strip_prefix("https://"));
+    let rest = rest.ok_or(Bad("target is neither a path nor a URL"))?;
+    let slash = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(slash);
+    if !host.is_some_and(|host| host.eq_ignore_ascii_case(authority.as_bytes())) {
+        return Err(Bad("target and Host name different hosts"));
+    }
+    head.target = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+    Ok(())
+}

@@ -1,0 +1,414 @@
+//! A client's HTTP/2 connection. Its requests become the same heads and bodies as those of HTTP/1.
+
+mod streams;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use fencepost::clock::{BootClock, Clock as _};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::http::{HeaderName, HeaderValue, StatusCode, header};
+use hyper::server::conn::http2::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch::Receiver;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::gate::{Answer, AnswerBody, Carried, Gate};
+use crate::h1::body::Framing;
+use crate::h1::fields::Fields;
+use crate::h1::head::{Bad, Request};
+use crate::log::{Line, Seen};
+use crate::problem::Problem;
+use crate::rules::path_of;
+use crate::spool::Spool;
+use crate::time::{Late, Watch, now, told};
+use crate::upstream::Pool;
+use streams::{Look, Stream, Streams};
+
+/// What a client begins an HTTP/2 connection with.
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What is read on, and dropped, of a request that is refused.
+const LINGER: (usize, Duration) = (64 * 1024, Duration::from_secs(2));
+
+/// Requests at once on one connection.
+const STREAMS: u32 = 128;
+
+/// What the requests of one connection share.
+#[derive(Clone)]
+struct Shared {
+    gate: Arc<Gate>,
+    pool: Arc<Pool>,
+    client: SocketAddr,
+    /// A request keeps its room until it has ended, also when its stream was reset.
+    room: Arc<Semaphore>,
+    streams: Arc<Streams>,
+}
+
+/// Serves it to its end. `read` is what has been read of it already.
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    io: S,
+    read: BytesMut,
+    client: SocketAddr,
+    gate: Arc<Gate>,
+    pool: Arc<Pool>,
+    mut stop: Receiver<bool>,
+) {
+    let max_head = u32::try_from(gate.limits.max_head).unwrap_or(u32::MAX);
+    let room = Arc::new(Semaphore::new(STREAMS as usize));
+    let (idle, streams) = (gate.limits.idle, Streams::new());
+    let shared = Shared { gate, pool, client, room, streams: Arc::clone(&streams) };
+    let service = service_fn(move |request| shared.clone().answer(request));
+    let connection = Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(max_head)
+        .serve_connection(TokioIo::new(Rewound { read, io }), service);
+    let mut connection = std::pin::pin!(connection);
+    let (mut again, mut stopping, mut quiet) = (now() + idle, false, idle);
+    loop {
+        tokio::select! {
+            // How it ended is nobody's business but the client's.
+            _ = &mut connection => return,
+            () = told(&mut stop), if !stopping => {
+                // A client that does not say goodbye is not waited for.
+                (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
+                connection.as_mut().graceful_shutdown();
+            }
+            () = BootClock.alarm(again) => match streams.look(quiet, idle) {
+                Look::Again(then) => again = then,
+                Look::Idle if stopping => return,
+                Look::Idle => break,
+                Look::Stuck => return,
+            },
+        }
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = Watch::default().until(now() + LINGER.1, connection).await;
+}
+
+impl Shared {
+    async fn answer(
+        self,
+        request: hyper::Request<Incoming>,
+    ) -> Result<hyper::Response<Sent>, Infallible> {
+        let (parts, body) = request.into_parts();
+        let (began, stream) = (now(), self.streams.open());
+        // It is never closed.
+        let permit = Arc::clone(&self.room).acquire_owned().await.ok();
+        // A task of its own: a stream that the client resets does not stop its request.
+        let done = tokio::spawn(async move {
+            let mut seen = Seen::default();
+            let head = head(&parts);
+            let (method, target) = match &head {
+                Ok(head) => (head.method.clone(), head.target.clone()),
+                Err(_) => (parts.method.to_string(), parts.uri.path().to_owned()),
+            };
+            let answer = match head {
+                Ok(head) => self.carry(&head, body, &mut seen).await,
+                Err(problem) => Gate::refuse(&problem, &mut seen),
+            };
+            self.gate.note(&Line {
+                began,
+                client: self.client,
+                method: &method,
+                path: path_of(&target),
+                seen: &seen,
+                status: answer.status,
+            });
+            drop(permit);
+            response(answer, method == "HEAD", &self.gate, &self.pool)
+        });
+        let response = done.await.unwrap_or_else(|_| {
+            let mut failed = hyper::Response::new(Content::Once(None));
+            *failed.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            failed
+        });
+        stream.gave();
+        Ok(response.map(|content| Sent { content, stream }))
+    }
+
+    async fn carry(&self, head: &Request, body: Incoming, seen: &mut Seen) -> Answer {
+        let (gate, mut watch) = (&self.gate, Watch::default());
+        let plan = match gate.rules.plan(head) {
+            Ok(plan) => plan,
+            Err(problem) => {
+                // Some clients take an answer that comes before the end of what they send for a failure.
+                let _ = watch.until(now() + LINGER.1, skip(body, LINGER.0)).await;
+                return Gate::refuse(&problem, seen);
+            }
+        };
+        let framing = match head.framing() {
+            Ok(framing) => framing,
+            Err(Bad(why)) => {
+                return Gate::refuse(&Problem::bad_request(format!("the request {why}")), seen);
+            }
+        };
+        // Without a length it is as long as it turns out to be.
+        let length = match framing {
+            Framing::Length(length) if head.fields.has("content-length") => Some(length),
+            _ => None,
+        };
+        let late = || Problem::late_request("the body did not come in time");
+        let body = watch.until(now() + gate.limits.body, self.spool(body, length)).await;
+        let body = match body.unwrap_or_else(|Late| Err(late())) {
+            Ok(body) => body,
+            Err(problem) => return Gate::refuse(&problem, seen),
+        };
+        let carried = Carried { head, body: &body, client: self.client, pool: &self.pool };
+        gate.carry(plan, carried, &mut watch, seen).await
+    }
+
+    async fn spool(&self, mut body: Incoming, said: Option<u64>) -> Result<Spool, Problem> {
+        let (limits, mut spool) = (&self.gate.limits, Spool::default());
+        loop {
+            let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+            let Some(frame) = next.await else {
+                // A stream that is reset without an error ends like one that is whole: only its state tells.
+                if !body.is_end_stream() || said.is_some_and(|said| said != spool.len()) {
+                    return Err(Problem::bad_request("the body ended in its middle"));
+                }
+                return Ok(spool);
+            };
+            let frame = frame.map_err(|error| {
+                Problem::bad_request(format!("the body ended in its middle: {error}"))
+            })?;
+            // Trailers are dropped.
+            let Ok(data) = frame.into_data() else { continue };
+            if spool.len() + data.len() as u64 > limits.max_body {
+                let limit = limits.max_body;
+                return Err(Problem::too_large(format!(
+                    "the body has more than {limit} bytes: see --max-body"
+                )));
+            }
+            let kept = spool.push(&data, &limits.spool).await;
+            kept.map_err(|error| Problem::not_kept(&error))?;
+        }
+    }
+}
+
+/// Reads a body and drops it, or as much of it.
+async fn skip(mut body: Incoming, mut most: usize) {
+    loop {
+        let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let Some(Ok(frame)) = next.await else { return };
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        if length > most {
+            return;
+        }
+        most -= length;
+    }
+}
+
+/// The head as HTTP/1 would have it.
+fn head(parts: &Parts) -> Result<Request, Problem> {
+    let mut fields = Fields::with_capacity(512, parts.headers.len() + 1);
+    let authority = parts.uri.authority().map(hyper::http::uri::Authority::as_str);
+    let host = parts.headers.get(header::HOST);
+    match (authority, host) {
+        (Some(authority), Some(host))
+            if !host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()) =>
+        {
+            return Err(Problem::bad_request(":authority and Host name different hosts"));
+        }
+        (Some(authority), _) => fields.push(b"Host", authority.as_bytes()),
+        (None, Some(host)) => fields.push(b"Host", host.as_bytes()),
+        (None, None) => return Err(Problem::bad_request("the request has no Host")),
+    }
+    if parts.headers.get_all(header::HOST).iter().nth(1).is_some() {
+        return Err(Problem::bad_request("the request has more than one Host"));
+    }
+    let mut cookies = Vec::new();
+    for (name, value) in &parts.headers {
+        if name == header::HOST {
+            continue;
+        }
+        // HTTP/2 may send a cookie in pieces.
+        if name == header::COOKIE {
+            if !cookies.is_empty() {
+                cookies.extend_from_slice(b"; ");
+            }
+            cookies.extend_from_slice(value.as_bytes());
+            continue;
+        }
+        fields.push(name.as_str().as_bytes(), value.as_bytes());
+    }
+    if !cookies.is_empty() {
+        fields.push(b"cookie", &cookies);
+    }
+    let target = parts.uri.path_and_query().map_or("/", hyper::http::uri::PathAndQuery::as_str);
+    if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Problem::bad_request(
+            "the request target has characters that must be percent-encoded",
+        ));
+    }
+    Ok(Request { method: parts.method.to_string(), target: target.to_owned(), is_11: true, fields })
+}
+
+fn response(
+    answer: Answer,
+    head_only: bool,
+    gate: &Gate,
+    pool: &Arc<Pool>,
+) -> hyper::Response<Content> {
+    let mut response = hyper::Response::new(Content::Once(None));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let headers = response.headers_mut();
+    for (name, value) in answer.fields.end_to_end() {
+        // What came through our own reader is a header; if HTTP/2 has no way to say it, it is left out.
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+        {
+            headers.append(name, value);
+        }
+    }
+    headers.append(header::VIA, HeaderValue::from_static("1.1 fencepost"));
+    let length = match &answer.body {
+        AnswerBody::None(length) => *length,
+        AnswerBody::Whole(spool) => Some(spool.len()),
+        AnswerBody::Flow(reply) => match reply.framing {
+            Framing::Length(length) => Some(length),
+            _ => None,
+        },
+    };
+    if let Some(length) = length {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    *response.body_mut() = match answer.body {
+        AnswerBody::None(_) => Content::Once(None),
+        AnswerBody::Whole(_) if head_only => Content::Once(None),
+        AnswerBody::Whole(spool) => match spool.in_memory() {
+            Some(body) => Content::Once(Some(Bytes::copy_from_slice(body))),
+            None => pump(async move |pieces| {
+                let mut at = 0;
+                while let Some(piece) = spool.piece(at).await? {
+                    at += piece.len() as u64;
+                    if pieces.send(Ok(piece)).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(())
+            }),
+        },
+        AnswerBody::Flow(mut reply) => {
+            let (pool, idle) = (Arc::clone(pool), gate.limits.idle);
+            pump(async move |pieces| {
+                let mut watch = Watch::default();
+                loop {
+                    let piece = watch.until(now() + idle, reply.piece()).await;
+                    let piece = piece.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                    let Some(piece) = piece else { break };
+                    if pieces.send(Ok(piece)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                reply.give_back(&pool);
+                Ok(())
+            })
+        }
+    };
+    response
+}
+
+type Pieces = mpsc::Sender<io::Result<Bytes>>;
+
+/// A body that a task brings, piece by piece.
+fn pump<F>(work: impl FnOnce(Pieces) -> F) -> Content
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let (pieces, sent) = mpsc::channel(4);
+    let failed = pieces.clone();
+    let work = work(pieces);
+    tokio::spawn(async move {
+        if let Err(error) = work.await {
+            let _ = failed.send(Err(error)).await;
+        }
+    });
+    Content::Pieces(sent)
+}
+
+/// The body of an answer.
+enum Content {
+    Once(Option<Bytes>),
+    Pieces(mpsc::Receiver<io::Result<Bytes>>),
+}
+
+/// The same, on its way. It is asked for more only when the client has taken what came before.
+struct Sent {
+    content: Content,
+    stream: Stream,
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let piece = match &mut self.content {
+            Content::Once(body) => Poll::Ready(body.take().map(Ok)),
+            Content::Pieces(pieces) => pieces.poll_recv(context),
+        };
+        if piece.is_ready() {
+            self.stream.gave();
+        } else {
+            self.stream.owes();
+        }
+        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.content, Content::Once(None))
+    }
+}
+
+/// A connection of which something has been read already.
+struct Rewound<S> {
+    read: BytesMut,
+    io: S,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.io).poll_read(context, buffer);
+        }
+        let length = self.read.len().min(buffer.remaining());
+        buffer.put_slice(&self.read.split_to(length));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,220 @@
+//! The access log: a line of JSON per request, written by a thread of its own.
+//!
+//! A log that can not keep up loses lines, and they are counted; it never holds up a request, nor the end of the proxy.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fencepost::{Error, LockName, Moment, Result, Token};
+
+use crate::config::AccessLog;
+use crate::metrics::{Metrics, Outcome};
+use crate::time::now;
+
+/// Lines are gathered for so long.
+const GATHER: Duration = Duration::from_millis(50);
+/// What is left at the end has this long to be written: a pipe that nobody reads takes nothing.
+const LAST: Duration = Duration::from_secs(1);
+/// What may wait to be written.
+const LIMIT: usize = 4 << 20;
+
+/// What is told of a request.
+#[derive(Debug)]
+pub(crate) struct Line<'a> {
+    pub(crate) began: Moment,
+    pub(crate) client: SocketAddr,
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) seen: &'a Seen,
+    pub(crate) status: u16,
+}
+
+/// What came to light on the way.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) name: Option<LockName>,
+    pub(crate) token: Option<Token>,
+    pub(crate) mark: Option<Token>,
+    pub(crate) upstream: Option<u16>,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// The lines that wait.
+#[derive(Default)]
+struct Lines {
+    text: Vec<u8>,
+    closing: bool,
+    /// All was written.
+    ended: bool,
+}
+
+/// The log, if there is one.
+pub(crate) struct Log {
+    shared: Option<Arc<(Mutex<Lines>, Condvar)>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Log {
+    pub(crate) fn open(to: &AccessLog) -> Result<Self> {
+        let sink: Box<dyn Write + Send> = match to {
+            AccessLog::Off => return Ok(Self { shared: None, thread: Mutex::new(None) }),
+            AccessLog::Stderr => Box::new(io::stderr()),
+            AccessLog::File(path) => {
+                Box::new(File::options().create(true).append(true).open(path).map_err(|error| {
+                    let shown = path.display();
+                    Error::refused(format!("can not write the access log {shown}")).because(error)
+                })?)
+            }
+        };
+        let shared = Arc::new((Mutex::new(Lines::default()), Condvar::new()));
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("fencepost-log".into())
+            .spawn(move || write(&theirs, sink))
+            .map_err(|error| Error::unreachable("can not start a thread").because(error))?;
+        Ok(Self { shared: Some(shared), thread: Mutex::new(Some(thread)) })
+    }
+
+    pub(crate) fn line(&self, line: &Line<'_>, metrics: &Metrics) {
+        let Some(shared) = &self.shared else { return };
+        let (lines, came) = &**shared;
+        let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.text.len() > LIMIT {
+            metrics.log_lines_lost.inc();
+            return;
+        }
+        let first = lines.text.is_empty();
+        line.write(&mut lines.text);
+        drop(lines);
+        if first {
+            came.notify_one();
+        }
+    }
+
+    /// Writes what is left, if that can be done.
+    pub(crate) fn close(&self) {
+        let Some(shared) = &self.shared else { return };
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let (lines, changed) = &**shared;
+        let mut held = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        held.closing = true;
+        changed.notify_all();
+        let (held, _) = changed
+            .wait_timeout_while(held, LAST, |lines| !lines.ended)
+            .unwrap_or_else(PoisonError::into_inner);
+        // A thread that hangs is left behind: it only writes.
+        if held.ended {
+            drop(held);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn write(shared: &(Mutex<Lines>, Condvar), mut sink: Box<dyn Write + Send>) {
+    let (lines, came) = shared;
+    let mut text = Vec::new();
+    loop {
+        let closing = {
+            let idle = |lines: &mut Lines| lines.text.is_empty() && !lines.closing;
+            let held = lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let held = came.wait_while(held, idle).unwrap_or_else(PoisonError::into_inner);
+            let (mut held, _) = came
+                .wait_timeout_while(held, GATHER, |lines| !lines.closing)
+                .unwrap_or_else(PoisonError::into_inner);
+            std::mem::swap(&mut held.text, &mut text);
+            held.closing
+        };
+        // A log that can not be written stops nobody.
+        let _ = sink.write_all(&text).and_then(|()| sink.flush());
+        text.clear();
+        if closing {
+            lines.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
+            return came.notify_all();
+        }
+    }
+}
+
+impl Line<'_> {
+    fn write(&self, out: &mut Vec<u8>) {
+        let Self { began, client, method, path, seen, status } = self;
+        let micros = now().since(*began).as_micros();
+        // To write to memory does not fail.
+        let _ = write!(out, "{{\"time\":\"{}\",\"client\":\"{client}\"", rfc3339());
+        for (key, value) in [
+            ("method", Some(*method)),
+            ("path", Some(*path)),
+            ("name", seen.name.as_ref().map(LockName::as_str)),
+            ("outcome", seen.outcome.map(Outcome::word)),
+        ] {
+            if let Some(value) = value {
+                let _ = write!(out, ",\"{key}\":");
+                let _ = serde_json::to_writer(&mut *out, value);
+            }
+        }
+        for (key, value) in [
+            ("token", seen.token.map(Token::get)),
+            ("mark", seen.mark.map(Token::get)),
+            ("status", Some(u64::from(*status))),
+            ("upstream_status", seen.upstream.map(u64::from)),
+        ] {
+            if let Some(value) = value {
+                let _ = write!(out, ",\"{key}\":{value}");
+            }
+        }
+        let _ = writeln!(out, ",\"ms\":{}.{:03}}}", micros / 1000, micros % 1000);
+    }
+}
+
+/// The wall clock, for people.
+fn rfc3339() -> String {
+    let since = fencepost::clock::wall();
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let milli = since.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+}
+
+/// The day in the Gregorian calendar, counted in years that begin in March, so that the leap day is the last.
+fn date(days_since_1970: u64) -> (u64, u64, u64) {
+    let days = days_since_1970 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = era * 400 + year + u64::from(month >= 10);
+    (year, if month < 10 { month + 3 } else { month - 9 }, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_dated() {
+        for (days, expected) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (20_453, (2025, 12, 31)),
+            (20_454, (2026, 1, 1)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(date(days), expected, "{days}");
+        }
+    }
+}

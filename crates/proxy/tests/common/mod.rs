@@ -1,0 +1,87 @@
+//! What the tests of the proxy share: a service to stand in front of, and a client that sends what it is told to.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+pub(crate) mod client;
+pub(crate) mod frames;
+pub(crate) mod service;
+
+use std::path::Path;
+use std::time::Duration;
+
+use fencepost_proxy::{Config, Proxy, Stopped};
+
+pub(crate) use client::{Reply, call};
+pub(crate) use service::Service;
+
+/// A configuration for tests: any port, names are paths.
+pub(crate) fn config(service: &Service, directory: &Path) -> Config {
+    let upstream = format!("http://{}", service.address()).parse().unwrap();
+    let mut config = Config::new("127.0.0.1:0".parse().unwrap(), upstream, directory.to_owned());
+    config.patterns = vec!["/{name*}".parse().unwrap()];
+    config.threads = 2;
+    config.metrics = Some("127.0.0.1:0".parse().unwrap());
+    config
+}
+
+/// A proxy in front of a service of its own.
+pub(crate) struct Scene {
+    // Before the directory: fields are dropped in this order.
+    pub(crate) proxy: Proxy,
+    pub(crate) service: Service,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// With what differs from the defaults.
+    pub(crate) fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let (service, directory) = (Service::start(), tempfile::tempdir().unwrap());
+        let mut config = config(&service, directory.path());
+        change(&mut config);
+        Self { proxy: Proxy::start(&config).unwrap(), service, directory }
+    }
+
+    /// Through the proxy, with a token.
+    pub(crate) fn call(&self, method: &str, path: &str, token: u64, body: &[u8]) -> Reply {
+        let token = token.to_string();
+        call(self.proxy.address(), method, path, &[("Fencing-Token", &token)], body)
+    }
+
+    /// What its metrics say.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let admin = self.proxy.metrics_address().unwrap();
+        let text = call(admin, "GET", "/metrics", &[], b"").text();
+        let start = format!("fencepost_proxy_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&start));
+        value.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
+    }
+
+    /// Through the proxy, without one.
+    pub(crate) fn bare(&self, method: &str, path: &str) -> Reply {
+        call(self.proxy.address(), method, path, &[], b"")
+    }
+}
+
+/// Stops a proxy and says how it ended.
+pub(crate) fn stop(proxy: &Proxy, drain: Duration) -> Stopped {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(proxy.stop(drain)).unwrap()
+}
+
+/// What the kernel says of a connection, seen from its end at `local`: 1 is established, 8 is closed by the other
+/// side. `None` for a port is any.
+pub(crate) fn tcp_states(local: Option<u16>, remote: Option<u16>) -> Vec<u8> {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = |text: &str| u16::from_str_radix(text.split_once(':').unwrap().1, 16).unwrap();
+    let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let fits = |wanted: Option<u16>, text: &str| wanted.is_none_or(|wanted| wanted == port(text));
+    lines
+        .filter(|words| fits(local, words[1]) && fits(remote, words[2]))
+        .map(|words| u8::from_str_radix(words[3], 16).unwrap())
+        .collect()
+}
