@@ -243,7 +243,9 @@ fn a_second_signal_ends_it_at_once() {
     let line = running.lines().next().unwrap().unwrap();
     let address = line.split([' ', ',']).find(|word| word.starts_with("127.0.0.1:")).unwrap();
     let mut client = std::net::TcpStream::connect(address).unwrap();
-    client.write_all(b"DELETE /invoices/1 HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\n\r\n").unwrap();
+    client
+        .write_all(b"DELETE /invoices/1 HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\n\r\n")
+        .unwrap();
     let _under_way = service.accept().unwrap();
     running.signal(Signal::TERM);
     wait_for("it to stop listening", LIMIT, || std::net::TcpStream::connect(address).is_err());
@@ -259,7 +261,12 @@ fn it_takes_no_more_connections_than_it_has_files_for() {
     let mut command = store.fencepost(&[]);
     let fencepost = command.get_program().to_owned();
     command = Command::new("sh");
-    command.args(["-c", program]).arg(fencepost).args(["fence", "proxy", "--listen", "127.0.0.1:0"]);
+    command.args(["-c", program]).arg(fencepost).args([
+        "fence",
+        "proxy",
+        "--listen",
+        "127.0.0.1:0",
+    ]);
     command.args(["--upstream", "http://127.0.0.1:1", "--name-header", "X", "--marks"]).arg(marks);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::new(command.spawn().unwrap());
