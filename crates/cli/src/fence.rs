@@ -75,10 +75,10 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
 fn url(args: &Fence) -> Result<String, Failure> {
     let from_environment =
         || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
-    args.resource
-        .clone()
-        .or_else(from_environment)
-        .ok_or_else(|| Failure::usage(format!("name the resource with --resource: {KINDS}")))
+    args.resource.clone().or_else(from_environment).ok_or_else(|| {
+        let how = "name the resource with --resource or FENCEPOST_RESOURCE";
+        Failure::usage(format!("{how}: {KINDS}"))
+    })
 }
 
 fn two_resources() -> Failure {

@@ -8,5 +8,7 @@ mod common;
 mod kills;
 #[path = "fence_file/paths.rs"]
 mod paths;
+#[path = "fence_file/sharing.rs"]
+mod sharing;
 #[path = "fence_file/writes.rs"]
 mod writes;

@@ -10,3 +10,5 @@ mod commands;
 mod common;
 #[path = "fence_redis/keeping.rs"]
 mod keeping;
+#[path = "fence_redis/script.rs"]
+mod script;

@@ -33,7 +33,8 @@ pub(crate) enum Resource {
 }
 
 impl Resource {
-    /// Opens what is there: a resource is never made by a typing mistake.
+    /// Opens what is there. A database is never made by a typing mistake; a file need not be there yet, so a path with
+    /// one in it is another file, with marks of its own.
     pub(crate) async fn open(url: &str) -> Result<Self, Failure> {
         match url.split_once(':') {
             Some(("sqlite", path)) => {
@@ -52,7 +53,14 @@ impl Resource {
             Some(("redis" | "rediss" | "redis+unix", _)) => {
                 Ok(Self::Redis(redis::connect(url).await?))
             }
-            Some(("file", path)) => Self::file(path.strip_prefix("//").unwrap_or(path).as_ref()),
+            Some(("file", path)) => match path.strip_prefix("//") {
+                None => Self::file(path.as_ref()),
+                Some(path) if path.starts_with('/') => Self::file(path.as_ref()),
+                // Else "localhost/x", which is a host in a URL, would be a path.
+                Some(_) => Err(Failure::usage(
+                    "behind file:// stands a path from the root: write file:///PATH or file:PATH",
+                )),
+            },
             // The rest is not repeated: it may have a password in it.
             _ => Err(Failure::usage(format!("this is no resource with a fence: write {KINDS}"))),
         }

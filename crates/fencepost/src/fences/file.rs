@@ -40,6 +40,7 @@
 //!
 //! All calls block, mostly on the disk: in async code use `spawn_blocking`.
 
+mod locked;
 mod place;
 mod record;
 mod spool;
@@ -50,6 +51,7 @@ use std::path::Path;
 
 use fencepost_core::{Label, LockName, Token};
 
+use self::locked::Locked;
 use self::place::Place;
 use super::stamp;
 use super::{Mark, Reset, checked_reset};
@@ -83,13 +85,19 @@ impl FileFence {
 
     /// [`enter`](Self::enter), with what a person shall read as the one who entered.
     pub fn enter_as(&self, name: &LockName, token: Token, who: &Label) -> Result<()> {
-        self.place.lock()?.raise(name, token, who)
+        self.entered(name, token, who).map(drop)
+    }
+
+    /// Enters, and keeps everybody else out until what this returns is dropped.
+    fn entered(&self, name: &LockName, token: Token, who: &Label) -> Result<Locked<'_>> {
+        let locked = self.place.lock()?;
+        locked.raise(name, token, who)?;
+        Ok(locked)
     }
 
     /// Enters, and opens the file; none if there is none. What is open stays as it is: a later write is another file.
     pub fn open(&self, name: &LockName, token: Token) -> Result<Option<File>> {
-        self.enter(name, token)?;
-        self.place.open()
+        self.entered(name, token, &default_label()?)?.open()
     }
 
     /// Enters, and reads the file; none if there is none.
@@ -122,9 +130,7 @@ impl FileFence {
         self.place.marks()?.check(name, token)?;
         let mut spool = self.place.spool()?;
         let bytes = spool.fill(data)?;
-        let locked = self.place.lock()?;
-        locked.raise(name, token, who)?;
-        locked.replace(spool)?;
+        self.entered(name, token, who)?.replace(spool)?;
         Ok(bytes)
     }
 
@@ -190,6 +196,7 @@ fn explain(doing: &str, path: &Path, error: std::io::Error) -> Error {
         Kind::ReadOnlyFilesystem => (true, "its file system can only be read"),
         Kind::InvalidFilename => (true, "its name is too long: .NAME.fence has to fit as well"),
         Kind::NotFound => (false, "make its directory first"),
+        Kind::Unsupported => (true, "its file system has no OS locks (flock)"),
         _ => (false, "see to the disk"),
     };
     let message = format!("{doing} {shown}: {remedy}");
@@ -200,4 +207,26 @@ fn explain(doing: &str, path: &Path, error: std::io::Error) -> Error {
 /// A path on one line.
 fn shown(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fenced read is the check and the open in one step: in between nobody else can raise the mark.
+    #[test]
+    fn who_has_entered_keeps_others_out_until_the_file_is_open() {
+        let scene = tempfile::tempdir().unwrap();
+        let file = FileFence::at(scene.path().join("report")).unwrap();
+        let (name, who) = (LockName::new("report").unwrap(), Label::new("a").unwrap());
+        let other = || File::open(scene.path().join(".report.fence/lock")).unwrap();
+        file.write(&name, Token::new(33).unwrap(), &b"x"[..]).unwrap();
+        let locked = file.entered(&name, Token::new(33).unwrap(), &who).unwrap();
+        assert!(matches!(other().try_lock(), Err(std::fs::TryLockError::WouldBlock)));
+        let open = locked.open().unwrap();
+        assert!(matches!(other().try_lock(), Err(std::fs::TryLockError::WouldBlock)));
+        drop(locked);
+        other().try_lock().unwrap();
+        assert!(open.is_some());
+    }
 }

@@ -27,7 +27,7 @@
 //! knows: enter again with the same token, and look.
 //!
 //! *In a cluster* one script reaches one slot, so the mark has to lie in the slot of the data: name a key of it with
-//! [`Fence::beside`]. **One lock, one place**: the same name beside keys of different slots has a mark in each, and
+//! [`Fence::beside`]. **One lock, one place**: the same name beside keys of different tags has a mark for each, and
 //! who enters at one is not seen at the other. The keys:
 //!
 //! | key | type | what | until |
@@ -84,7 +84,7 @@ impl Fence {
     /// Keeps the mark in the slot of `key`, which is a key of the data: `beside("{user:7}:cart")`, or only
     /// `beside("{user:7}")`. A command on keys of another slot is then refused before anything is sent.
     ///
-    /// All holders of the lock have to name the same slot.
+    /// All holders of the lock have to name the same tag. Two tags that share a slot still have a mark each.
     pub fn beside(mut self, key: impl AsRef<[u8]>) -> Result<Self> {
         self.place = Place::beside(key.as_ref())?;
         Ok(self)

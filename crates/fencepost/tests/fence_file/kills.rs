@@ -65,8 +65,14 @@ fn write(way: &str, file: &FileFence, number: u64) -> fencepost::Result<()> {
     };
     match way {
         "fenced" => file.write(&lock, token(number), data.as_bytes()).map(|_| ()),
+        // Check, rename and mark under a lock, so that only their order is wrong.
         "mark after the rename" => {
-            replace();
+            let outer = std::fs::File::create(file.path().with_file_name("outer")).unwrap();
+            outer.lock().unwrap();
+            let mark = file.show(Some(&lock))?.first().map_or(0, |mark| mark.token.get());
+            if number >= mark {
+                replace();
+            }
             file.enter(&lock, token(number))
         }
         "check and rename in two steps" => {
@@ -228,7 +234,8 @@ fn marks_never_go_back_and_the_file_is_whole() {
 
 #[test]
 fn control_a_mark_after_the_rename_is_caught() {
-    play("mark after the rename", 200).expect("it was not caught");
+    let (_, wrong) = play("mark after the rename", 200).expect("it was not caught");
+    assert!(wrong.contains("the mark is"), "{wrong}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Which files can have a fence, and under which name.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
@@ -35,6 +35,8 @@ fn what_is_no_file_is_refused_and_nothing_is_made() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     let _socket = UnixListener::bind(scene.path("socket")).unwrap();
     symlink("nothing", scene.path("dangling")).unwrap();
+    symlink("loop", scene.path("loop")).unwrap();
+    std::fs::write(scene.path("plain"), "x").unwrap();
     let before = names_in(scene.directory.path());
     for (path, words) in [
         (fifo.as_path(), "no regular file"),
@@ -44,6 +46,11 @@ fn what_is_no_file_is_refused_and_nothing_is_made() {
         (Path::new("/"), "a directory"),
         (Path::new("/dev/null"), "no regular file"),
         (Path::new(""), "names no file"),
+        (&scene.path("plain/"), "through a file"),
+        (&scene.path("plain/x"), "through a file"),
+        (&scene.path("new/"), "ends with a slash"),
+        (&scene.path("new/."), "ends with a slash"),
+        (&scene.path("loop"), "back to itself"),
     ] {
         assert_kind(FileFence::at(path), &ErrorKind::Invalid, words);
     }
@@ -86,18 +93,4 @@ fn a_file_that_nobody_entered_has_no_marks_and_gets_no_company() {
     assert!(file.audit(None).unwrap().is_empty());
     assert!(file.reset(&lock, None, "ops", "a typo").unwrap().is_none());
     assert!(names_in(scene.directory.path()).is_empty());
-}
-
-/// Who shares a directory shares its fences.
-#[test]
-fn the_marks_are_as_open_as_the_directory() {
-    let scene = Scene::new();
-    for (number, mode) in [(1, 0o700), (2, 0o2775), (3, 0o1777)] {
-        let shared = scene.path(&format!("shared-{number}"));
-        std::fs::create_dir(&shared).unwrap();
-        std::fs::set_permissions(&shared, PermissionsExt::from_mode(mode)).unwrap();
-        FileFence::at(shared.join("report")).unwrap().enter(&lock(), token(1)).unwrap();
-        let made = std::fs::metadata(shared.join(".report.fence")).unwrap().permissions().mode();
-        assert_eq!(made & 0o7777, mode);
-    }
 }

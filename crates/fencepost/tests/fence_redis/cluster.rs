@@ -1,4 +1,5 @@
-//! One step reaches one slot of a cluster. Here a cluster is one node that has all slots: it enforces the same.
+//! One step reaches one slot of a cluster. Here a cluster is mostly one node that has all slots: it enforces the same.
+//! The connections are plain ones, to one node; the crate's own to a cluster is not used here.
 
 use fencepost::ErrorKind;
 use fencepost::fences::redis::{self, Fence};
@@ -77,9 +78,31 @@ async fn at_another_place_a_lock_has_another_mark() {
 }
 
 #[tokio::test]
-async fn a_node_without_the_slot_says_so() {
+async fn a_slot_that_nobody_serves_is_out_of_reach() {
     let node = cluster(["0", "1"]);
     let mut redis = connect(&node).await;
     let error = error_of(Fence::new(&name("a")).enter(&mut redis, token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+}
+
+#[tokio::test]
+async fn a_node_without_the_slot_names_the_one_that_has_it() {
+    let (low, high) = (cluster(["0", "8191"]), cluster(["8192", "16383"]));
+    let port = high.port().to_string();
+    low.command(&["CLUSTER", "MEET", "127.0.0.1", &port]).unwrap();
+    until(SOON, "the nodes know each other's slots", || {
+        let knows = |node: &Redis| {
+            Ok::<_, std::io::Error>(
+                node.command(&["CLUSTER", "INFO"])?.text()?.contains("cluster_slots_ok:16384"),
+            )
+        };
+        Ok(knows(&low)? && knows(&high)?)
+    })
+    .unwrap();
+    // "a" lies in slot 15495.
+    let fence = Fence::new(&name("a"));
+    let error = error_of(fence.enter(&mut connect(&low).await, token(1)).await);
+    assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("15495") && error.to_string().contains(&port), "{error}");
+    fence.checked(token(1)).set("{a}:x", 1).run::<()>(&mut connect(&high).await).await.unwrap();
 }

@@ -135,6 +135,29 @@ async fn what_can_not_be_checked_is_refused_before_anything_is_sent() {
     assert_eq!(int(&server, &["DBSIZE"]), 0, "nothing was sent");
 }
 
+/// Whether they are named as keys or not: without its mark a fence lets a stale token in.
+#[tokio::test]
+async fn no_command_reaches_the_keys_of_the_fence() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    fence.reset(&mut redis, Some(token(9)), "ops", "a test").await.unwrap();
+    let (mark, resets, none) = ("fencepost:mark:{a}a", "fencepost:resets:{a}a", &[] as &[&str]);
+    for command in [
+        cmd("DEL").arg(mark).take(),
+        cmd("UNLINK").arg("x").arg(resets).take(),
+        cmd("RENAME").arg("x").arg(mark).take(),
+    ] {
+        let error =
+            error_of(fence.checked(token(9)).command(&command, none).run::<()>(&mut redis).await);
+        assert_eq!(*error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("fencepost's own"), "{error}");
+        assert_eq!(int(&server, &["EXISTS", mark, resets]), 2);
+    }
+    let others = cmd("SET").arg("fencepost:marks").arg("my fencepost:mark:").take();
+    fence.checked(token(9)).command(&others, none).run::<()>(&mut redis).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_pipeline_is_checked_as_a_whole() {
     let server = Redis::builder().start().unwrap();
@@ -180,26 +203,4 @@ async fn replies_of_other_types_are_told_and_the_commands_ran() {
         fence.checked(token(1)).set("k", "text").get("k").run::<((), i64)>(&mut redis).await;
     assert!(error_of(wrong).to_string().contains("the commands ran"));
     assert_eq!(text(&server, &["GET", "k"]), "text");
-}
-
-/// The script is all there is to it, so any language can use it: as docs/fences/redis.md shows.
-#[tokio::test]
-async fn other_languages_use_the_same_script() {
-    let server = Redis::builder().start().unwrap();
-    let mut redis = connect(&server).await;
-    let script = include_str!("../../src/fences/redis/act.lua");
-    let set = |token: &str, value: &str| {
-        let key = "fencepost:mark:{cart/7}cart/7";
-        let words = ["EVAL", script, "2", key, "cart:7", token, "web-1:4711", "0"];
-        let reply = server.command(&[&words[..], &["3", "SET", "cart:7", value]].concat()).unwrap();
-        format!("{reply:?}")
-    };
-    assert!(!set("33", "a").is_empty());
-    let fence = Fence::new(&name("cart/7"));
-    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().set_by, "web-1:4711");
-    fence.enter(&mut redis, token(34)).await.unwrap();
-    set("33", "late");
-    assert_eq!(text(&server, &["GET", "cart:7"]), "a");
-    set("34", "b");
-    assert_eq!(text(&server, &["GET", "cart:7"]), "b");
 }

@@ -110,6 +110,57 @@ async fn fit_tells_of_replicas_evictions_and_rights() {
     assert!(why.contains("may not read its configuration"), "{why}");
 }
 
+/// Redis asks only before a script's first write whether there is memory left: what keeps the mark must not be it.
+#[tokio::test]
+async fn a_full_server_refuses_checked_commands_too() {
+    let server = Redis::builder().config("maxmemory-policy", "noeviction").start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    let brief = fence.clone().retain(Duration::from_hours(1)).unwrap();
+    // The mark before it, and the one that is asked for: for ever, or for a time.
+    for (was, now, ends) in [
+        (&fence, &fence, false),
+        (&brief, &fence, false),
+        (&fence, &brief, true),
+        (&brief, &brief, true),
+    ] {
+        was.enter(&mut redis, token(5)).await.unwrap();
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
+        let equal = error_of(now.checked(token(5)).set("k", "v").run::<()>(&mut redis).await);
+        assert_eq!(*equal.kind(), ErrorKind::Unreachable, "{equal}");
+        assert!(equal.to_string().contains("OOM"), "{equal}");
+        let kept = int(&server, &["PTTL", KEY]);
+        assert_eq!(kept > 0, ends, "a command that failed keeps the mark as well: {kept}");
+        let higher = error_of(now.checked(token(6)).set("k", "v").run::<()>(&mut redis).await);
+        assert_eq!(*higher.kind(), ErrorKind::Unreachable, "{higher}");
+        assert!(text(&server, &["GET", KEY]).starts_with("5 "), "the mark is as it was");
+        assert_eq!(int(&server, &["EXISTS", "k"]), 0);
+        // To enter again and to delete needs no memory.
+        now.checked(token(5)).del("k").run::<()>(&mut redis).await.unwrap();
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    }
+}
+
+/// A replica's mark may be an old one, so it serves no fenced read either.
+#[tokio::test]
+async fn a_replica_serves_no_fenced_read() {
+    let server = Redis::builder().start().unwrap();
+    let replica = Redis::builder().replica_of(&server).start().unwrap();
+    let mut redis = connect(&server).await;
+    let fence = Fence::new(&name("a"));
+    fence.checked(token(5)).set("k", "v").run::<()>(&mut redis).await.unwrap();
+    until(SOON, "the replica has the mark", || Ok(replica.command(&["EXISTS", KEY])?.int()? == 1))
+        .unwrap();
+    let mut at_replica = connect(&replica).await;
+    for fence in [fence.clone(), fence.retain(Duration::from_hours(1)).unwrap()] {
+        for calls in [fence.checked(token(5)).get("k"), fence.checked(token(5))] {
+            let error = error_of(calls.run::<()>(&mut at_replica).await);
+            assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+            assert!(error.to_string().contains("name its primary"), "{error}");
+        }
+    }
+}
+
 /// A mark that can not be compared with keeps everybody out, and can be set anew.
 #[tokio::test]
 async fn a_damaged_mark_is_an_error_and_not_no_mark() {

@@ -1,16 +1,17 @@
-//! A file, what lies beside it, and the lock that one at a time has on both.
+//! A file, and what lies beside it.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read as _;
-use std::os::fd::OwnedFd;
+use std::io::{ErrorKind as Kind, Read as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Token};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use super::locked::Locked;
 use super::record::{Marks, Unreadable};
 use super::spool::Spool;
 use super::{explain, shown};
@@ -19,7 +20,7 @@ use crate::disk::network_file_system;
 use crate::error::{Error, Result};
 
 const LOCK: &str = "lock";
-const MARKS: &str = "marks";
+pub(super) const MARKS: &str = "marks";
 /// No marks are as large as this.
 const LARGEST: u64 = 64 << 20;
 /// How long we wait for who has the lock. What is done under it takes milliseconds.
@@ -30,9 +31,9 @@ const POLL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    name: OsString,
+    pub(super) name: OsString,
     /// Where the file is.
-    directory: File,
+    pub(super) directory: File,
     /// `.NAME.fence`, where the marks are.
     beside: OsString,
 }
@@ -40,9 +41,15 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn find(path: &Path) -> Result<Self> {
         let bad = |why: &str| Error::invalid(format!("{} {why}", shown(path)));
+        let end = path.as_os_str().as_bytes();
+        let slashed = end.ends_with(b"/") || end.ends_with(b"/.");
         let real = match path.canonicalize() {
             Ok(real) => real,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == Kind::NotFound => {
+                // Else "new/" would make the file "new".
+                if slashed {
+                    return Err(bad("ends with a slash, as a directory does: name a file"));
+                }
                 if path.is_symlink() {
                     return Err(bad("is a link to nothing: name the file itself"));
                 }
@@ -52,6 +59,12 @@ impl Place {
                 let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
                 let parent = parent.canonicalize();
                 parent.map_err(|error| explain("can not find", path, error))?.join(name)
+            }
+            Err(error) if error.kind() == Kind::NotADirectory => {
+                return Err(bad("leads through a file as if it were a directory: name a file"));
+            }
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
+                return Err(bad("is a link that leads back to itself: name the file itself"));
             }
             Err(error) => return Err(explain("can not find", path, error)),
         };
@@ -99,16 +112,6 @@ impl Place {
         }
     }
 
-    pub(super) fn open(&self) -> Result<Option<File>> {
-        self.target()?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        match rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(File::from(file))),
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.failed("can not read", errno)),
-        }
-    }
-
     /// The directory of the marks, if there is one.
     fn beside(&self) -> Result<Option<File>> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -136,6 +139,7 @@ impl Place {
                 // The umask took its part.
                 Ok(()) => {
                     if let Some(there) = self.beside()? {
+                        self.give(&there).map_err(failed)?;
                         rustix::fs::fchmod(&there, mode).map_err(failed)?;
                     }
                 }
@@ -153,7 +157,7 @@ impl Place {
         }
     }
 
-    fn marks_in(&self, beside: &File) -> Result<Marks> {
+    pub(super) fn marks_in(&self, beside: &File) -> Result<Marks> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::openat(beside, MARKS, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -184,7 +188,7 @@ impl Place {
         // Nobody shall read the new contents who could not read the old ones.
         let old = self.target()?;
         let mode = if old.is_some() { 0o600 } else { 0o666 };
-        let spool = Spool::make(beside, &self.path, Mode::from_raw_mode(mode))?;
+        let spool = Spool::make(&beside, &self.path, Mode::from_raw_mode(mode))?;
         if let Some(old) = old {
             spool.dress(&old).map_err(|errno| self.failed("can not write beside", errno))?;
         }
@@ -196,7 +200,7 @@ impl Place {
         let beside = self.beside_made()?;
         let failed = |errno: Errno| self.failed("can not lock", errno);
         let give_up = BootClock.now() + PATIENCE;
-        let mut lock = open_lock(&beside).map_err(failed)?;
+        let mut lock = self.open_lock(&beside).map_err(failed)?;
         loop {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
@@ -206,15 +210,15 @@ impl Place {
                         rustix::fs::statat(&beside, LOCK, AtFlags::SYMLINK_NOFOLLOW),
                     );
                     if there.is_ok_and(|there| there.st_ino == ours.st_ino) {
-                        return Ok(Locked { place: self, beside, _lock: lock });
+                        return Ok(Locked::new(self, beside, lock));
                     }
-                    lock = open_lock(&beside).map_err(failed)?;
+                    lock = self.open_lock(&beside).map_err(failed)?;
                 }
                 Err(Errno::WOULDBLOCK | Errno::INTR) if BootClock.now() < give_up => pause(POLL),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
                     return Err(Error::unreachable(format!(
-                        "another process has had the lock of {} for {PATIENCE:?}: see whether it is \
-                         stopped, and try again",
+                        "others have had the lock of {} for {PATIENCE:?}, one of them or many in turn: \
+                         see whether one is stopped, and try again",
                         shown(&self.path)
                     )));
                 }
@@ -222,78 +226,41 @@ impl Place {
             }
         }
     }
-}
 
-fn open_lock(beside: &File) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let mode = Mode::from_raw_mode(0o666);
-    match rustix::fs::openat(beside, LOCK, flags | OFlags::RDWR, mode) {
-        // It is another user's. To lock it, to read it is enough.
-        Err(Errno::ACCESS) => {
-            rustix::fs::openat(beside, LOCK, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        }
-        opened => opened,
-    }
-}
-
-/// The place, while nobody else changes it. The kernel lets go of the lock when this is dropped, or its process ends.
-pub(super) struct Locked<'p> {
-    place: &'p Place,
-    beside: File,
-    _lock: OwnedFd,
-}
-
-impl Locked<'_> {
-    /// Checks the token and raises the mark. When it returns, a mark of at least `token` is on disk.
-    pub(super) fn raise(&self, name: &LockName, token: Token, who: &Label) -> Result<()> {
-        let mut marks = self.place.marks_in(&self.beside)?;
-        if marks.raise(name, token, who)? {
-            return self.keep(&marks);
-        }
-        // Who set it may have been killed before it was synced.
-        self.sync()
-    }
-
-    /// Replaces the marks, and syncs them.
-    pub(super) fn keep(&self, marks: &Marks) -> Result<()> {
-        let failed = |error: std::io::Error| self.place.failed("can not keep the marks of", error);
-        let mode = match rustix::fs::statat(&self.beside, MARKS, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(old) => Some(Mode::from_raw_mode(old.st_mode & 0o666)),
-            Err(_) => None,
+    fn open_lock(&self, beside: &File) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = rustix::fs::fstat(&self.directory)?.st_mode & 0o666;
+        let making = flags | OFlags::CREATE | OFlags::RDWR;
+        let lock = match rustix::fs::openat(beside, LOCK, making, Mode::from_raw_mode(open)) {
+            // It is another user's. To lock it, to read it is enough.
+            Err(Errno::ACCESS) => {
+                return rustix::fs::openat(beside, LOCK, flags | OFlags::RDONLY, Mode::empty());
+            }
+            opened => opened?,
         };
-        let beside = self.beside.try_clone().map_err(failed)?;
-        let mut new = Spool::make(beside, &self.place.path, Mode::from_raw_mode(0o666))?;
-        if let Some(mode) = mode {
-            new.chmod(mode).map_err(|errno| failed(errno.into()))?;
+        // The umask took its part, now or when its maker was killed before it came here. What has a second name may be
+        // somebody else's file, laid here to be opened.
+        let stat = rustix::fs::fstat(&lock)?;
+        if stat.st_nlink == 1 {
+            self.give(&lock)?;
+            if stat.st_mode & open != open {
+                // Who did not make it may not, and does not need to: it is open for them.
+                let _ = rustix::fs::fchmod(&lock, Mode::from_raw_mode(open));
+            }
         }
-        new.fill(marks.text().as_bytes())?;
-        new.rename(&self.beside, MARKS.as_ref()).map_err(|errno| failed(errno.into()))?;
-        self.sync()
+        Ok(lock)
     }
 
-    /// Both directories: the marks' own name may be new in the file's.
-    fn sync(&self) -> Result<()> {
-        self.beside
-            .sync_all()
-            .and_then(|()| self.place.directory.sync_all())
-            .map_err(|error| self.place.failed("can not sync the marks of", error))
-    }
-
-    /// Puts the spooled file where the old one is. The mark is on disk by now.
-    pub(super) fn replace(&self, spool: Spool) -> Result<()> {
-        let failed = |error: std::io::Error| self.place.failed("can not replace", error);
-        // It was dressed before its input came, which may be long ago.
-        if let Some(old) = self.place.target()?
-            && spool.dress(&old).map_err(|errno| failed(errno.into()))?
-        {
-            spool.sync().map_err(failed)?;
+    /// Gives what lies beside to those whose directory it is, as far as this process may: else an operator who enters
+    /// once as root would lock them out.
+    fn give(&self, file: impl AsFd) -> rustix::io::Result<()> {
+        let (whose, stat) = (rustix::fs::fstat(&self.directory)?, rustix::fs::fstat(&file)?);
+        if (stat.st_uid, stat.st_gid) != (whose.st_uid, whose.st_gid) {
+            let (owner, group) = (Uid::from_raw(whose.st_uid), Gid::from_raw(whose.st_gid));
+            if rustix::fs::fchown(&file, Some(owner), Some(group)).is_err() {
+                let _ = rustix::fs::fchown(&file, None, Some(group));
+            }
         }
-        let (directory, name) = (&self.place.directory, &self.place.name);
-        spool.rename(directory, name).map_err(|errno| failed(errno.into()))?;
-        directory.sync_all().map_err(|error| {
-            let doing =
-                "the file is replaced, but a crash of the machine may undo it: can not sync";
-            self.place.failed(doing, error)
-        })
+        Ok(())
     }
 }

@@ -1,30 +1,69 @@
 -- Checks the token, raises the mark, runs the commands: one step.
 --   KEYS  the mark; then the keys of the commands, which a cluster wants to know
---   ARGV  token; who; retention in ms, 0 for ever; then for each command the number of its words, and the words
--- Returns {"done", reply, ...}, {"stale", mark}, {"damaged", mark}, or {"failed", which, error}.
-local token, who, retention = ARGV[1], ARGV[2], ARGV[3]
+--   ARGV  token, 1 to 2^53 - 1 in decimal digits; who, 1 to 256 bytes without control characters; retention in ms, 0 for
+--         ever, else one second to ten years; then for each command the number of its words, at most 7000, and the words
+-- Returns {"done", reply, ...}, {"stale", mark}, {"damaged", mark}, or {"failed", which, error}; a number behind that of the
+-- last command is the mark itself. What is not as above is an error, and nothing was done.
+local token, who, retention = ARGV[1] or '', ARGV[2] or '', ARGV[3] or ''
+local function whole(text, least, most)
+  -- tonumber alone would take " 35", 0x30, 1e3 and NaN, and no token is below NaN. What is too large rounds to more than `most`.
+  local number = string.match(text, '^[1-9]%d*$') and tonumber(text)
+  return number and number >= least and number <= most
+end
+local function refused(what) return redis.error_reply('ERR fencepost: ' .. what .. '; nothing was done') end
+if not whole(token, 1, 9007199254740991) then
+  return refused('the token is none: give 1 to 9007199254740991 in decimal digits')
+end
+-- Control characters are one byte, or two that begin with 194.
+if who == '' or #who > 256 or string.find(who, '%c') or string.find(who, '\194[\128-\159]') then
+  return refused('who enters is no label: give 1 to 256 bytes without control characters')
+end
+if retention ~= '0' and not whole(retention, 1000, 315360000000) then
+  return refused('the retention is none: give 0, or 1000 to 315360000000 milliseconds')
+end
+local word = 4
+while word <= #ARGV do
+  if not whole(ARGV[word], 1, 7000) or word + ARGV[word] > #ARGV then
+    return refused('the commands can not be told apart: give before each the number of its words')
+  end
+  word = word + ARGV[word] + 1
+end
+
 local mark = redis.call('GET', KEYS[1])
 local last = mark and string.match(mark, '^(%d+) %d+ .')
 if mark and not last then return {'damaged', mark} end
 -- As numbers: as text "9" is more than "10". They are below 2^53, so none is rounded.
 if last and tonumber(token) < tonumber(last) then return {'stale', mark} end
-if not last or tonumber(token) > tonumber(last) then
+local raised = not last or tonumber(token) > tonumber(last)
+if raised then
   local time = redis.call('TIME')
   -- `..` and tostring lose digits above 1e14; %.0f does not. The token is kept as the text that it came as.
   local millis = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-  redis.call('SET', KEYS[1], token .. ' ' .. millis .. ' ' .. who)
+  local record = token .. ' ' .. millis .. ' ' .. who
+  if retention == '0' then
+    redis.call('SET', KEYS[1], record)
+  else
+    redis.call('SET', KEYS[1], record, 'PX', retention)
+  end
 end
-if retention == '0' then
-  redis.call('PERSIST', KEYS[1])
-else
-  redis.call('PEXPIRE', KEYS[1], retention)
-end
-local done, which, word = {'done'}, 0, 4
-while word <= #ARGV do
+local done, which, failed = {'done'}, 0, nil
+word = 4
+while word <= #ARGV and not failed do
   local words = tonumber(ARGV[word])
   local reply = redis.pcall(unpack(ARGV, word + 1, word + words))
   which, word = which + 1, word + words + 1
-  if type(reply) == 'table' and reply.err then return {'failed', which, reply.err} end
+  if type(reply) == 'table' and reply.err then failed = {'failed', which, reply.err} end
   done[which + 1] = reply
 end
-return done
+-- Last, since Redis asks only before a script's first write whether there is memory left. And always, since only a
+-- write shows that this is no replica: its mark may be an old one.
+if not raised then
+  local kept
+  if retention == '0' then
+    kept = redis.pcall('PERSIST', KEYS[1])
+  else
+    kept = redis.pcall('PEXPIRE', KEYS[1], retention)
+  end
+  if type(kept) == 'table' and kept.err then failed = failed or {'failed', which + 1, kept.err} end
+end
+return failed or done

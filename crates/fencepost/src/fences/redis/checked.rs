@@ -4,7 +4,7 @@ use fencepost_core::{Label, Token};
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, FromRedisValue, Pipeline, ToRedisArgs, ToSingleRedisArg, Value};
 
-use super::place::shown;
+use super::place::{is_ours, shown};
 use super::script::ACT;
 use super::{Fence, commands, faults, records};
 use crate::client::default_label;
@@ -72,7 +72,11 @@ impl<'f> Checked<'f> {
     /// Any command, with all of its keys: `command(redis::cmd("LPUSH").arg("jobs").arg(7), "jobs")`. Several keys are an
     /// array, none is `&[] as &[&str]`.
     ///
-    /// What waits, what belongs to a connection, and what would wipe the marks is refused. A script sees replies as
+    /// A key that is not named is not seen: whether it lies in the slot of the mark is not checked here, and a cluster
+    /// may refuse it in the middle of the step, with the commands before it done.
+    ///
+    /// What waits, what belongs to a connection, what would wipe the marks, and any word that begins like a key of the
+    /// fence (`fencepost:mark:`, `fencepost:resets:`) is refused. A script sees replies as
     /// RESP2 has them (`HGETALL` is a list of pairs), and whole numbers as doubles: those above 2^53 are rounded.
     pub fn command(mut self, command: &Cmd, keys: impl ToRedisArgs) -> Self {
         if self.wrong.is_none() {
@@ -111,6 +115,15 @@ impl<'f> Checked<'f> {
             Error::invalid("a command with a cursor can not be checked: run it without the fence")
         })?;
         commands::admit(&words)?;
+        // Named as a key or not: who deletes a mark lets a stale token in.
+        if let Some(own) = words[1..].iter().find(|word| is_ours(word)) {
+            return Err(Error::invalid(format!(
+                "{} has the word {}, which is a key of fencepost's own: name another, or use \
+                 Fence::reset",
+                shown(words[0]),
+                shown(own)
+            )));
+        }
         for key in keys {
             if !words[1..].contains(&key.as_slice()) {
                 return Err(not_a_word(key, &shown(words[0])));
@@ -123,8 +136,10 @@ impl<'f> Checked<'f> {
     /// Sends it all, and gives the replies, one per command, as a pipeline does: `run::<(i64, String)>`, `run::<(i64,)>`
     /// for one command, `run::<()>` to pass over them.
     ///
-    /// An error of the kind [`Stale`](crate::ErrorKind::Stale) means that nothing was done. After one of the kind
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) nobody knows. If a command fails, those before it are done.
+    /// An error of the kind [`Stale`](crate::ErrorKind::Stale) means that nothing was done. If a command fails, those
+    /// before it are done; the error says which one it was, and its kind follows what the server said
+    /// ([`Unreachable`](crate::ErrorKind::Unreachable) if it was out of memory, for one). After any other error of the kind
+    /// `Unreachable` nobody knows whether they ran: the answer may have been lost.
     pub async fn run<T: FromRedisValue>(self, connection: &mut impl ConnectionLike) -> Result<T> {
         let Self { fence, token, who, keys: named, commands, wrong } = self;
         if let Some(wrong) = wrong {
@@ -161,13 +176,12 @@ impl<'f> Checked<'f> {
             (Some(Value::BulkString(word)), [Value::Int(which), Value::BulkString(said)])
                 if word == b"failed" =>
             {
-                let which = usize::try_from(*which).unwrap_or_default();
-                let name = commands.get(which.wrapping_sub(1)).map(commands::name);
-                Err(faults::of_command(
-                    which,
-                    &name.unwrap_or_default(),
-                    &String::from_utf8_lossy(said),
-                ))
+                let (which, said) =
+                    (usize::try_from(*which).unwrap_or_default(), String::from_utf8_lossy(said));
+                Err(match commands.get(which.wrapping_sub(1)) {
+                    Some(command) => faults::of_command(which, &commands::name(command), &said),
+                    None => faults::of_mark(&said),
+                })
             }
             _ => Err(faults::not_ours()),
         }

@@ -101,8 +101,13 @@ pub(super) fn admit(words: &[&[u8]]) -> Result<()> {
     if let Some((why, _)) = REFUSED.iter().find(|(_, names)| names.contains(&&*name)) {
         return refused(why);
     }
-    let waits = |word: &&[u8]| word.eq_ignore_ascii_case(b"BLOCK");
-    if (name == "XREAD" || name == "XREADGROUP") && words.iter().any(waits) {
+    // Behind STREAMS stand keys: one may be called "block".
+    let is = |word: &[u8], option: &str| word.eq_ignore_ascii_case(option.as_bytes());
+    let waits = || {
+        let mut options = words.iter().take_while(|word| !is(word, "STREAMS"));
+        options.any(|word| is(word, "BLOCK"))
+    };
+    if (name == "XREAD" || name == "XREADGROUP") && waits() {
         return refused("with BLOCK it waits, and a script can not: leave BLOCK out");
     }
     if words.len() > WORDS {
@@ -138,6 +143,7 @@ mod tests {
         let words = |text: &'static str| text.split(' ').map(str::as_bytes).collect::<Vec<_>>();
         assert!(admit(&words("XREAD block 0 STREAMS s 0")).is_err());
         admit(&words("XREAD STREAMS s 0")).unwrap();
+        admit(&words("XREAD count 1 streams block 0")).unwrap();
         admit(&words("LPOP jobs")).unwrap();
         assert!(admit(&vec![b"DEL".as_slice(); WORDS + 1]).is_err());
         assert!(admit(&[]).is_err());

@@ -5,6 +5,8 @@ use redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Server};
 use crate::backends::redis::faults::{Fault, said};
 use crate::error::{Error, ErrorKind};
 
+const REPLICA: &str = "this server is a replica, and to enter is to write: name its primary";
+
 /// What an error of the crate `redis` means to the user of a fence.
 #[must_use]
 pub fn explain(error: &RedisError) -> Error {
@@ -22,9 +24,7 @@ pub fn explain(error: &RedisError) -> Error {
             )),
             None => Error::refused("the keys lie at another node of the cluster"),
         },
-        Kind::Server(Server::ReadOnly) => {
-            Error::refused("this server is a replica, and to enter is to write: name its primary")
-        }
+        Kind::Server(Server::ReadOnly) => Error::refused(REPLICA),
         _ if error.code() == Some("WRONGTYPE") => Error::refused(
             "a key of the fence (fencepost:mark:..., fencepost:resets:...) holds what fencepost did \
              not write: see who did, and delete it",
@@ -36,19 +36,38 @@ pub fn explain(error: &RedisError) -> Error {
 
 /// A command behind the check failed.
 pub(super) fn of_command(which: usize, name: &str, said: &str) -> Error {
-    let kind = match said.split(' ').next().unwrap_or_default() {
-        "OOM" | "MISCONF" | "NOREPLICAS" | "MASTERDOWN" | "CLUSTERDOWN" => ErrorKind::Unreachable,
-        "NOPERM" | "READONLY" => ErrorKind::Refused,
-        _ => ErrorKind::Invalid,
-    };
-    let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let before = match which {
         0 | 1 => "nothing was written but the mark".to_owned(),
         2 => "the one before it was done, those behind it were not".to_owned(),
         _ => format!("the {} before it were done, those behind it were not", which - 1),
     };
-    Error::new(kind, format!("command {which}, {name}, failed: {before}; mend it"))
-        .because(said.trim())
+    Error::new(kind_of(said), format!("command {which}, {name}, failed: {before}; mend it"))
+        .because(one_line(said))
+}
+
+/// The commands ran; how long the mark stays could not be set.
+pub(super) fn of_mark(said: &str) -> Error {
+    let error = if said.starts_with("READONLY") {
+        Error::refused(REPLICA)
+    } else {
+        let message = "the commands ran, but how long the mark stays could not be set (PERSIST, \
+                       PEXPIRE): mend it, and enter again";
+        Error::new(kind_of(said), message)
+    };
+    error.because(one_line(said))
+}
+
+fn kind_of(said: &str) -> ErrorKind {
+    match said.split(' ').next().unwrap_or_default() {
+        "OOM" | "MISCONF" | "NOREPLICAS" | "MASTERDOWN" | "CLUSTERDOWN" => ErrorKind::Unreachable,
+        "NOPERM" | "READONLY" => ErrorKind::Refused,
+        _ => ErrorKind::Invalid,
+    }
+}
+
+fn one_line(said: &str) -> String {
+    let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    said.trim().to_owned()
 }
 
 /// Something stands between us and a Redis.

@@ -76,6 +76,11 @@ impl Place {
     }
 }
 
+/// Whether a word of a command begins like a key that the fence keeps.
+pub(super) fn is_ours(word: &[u8]) -> bool {
+    word.starts_with(MARK.as_bytes()) || word.starts_with(RESETS.as_bytes())
+}
+
 /// The part of a key that decides its slot: what stands in the first braces, or all of it.
 fn hashed(key: &[u8]) -> &[u8] {
     let inner = key.iter().position(|byte| *byte == b'{').and_then(|open| {

@@ -10,7 +10,8 @@ use crate::fences::{Mark, Reset};
 /// A mark: `TOKEN MILLIS WHO`.
 pub(super) fn mark(name: &LockName, record: &[u8]) -> Result<Mark> {
     let read = || {
-        let text = str::from_utf8(record).ok()?;
+        // Another language may have brought a name that is no UTF-8: its mark counts all the same.
+        let text = String::from_utf8_lossy(record);
         let mut words = text.splitn(3, ' ');
         let (token, millis, who) = (words.next()?, words.next()?, words.next()?);
         Some(Mark {

@@ -1,0 +1,137 @@
+//! The script as other languages call it: whatever they hand over, nothing gets in that is no token, and no mark is
+//! left that keeps everybody out. As docs/fences/redis.md shows.
+
+use fencepost::ErrorKind;
+use fencepost::fences::redis::Fence;
+use fencepost::redis::cmd;
+use fencepost_testbed::{Redis, Reply};
+
+use super::common::*;
+
+const KEY: &str = "fencepost:mark:{cart/7}cart/7";
+
+/// One call: token, who, retention, and what follows.
+fn call(server: &Redis, head: [&str; 3], commands: &[&str]) -> Reply {
+    let script = include_str!("../../src/fences/redis/act.lua");
+    let words = [&["EVAL", script, "2", KEY, "cart:7"], &head[..], commands].concat();
+    server.command(&words).unwrap()
+}
+
+#[tokio::test]
+async fn other_languages_use_the_same_script() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let set = |token: &str, value: &str| {
+        call(&server, [token, "web-1:4711", "0"], &["3", "SET", "cart:7", value])
+    };
+    assert_eq!(set("33", "a").items().unwrap()[0].text().unwrap(), "done");
+    let fence = Fence::new(&name("cart/7"));
+    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().set_by, "web-1:4711");
+    fence.enter(&mut redis, token(34)).await.unwrap();
+    assert_eq!(set("33", "late").items().unwrap()[0].text().unwrap(), "stale");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "a");
+    set("34", "b");
+    assert_eq!(text(&server, &["GET", "cart:7"]), "b");
+}
+
+/// `tonumber` takes most of these for numbers, and no comparison with NaN is true: it would not be stale.
+#[tokio::test]
+async fn what_is_no_token_label_retention_or_command_changes_nothing() {
+    let server = Redis::builder().start().unwrap();
+    let long = "x".repeat(257);
+    let set = &["3", "SET", "cart:7", "bad"][..];
+    let mut bad: Vec<([&str; 3], &[&str])> = [
+        "NaN",
+        "nan",
+        "-nan",
+        "inf",
+        "abc",
+        "",
+        "0",
+        "-5",
+        "+35",
+        "35.0",
+        "1e3",
+        "0x30",
+        " 35",
+        "35 ",
+        "35\n",
+        "35\0",
+        "035",
+        "9007199254740992",
+        "9007199254740993",
+        "99999999999999999999",
+    ]
+    .map(|token| ([token, "web", "0"], set))
+    .to_vec();
+    bad.extend(
+        ["", "a\nb", "a\tb", "\0", "\u{7f}", "\u{85}", &long].map(|who| (["35", who, "0"], set)),
+    );
+    bad.extend(
+        [
+            "",
+            "00",
+            "-1",
+            "1e9",
+            "soon",
+            "NaN",
+            "999",
+            "0x1000",
+            "315360000001",
+            "99999999999999999999",
+        ]
+        .map(|retention| (["35", "web", retention], set)),
+    );
+    let torn: [&[&str]; 7] = [
+        &["0"],
+        &["4", "SET", "cart:7", "bad"],
+        &["-1", "SET", "cart:7", "bad"],
+        &["NaN", "SET", "cart:7", "bad"],
+        &["SET", "cart:7", "bad"],
+        &["3", "SET", "cart:7", "bad", "2"],
+        &["7001", "SET", "cart:7", "bad"],
+    ];
+    bad.extend(torn.map(|commands| (["35", "web", "0"], commands)));
+    // Without a mark, with a lower one, and with an equal one, which would be the first to lose its retention.
+    for before in [None, Some("33"), Some("35")] {
+        server.command(&["FLUSHALL"]).unwrap();
+        if let Some(token) = before {
+            let data = call(&server, [token, "web", "60000"], &["3", "SET", "cart:7", "good"]);
+            assert_eq!(data.items().unwrap()[0].text().unwrap(), "done");
+        }
+        let look = || {
+            let (mark, data) = (server.command(&["GET", KEY]), server.command(&["GET", "cart:7"]));
+            (mark.unwrap(), data.unwrap(), int(&server, &["PTTL", KEY]) > 0)
+        };
+        let was = look();
+        for (head, commands) in &bad {
+            let reply = call(&server, *head, commands);
+            let told = matches!(&reply, Reply::Error(said) if said.contains("nothing was done"));
+            assert!(told, "{head:?} {commands:?}: {reply:?}");
+            assert_eq!(look(), was, "{head:?} {commands:?}");
+        }
+    }
+    // What is just good enough.
+    for (token, who, retention) in [
+        ("36", "x", "1000"),
+        ("37", &long[1..], "315360000000"),
+        ("9007199254740991", "\u{fc} x", "0"),
+    ] {
+        let reply = call(&server, [token, who, retention], set);
+        assert_eq!(reply.items().unwrap()[0].text().unwrap(), "done", "{token}");
+    }
+}
+
+/// A label of another language that is no UTF-8 does not hide its mark.
+#[tokio::test]
+async fn a_mark_whose_label_is_no_utf_8_still_counts() {
+    let server = Redis::builder().start().unwrap();
+    let mut redis = connect(&server).await;
+    let mut set = cmd("SET");
+    set.arg(KEY).arg(b"34 1772357412345 w\xffb");
+    set.query_async::<()>(&mut redis).await.unwrap();
+    let fence = Fence::new(&name("cart/7"));
+    let error = error_of(fence.enter(&mut redis, token(33)).await);
+    assert_eq!(*error.kind(), ErrorKind::Stale, "{error}");
+    fence.enter(&mut redis, token(34)).await.unwrap();
+}
