@@ -16,7 +16,7 @@ const NO_ERROR: [u8; 4] = [0; 4];
 const CANCEL: [u8; 4] = [0, 0, 0, 8];
 const WINDOW: u32 = 65_535;
 
-/// A stream that is reset with NO_ERROR ends, for some libraries, like one that is whole: half a body would be forwarded
+/// A stream that is reset with `NO_ERROR` ends, for some libraries, like one that is whole: half a body would be forwarded
 /// as all of it.
 #[test]
 fn half_a_body_is_not_forwarded() {

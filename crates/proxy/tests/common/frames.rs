@@ -67,12 +67,10 @@ impl Frames {
     /// The next frame; none at the end of the connection.
     pub(crate) fn next(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
-        match self.0.read_exact(&mut head) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                panic!("the connection is still open")
-            }
-            Err(_) => return None,
+        if let Err(error) = self.0.read_exact(&mut head) {
+            let open = error.kind() == std::io::ErrorKind::WouldBlock;
+            assert!(!open, "the connection is still open");
+            return None;
         }
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);

@@ -58,7 +58,7 @@ impl Scene {
         let text = call(admin, "GET", "/metrics", &[], b"").text();
         let start = format!("fencepost_proxy_{name} ");
         let value = text.lines().find_map(|line| line.strip_prefix(&start));
-        value.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
+        value.expect(name).parse().unwrap()
     }
 
     /// Through the proxy, without one.
