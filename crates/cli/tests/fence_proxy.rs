@@ -214,7 +214,7 @@ fn a_log_that_nobody_reads_keeps_it_from_nothing() {
     assert!(code == Some(0) && err.len() > 60_000, "{code:?}, {} bytes", err.len());
     // It was noted that nothing is in doubt.
     let path = marks.strip_prefix("sqlite:").unwrap();
-    let db = fencepost::rusqlite::Connection::open(path).unwrap();
+    let db = rusqlite::Connection::open(path).unwrap();
     let doubt = db.query_row("SELECT in_doubt FROM fencepost_proxy", [], |row| row.get(0));
     assert!(!doubt.unwrap_or(true), "{}", store.path("").display());
 }
