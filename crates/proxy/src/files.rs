@@ -8,8 +8,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What the proxy itself needs: listeners, marks, log, threads.
 const OWN: u64 = 64;
-/// A connection's: its own, one to the upstream, a body on disk. An answer on disk comes when the request's body has gone.
-const PER_CONNECTION: u64 = 3;
+/// A connection's: its own, one to the upstream, a body and an answer on disk. The streams of HTTP/2 are not counted one by
+/// one.
+const PER_CONNECTION: u64 = 4;
 
 /// Raises the limit of this process as far as it is allowed to, and says how many of the wanted connections fit.
 pub(crate) fn make_room(wanted: usize) -> Result<usize> {
@@ -39,7 +40,7 @@ mod tests {
     #[test]
     fn no_more_connections_than_files() {
         assert_eq!(fit(1_048_576, 4096).unwrap(), 4096);
-        assert_eq!(fit(1024, 4096).unwrap(), 320);
+        assert_eq!(fit(1024, 4096).unwrap(), 240);
         assert_eq!(fit(1024, 10).unwrap(), 10);
         assert!(fit(66, 10).unwrap_err().to_string().contains("ulimit -n"));
     }

@@ -168,7 +168,7 @@ impl Gate {
         };
         let (reply, body) = match watch.until(now() + self.limits.upstream, sent).await {
             Ok(Ok(reply)) => reply,
-            Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why))) => {
+            Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why) | Fault::Ended(why))) => {
                 return Err(Problem::bad_gateway(why));
             }
             Err(Late) => return Err(self.late()),
@@ -183,7 +183,13 @@ impl Gate {
 
     async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Spool, Fault> {
         let body = reply.whole(rest, self.limits.max_answer, &self.limits.spool).await;
-        body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))
+        let body = body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))?;
+        let status = reply.head.status;
+        body.map_err(|why| {
+            Fault::Ended(format!(
+                "the upstream answered {status}, which can not be passed on: {why}"
+            ))
+        })
     }
 
     async fn fence(
@@ -247,7 +253,7 @@ impl Gate {
                     AnswerBody::Whole(body)
                 }))
             }
-            Ok(Err(Fault::NotSent(why))) => {
+            Ok(Err(Fault::NotSent(why) | Fault::Ended(why))) => {
                 turn.end();
                 Err(Problem::bad_gateway(why).on(name, Some(token)))
             }

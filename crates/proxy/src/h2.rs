@@ -85,15 +85,18 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 connection.as_mut().graceful_shutdown();
             }
             () = BootClock.alarm(again) => match streams.look(quiet, idle) {
+                Look::Again(then) if stopping => again = then.min(now() + LINGER.1),
                 Look::Again(then) => again = then,
                 Look::Idle if stopping => return,
-                Look::Idle => break,
+                // What the client sent before it hears of the end is still answered.
+                Look::Idle => {
+                    (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
+                    connection.as_mut().graceful_shutdown();
+                }
                 Look::Stuck => return,
             },
         }
     }
-    connection.as_mut().graceful_shutdown();
-    let _ = Watch::default().until(now() + LINGER.1, connection).await;
 }
 
 impl Shared {

@@ -73,13 +73,14 @@ impl Proxy {
         let address = local(&listener)?;
         let metrics_address = metrics_listener.as_ref().map(local).transpose()?;
         let metrics = Arc::new(Metrics::new());
+        // What may fail comes before the marks, which note that a run has begun.
+        let log = Log::open(&config.access_log)?;
+        let max_connections = files::make_room(config.max_connections)?;
         let (marks, settling) = Marks::open(&config.marks, config.hasty, &metrics)?;
         let opens = if settling { now() + config.settle } else { now() };
         let turns = Turns::new(config.settle, opens);
-        let log = Log::open(&config.access_log)?;
         let gate = Arc::new(Gate::new(config, metrics, turns, marks, log));
         let ((stop, stopping), (end, ending)) = (watch::channel(false), watch::channel(false));
-        let max_connections = files::make_room(config.max_connections)?;
         let connections = Arc::new(Semaphore::new(max_connections));
         let proxy = Self {
             address,

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::h1::body::{Decoder, Framing};
 use crate::h1::head::{Bad, Finder, Response, response};
 use crate::spool::{Room, Spool};
-use crate::time::now;
+use crate::time::{Late, Watch, now};
 
 /// The most idle connections that a thread keeps.
 const MAX_IDLE: usize = 256;
@@ -27,6 +27,8 @@ const MAX_IDLE: usize = 256;
 const MAX_HEAD: usize = 256 * 1024;
 /// A body up to this size leaves in one piece with its head.
 const ONE_PIECE: usize = 64 * 1024;
+/// How long an upstream that has answered may take nothing more of the request.
+const TAKES: Duration = Duration::from_secs(2);
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -35,7 +37,12 @@ pub(crate) enum Fault {
     NotSent(String),
     /// It may have been received, and may still be running.
     InDoubt(String),
+    /// It came to its end, and its answer could not be kept.
+    Ended(String),
 }
+
+/// The body of an answer that came to its end, or why it could not be kept.
+pub(crate) type Read = Result<Spool, String>;
 
 /// Where the upstream is.
 pub(crate) struct Upstream {
@@ -176,6 +183,19 @@ impl Rest<'_> {
         self.sent == self.head.len() && !self.body.is_some_and(left)
     }
 
+    /// Sends it as long as the upstream takes it: one that has answered may still read on. Whether all was sent.
+    async fn write_while_taken(&mut self, write: &mut WriteHalf<'_>) -> bool {
+        let mut watch = Watch::default();
+        loop {
+            let before = (self.sent, self.at, self.piece.len());
+            match watch.until(now() + TAKES, self.write(write)).await {
+                Ok(done) => return done.is_ok(),
+                Err(Late) if (self.sent, self.at, self.piece.len()) == before => return false,
+                Err(Late) => {}
+            }
+        }
+    }
+
     /// Sends all of it. May be dropped, and called again.
     async fn write(&mut self, write: &mut WriteHalf<'_>) -> io::Result<()> {
         while self.sent < self.head.len() {
@@ -251,13 +271,13 @@ impl Reply {
         }
     }
 
-    /// The whole body. What is left of the request is sent meanwhile.
+    /// The whole body. What is left of the request is sent meanwhile. An error is a request whose end is not known.
     pub(crate) async fn whole(
         &mut self,
         rest: Option<Rest<'_>>,
         limit: u64,
         room: &Arc<Room>,
-    ) -> io::Result<Spool> {
+    ) -> io::Result<Read> {
         let (mut read, mut write) = self.link.io.split();
         let buffer = &mut self.link.read;
         let reading = read_whole(&mut read, buffer, &mut self.decoder, limit, room);
@@ -266,7 +286,10 @@ impl Reply {
         let (sent, body) = tokio::select! {
             biased;
             sent = rest.write(&mut write) => (sent.is_ok(), reading.await?),
-            body = &mut reading => (false, body?),
+            body = &mut reading => {
+                let goes_on = self.head.status < 400 && rest.write_while_taken(&mut write).await;
+                (goes_on, body?)
+            }
         };
         if !sent {
             accept_a_part(self.head.status)?;
@@ -296,26 +319,30 @@ fn accept_a_part(status: u16) -> io::Result<()> {
     Err(io::Error::other(format!("it answered {status} before it had the whole request")))
 }
 
-/// Reads a body to its end.
+/// Reads a body to its end, also one that can not be kept: then the end is known, all the same.
 async fn read_whole(
     read: &mut ReadHalf<'_>,
     buffer: &mut BytesMut,
     decoder: &mut Decoder,
     limit: u64,
     room: &Arc<Room>,
-) -> io::Result<Spool> {
-    let mut spool = Spool::default();
+) -> io::Result<Read> {
+    let mut kept: Read = Ok(Spool::default());
     loop {
         let step = decoder.step(buffer).map_err(|Bad(why)| {
             io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
         })?;
-        spool.push(&buffer[step.data], room).await?;
-        buffer.advance(step.used);
-        if spool.len() > limit {
-            return Err(io::Error::other(format!("the answer has more than {limit} bytes")));
+        if let Ok(spool) = &mut kept {
+            let pushed = spool.push(&buffer[step.data], room).await;
+            if let Err(error) = pushed {
+                kept = Err(error.to_string());
+            } else if spool.len() > limit {
+                kept = Err(format!("it has more than {limit} bytes"));
+            }
         }
+        buffer.advance(step.used);
         if step.end || (step.used == 0 && !fill(read, buffer, decoder).await?) {
-            return Ok(spool);
+            return Ok(kept);
         }
     }
 }

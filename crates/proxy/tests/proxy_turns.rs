@@ -216,6 +216,42 @@ fn a_yes_to_half_a_request_is_not_believed() {
     drop(thread.join().unwrap());
 }
 
+/// One that answers first and reads the rest then has the whole request, and its answer counts.
+#[test]
+fn a_yes_before_the_end_counts_if_the_end_is_read() {
+    let (address, thread) = upstream(|io| {
+        let _ = io.read(&mut [0; 1000]).unwrap();
+        io.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+        let (mut left, mut piece) = (5_999_000_u32, vec![0; 65_536]);
+        while left > 0 {
+            let read = io.read(&mut piece).unwrap();
+            assert!(read > 0, "{left} bytes did not come");
+            left = left.saturating_sub(u32::try_from(read).unwrap());
+        }
+    });
+    let scene = Scene::with(|config| config.upstream = address);
+    let reply = scene.call("PUT", "/a", 1, &vec![0; 6_000_000]);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(scene.metric("held_back_names"), 0);
+    drop(thread.join().unwrap());
+}
+
+/// An answer that can not be kept was read to its end: its request is done, and the name is free.
+#[test]
+fn an_answer_without_room_holds_nobody_back() {
+    let (address, thread) = upstream(|io| {
+        let _ = io.read(&mut [0; 1000]).unwrap();
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n";
+        io.write_all(&[head.as_bytes(), &[0; 300_000]].concat()).unwrap();
+    });
+    let scene = Scene::with(|config| (config.upstream, config.max_spool) = (address, 100_000));
+    let reply = scene.call("PUT", "/a", 1, b"small");
+    assert_eq!(reply.status, 502, "{}", reply.text());
+    assert!(reply.problem("detail").contains("answered 200"), "{}", reply.text());
+    assert_eq!(scene.metric("held_back_names"), 0);
+    drop(thread.join().unwrap());
+}
+
 /// An upstream that begins to answer at once, and answers with what it reads.
 #[test]
 fn a_request_is_sent_to_its_end_while_its_answer_comes() {

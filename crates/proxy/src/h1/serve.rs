@@ -83,6 +83,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 Carried { head: &head, body: &body, client: self.client, pool: &self.pool };
             let gate = &self.gate;
             let done = gate.carry(plan, carried, &mut self.watch, &mut seen).await;
+            // Its room is for others while the client takes the answer.
+            drop(body);
             let (status, path) = (done.status, path_of(&head.target));
             gate.note(&Line {
                 began,
