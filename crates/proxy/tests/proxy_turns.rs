@@ -242,7 +242,7 @@ fn an_answer_without_room_holds_nobody_back() {
     let (address, thread) = upstream(|io| {
         let _ = io.read(&mut [0; 1000]).unwrap();
         let head = "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n";
-        io.write_all(&[head.as_bytes(), &[0; 300_000]].concat()).unwrap();
+        io.write_all(&[head.as_bytes(), &vec![0; 300_000]].concat()).unwrap();
     });
     let scene = Scene::with(|config| (config.upstream, config.max_spool) = (address, 100_000));
     let reply = scene.call("PUT", "/a", 1, b"small");
