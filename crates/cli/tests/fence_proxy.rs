@@ -274,5 +274,5 @@ fn it_takes_no_more_connections_than_it_has_files_for() {
     running.signal(Signal::TERM);
     let (code, _, err) = running.end();
     assert_eq!(code, Some(0));
-    assert!(err.contains("open files allows for 78 connections, not for 4096"), "{err}");
+    assert!(err.contains("open files allows for 59 connections, not for 4096"), "{err}");
 }
