@@ -50,9 +50,9 @@ fn commands_named() -> String {
     use clap::CommandFactory as _;
     let mut command = crate::args::Cli::command();
     let mut path = "fencepost".to_owned();
-    for word in std::env::args().skip(1) {
+    for word in std::env::args_os().skip(1) {
         let Some(next) = command.find_subcommand(&word) else { break };
-        path = format!("{path} {word}");
+        path = format!("{path} {}", next.get_name());
         command = next.clone();
     }
     path
