@@ -8,6 +8,7 @@
 //! suspend: there a guard can learn of its loss late by the time the machine slept.
 
 mod alarms;
+pub mod stamp;
 mod timer;
 
 use std::fmt;

@@ -49,7 +49,6 @@ pub mod redis;
 mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-mod stamp;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fencepost::clock::stamp;
 use fencepost::{Error, LockName, Moment, Result, Token};
 
 use crate::config::AccessLog;
@@ -151,7 +152,7 @@ impl Line<'_> {
         let Self { began, client, method, path, seen, status } = self;
         let micros = now().since(*began).as_micros();
         // To write to memory does not fail.
-        let _ = write!(out, "{{\"time\":\"{}\",\"client\":\"{client}\"", rfc3339());
+        let _ = write!(out, "{{\"time\":\"{}\",\"client\":\"{client}\"", stamp::now());
         for (key, value) in [
             ("method", Some(*method)),
             ("path", Some(*path)),
@@ -174,47 +175,5 @@ impl Line<'_> {
             }
         }
         let _ = writeln!(out, ",\"ms\":{}.{:03}}}", micros / 1000, micros % 1000);
-    }
-}
-
-/// The wall clock, for people.
-fn rfc3339() -> String {
-    let since = fencepost::clock::wall();
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let milli = since.subsec_millis();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
-}
-
-/// The day in the Gregorian calendar, counted in years that begin in March, so that the leap day is the last.
-fn date(days_since_1970: u64) -> (u64, u64, u64) {
-    let days = days_since_1970 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let year = era * 400 + year + u64::from(month >= 10);
-    (year, if month < 10 { month + 3 } else { month - 9 }, day)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_are_dated() {
-        for (days, expected) in [
-            (0, (1970, 1, 1)),
-            (58, (1970, 2, 28)),
-            (59, (1970, 3, 1)),
-            (11_016, (2000, 2, 29)),
-            (20_453, (2025, 12, 31)),
-            (20_454, (2026, 1, 1)),
-            (47_541, (2100, 3, 1)),
-        ] {
-            assert_eq!(date(days), expected, "{days}");
-        }
     }
 }

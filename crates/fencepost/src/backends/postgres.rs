@@ -29,6 +29,7 @@
 mod answers;
 mod found;
 mod listen;
+mod renew;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -36,7 +37,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
-use futures_util::future::join_all;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
@@ -53,7 +53,7 @@ use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
-use crate::race::{First, race};
+use crate::race::race;
 use crate::url::Url;
 
 /// How long a waiter or an observer trusts what it saw.
@@ -107,7 +107,6 @@ pub async fn install(url: &str) -> Result<Installed> {
 }
 
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
-const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
 const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
@@ -238,74 +237,6 @@ impl Postgres {
                 None => alarm.await,
             }
         }
-    }
-
-    async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
-        let mut answers = self.renew_batch(batch).await?;
-        // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
-        // not for so long that those who are renewed hear of it too late.
-        let shortest = batch.iter().filter_map(|renewal| renewal.ttl).min().unwrap_or(Ttl::MIN);
-        let limit = self.now() + shortest.as_duration() / 6;
-        let busy = answers.iter_mut().zip(batch).filter(|(answer, _)| answer.is_none());
-        join_all(busy.map(|(answer, renewal)| async move {
-            let alone = self.renew_batch(std::slice::from_ref(renewal));
-            *answer = match race(alone, self.clock.alarm(limit)).await {
-                First::Left(Ok(mut alone)) => alone.pop().flatten(),
-                First::Left(Err(fault)) => Some(Err(fault.into_error())),
-                First::Right(()) => None,
-            };
-        }))
-        .await;
-        let kept = |renewal: &Renewal| {
-            let (shown, name) = (self.pool.shown(), &renewal.name);
-            Error::unreachable(format!("a session at {shown} keeps the row of \"{name}\" from us"))
-        };
-        let answers = answers.into_iter().zip(batch);
-        Ok(answers.map(|(answer, renewal)| answer.unwrap_or_else(|| Err(kept(renewal)))).collect())
-    }
-
-    /// None of those whose row is locked by another, unless there is only one.
-    async fn renew_batch(&self, batch: &[Renewal]) -> Result<Vec<Option<Result<Renewed>>>, Fault> {
-        let names: Vec<&str> = batch.iter().map(|renewal| renewal.name.as_str()).collect();
-        let owners: Vec<String> = batch.iter().map(|renewal| renewal.owner.reveal()).collect();
-        let ttls: Vec<i64> = batch
-            .iter()
-            .map(|renewal| renewal.ttl.map_or(0, |ttl| i64::from(ttl.as_millis())))
-            .collect();
-        let tokens: Vec<i64> = batch
-            .iter()
-            .map(|renewal| renewal.token.map_or(0, |token| token.get().cast_signed()))
-            .collect();
-        let heard = self
-            .pool
-            .call(
-                Use::Renewing,
-                RENEW,
-                &[
-                    (&names, Type::TEXT_ARRAY),
-                    (&owners, Type::TEXT_ARRAY),
-                    (&ttls, Type::INT8_ARRAY),
-                    (&tokens, Type::INT8_ARRAY),
-                ],
-            )
-            .await?;
-        let mut answers: Vec<Option<Result<Renewed>>> = batch.iter().map(|_| None).collect();
-        for row in &heard.rows {
-            let place = number(row, "place").and_then(|place| usize::try_from(place).ok());
-            let place =
-                place.and_then(|place| place.checked_sub(1)).filter(|place| *place < batch.len());
-            let place = place.ok_or_else(|| answers::odd("renew"))?;
-            answers[place] = match answers::status(row, "renew")? {
-                1 => {
-                    let token = answers::token(row, "r_token", "renew")?;
-                    let ttl = answers::ttl(row, "r_ttl", "renew")?;
-                    Some(Ok(Renewed { token, ttl, sent: heard.sent }))
-                }
-                2 => None,
-                _ => Some(Err(Error::not_held(&batch[place].name, why_not(row)))),
-            };
-        }
-        Ok(answers)
     }
 
     async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {

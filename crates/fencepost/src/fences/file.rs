@@ -53,9 +53,9 @@ use fencepost_core::{Label, LockName, Token};
 
 use self::locked::Locked;
 use self::place::Place;
-use super::stamp;
 use super::{Mark, Reset, checked_reset};
 use crate::client::default_label;
+use crate::clock::stamp;
 use crate::error::{Error, Result};
 
 /// A file with a fence.

@@ -15,8 +15,8 @@ use std::fmt::Write as _;
 
 use fencepost_core::{Invalid, Label, LockName, Token};
 
+use crate::clock::stamp::now;
 use crate::error::Result;
-use crate::fences::stamp::now;
 use crate::fences::{Mark, Reset};
 
 const HEAD: &str = "fencepost marks ";

@@ -8,9 +8,10 @@
 
 use fencepost_core::{Label, LockName, Token};
 
-use super::super::{Mark, Reset, checked_reset, stamp};
+use super::super::{Mark, Reset, checked_reset};
 use super::cell::{Cell, Data, RESETS, Shape, TRAIL, WriteId};
 use super::slot::Step;
+use crate::clock::stamp;
 use crate::error::{Error, Result};
 
 /// Whoever acts: with which lock, token and label.

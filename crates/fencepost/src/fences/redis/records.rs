@@ -3,8 +3,8 @@
 use fencepost_core::{LockName, Token};
 use redis::ParsingError;
 
+use crate::clock::stamp::rfc3339;
 use crate::error::{Error, Result};
-use crate::fences::stamp::rfc3339;
 use crate::fences::{Mark, Reset};
 
 /// A mark: `TOKEN MILLIS WHO`.

@@ -1,9 +1,10 @@
-//! When a mark was set, as people read it. Nothing is decided by it.
+//! The wall clock as people read it: when a mark was set, when a request came. Nothing is decided by it.
 
-use crate::clock::wall;
+use super::wall;
 
-/// Now, by this machine's clock.
-pub(crate) fn now() -> String {
+/// Now, by this machine's clock: RFC 3339 in UTC.
+#[must_use]
+pub fn now() -> String {
     rfc3339(wall().as_millis() as u64)
 }
 
@@ -33,6 +34,21 @@ fn civil(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn days_are_dated() {
+        for (days, expected) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (20_453, (2025, 12, 31)),
+            (20_454, (2026, 1, 1)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(civil(days), expected, "{days}");
+        }
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {
