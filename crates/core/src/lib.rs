@@ -20,5 +20,5 @@ pub use command::{Command, Effect, Lease, Ticket};
 pub use machine::{Grant, Machine};
 pub use moment::Moment;
 pub use queue::Waiter;
-pub use types::{Invalid, Label, LockName, OwnerId, Token, Ttl};
+pub use types::{Invalid, Label, LockName, OwnerId, Token, Ttl, Value};
 pub use wheel::LeaseWheel;

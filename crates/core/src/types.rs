@@ -111,6 +111,52 @@ macro_rules! shown_as_text {
 shown_as_text!(LockName);
 shown_as_text!(Label);
 
+/// What a leader says of itself, for all to read: an address, a version, anything of at most 4 KiB.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Value(Arc<[u8]>);
+
+impl Value {
+    /// The longest value, in bytes.
+    pub const MAX_BYTES: usize = 4096;
+
+    /// Checks and keeps `value`.
+    pub fn new(value: impl AsRef<[u8]>) -> Result<Self, Invalid> {
+        let value = value.as_ref();
+        if value.len() > Self::MAX_BYTES {
+            return Err(Invalid::new(format!(
+                "the value has {} bytes: use at most {}, and say there where the rest is",
+                value.len(),
+                Self::MAX_BYTES
+            )));
+        }
+        Ok(Self(Arc::from(value)))
+    }
+
+    /// A value that a store has, by whoever wrote it: of any length.
+    #[must_use]
+    pub fn found(value: &[u8]) -> Self {
+        Self(Arc::from(value))
+    }
+
+    /// The value.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The value as text; what is no UTF-8 is shown as `\u{fffd}`.
+    #[must_use]
+    pub fn text(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.0)
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Value({:?})", self.text())
+    }
+}
+
 /// Proves who may renew and release: 128 bits, drawn at random for one acquisition.
 ///
 /// Whoever knows it can release the lock, so it is a secret: `Debug` hides it and there is no `Display`.
@@ -280,6 +326,14 @@ mod tests {
         assert_eq!(Token::new(Token::MAX).unwrap().get(), 9_007_199_254_740_991);
         assert!(Token::new(Token::MAX + 1).is_err());
         assert!("-1".parse::<Token>().unwrap_err().to_string().contains("-1"));
+    }
+
+    #[test]
+    fn values_have_a_limit_and_any_content() {
+        assert_eq!(Value::new("10.0.0.7:80").unwrap().text(), "10.0.0.7:80");
+        assert_eq!(Value::new([0xff]).unwrap().text(), "\u{fffd}");
+        assert!(Value::new([0; 4096]).is_ok());
+        assert!(Value::new([0; 4097]).unwrap_err().to_string().contains("4097"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a store must do to arbitrate locks. Guards, heartbeats, deadlines and undo are written once above.
 //!
-//! A backend implements [`Backend`], and [`Observe`] if it can tell of changes. It keeps these rules:
+//! A backend implements [`Backend`], [`Observe`] if it can tell of changes, and [`Ledger`] if it can keep
+//! records. It keeps these rules:
 //!
 //! - `acquire`, `renew` and `release` are idempotent by owner: a retry changes nothing and gets the same
 //!   token.
@@ -17,11 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 use crate::hold::Hold;
+use crate::ledger::Ledger;
 
 /// A boxed future, so that the traits here can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -69,11 +71,20 @@ pub struct Store {
     pub backend: Arc<dyn Backend>,
     /// Tells of changes, if the store can.
     pub observe: Option<Arc<dyn Observe>>,
+    /// Keeps records of what was done, if the store can.
+    pub ledger: Option<Arc<dyn Ledger>>,
 }
 
-impl<B: Backend + Observe> From<Arc<B>> for Store {
+impl Store {
+    /// A store that arbitrates and tells of changes, but keeps no records.
+    pub fn without_ledger<B: Backend + Observe>(store: Arc<B>) -> Self {
+        Self { backend: store.clone(), observe: Some(store), ledger: None }
+    }
+}
+
+impl<B: Backend + Observe + Ledger> From<Arc<B>> for Store {
     fn from(store: Arc<B>) -> Self {
-        Self { backend: store.clone(), observe: Some(store) }
+        Self { backend: store.clone(), observe: Some(store.clone()), ledger: Some(store) }
     }
 }
 
@@ -88,6 +99,8 @@ pub struct Request {
     pub ttl: Ttl,
     /// What a person reads as the holder.
     pub label: Label,
+    /// What a candidate says of itself, for all to read; `None` for a lock that is no election.
+    pub value: Option<Value>,
     /// Whether the grant may end with this process.
     pub liveness: Liveness,
     /// Where to tell of a loss that the store notices first.
@@ -152,6 +165,8 @@ pub struct Renewal {
     pub ttl: Option<Ttl>,
     /// The token that it was granted with, if the caller knows: a grant with another is not the one meant.
     pub token: Option<Token>,
+    /// What the holder says of itself from now on; `None` leaves that as it is.
+    pub value: Option<Value>,
 }
 
 /// A renewed grant.
@@ -194,6 +209,8 @@ pub struct HolderInfo {
     pub remaining: Option<Duration>,
     /// It was taken without a lease: it does not end by itself.
     pub endless: bool,
+    /// What it says of itself, if it leads an election.
+    pub value: Option<Value>,
 }
 
 impl HolderInfo {
@@ -201,7 +218,15 @@ impl HolderInfo {
     #[must_use]
     pub fn stranger() -> Self {
         let label = Label::new("another client").expect("a fixed label is valid");
-        Self { label, token: None, ttl: None, held_for: None, remaining: None, endless: false }
+        Self {
+            label,
+            token: None,
+            ttl: None,
+            held_for: None,
+            remaining: None,
+            endless: false,
+            value: None,
+        }
     }
 
     /// The holder as a clause: "is held by ...".
@@ -262,18 +287,21 @@ impl LockInfo {
         Glimpse {
             held: holder.is_some(),
             token: holder.and_then(|holder| holder.token),
+            value: holder.and_then(|holder| holder.value.clone()),
             waiting: self.waiting,
         }
     }
 }
 
-/// What an observer compares: who holds, and how many wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an observer compares: who holds, what it says, and how many wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glimpse {
     /// Whether anybody holds it.
     pub held: bool,
     /// The holder's token.
     pub token: Option<Token>,
+    /// What it says of itself.
+    pub value: Option<Value>,
     /// How many wait.
     pub waiting: usize,
 }

@@ -58,18 +58,24 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
             let opened = tokio::task::spawn_blocking(open).await;
             opened
                 .map_err(|_| crate::Error::unreachable("opening the file panicked"))?
-                .map(Store::from)
+                .map(Store::without_ledger)
         }
         #[cfg(feature = "etcd")]
-        Url::Etcd(url) => Ok(etcd::Etcd::open(*url, &around).await?.into()),
+        Url::Etcd(url) => Ok(Store::without_ledger(etcd::Etcd::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
-        Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
+        Url::Redis(url) => Ok(Store::without_ledger(redis::Redis::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
-        Url::Redlock(url) => Ok(redlock::Redlock::open(*url, &around).await?.into()),
+        Url::Redlock(url) => {
+            Ok(Store::without_ledger(redlock::Redlock::open(*url, &around).await?))
+        }
         #[cfg(feature = "postgres")]
-        Url::Postgres(url) => Ok(postgres::Postgres::open(*url, &around).await?.into()),
+        Url::Postgres(url) => {
+            Ok(Store::without_ledger(postgres::Postgres::open(*url, &around).await?))
+        }
         #[cfg(feature = "zookeeper")]
-        Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
+        Url::ZooKeeper(url) => {
+            Ok(Store::without_ledger(zookeeper::ZooKeeper::open(*url, &around).await?))
+        }
     }
 }
 

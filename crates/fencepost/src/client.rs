@@ -8,12 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fencepost_core::{Label, LockName, OwnerId, Ttl};
 use tokio::sync::oneshot;
 
-use crate::backend::{Broken, LockInfo, Renewal, Renewed, Store, Surroundings};
+use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings};
+use crate::claims::Claims;
 use crate::clock::{BootClock, Clock};
+use crate::election::Election;
 use crate::error::{Error, Result};
-use crate::guarantees::Guarantees;
+use crate::flight::{Flights, SingleFlight};
+use crate::guarantees::{Guarantees, Records};
 use crate::keeper::Keeper;
+use crate::ledger::{Entry, Ledger};
 use crate::lock::Lock;
+use crate::once::{self, Once};
 use crate::watch::Watch;
 
 /// A client of one store. Cheap to clone; all clones share one background thread.
@@ -40,6 +45,7 @@ pub(crate) struct Client {
     pub(crate) label: Label,
     /// The longest TTL that the store takes.
     pub(crate) longest: Ttl,
+    pub(crate) flights: Flights,
     closed: AtomicBool,
     background: Background,
 }
@@ -81,13 +87,43 @@ impl Fencepost {
         background.drain_with(&keeper);
         let label = default_label()?;
         let longest = store.backend.guarantees().longest;
-        let closed = AtomicBool::new(false);
-        Ok(Self(Arc::new(Client { store, keeper, clock, label, longest, closed, background })))
+        let (flights, closed) = (Flights::default(), AtomicBool::new(false));
+        let client = Client { store, keeper, clock, label, longest, flights, closed, background };
+        Ok(Self(Arc::new(client)))
     }
 
     /// Starts to describe a lock on `name`. Nothing happens until one of its acquires is awaited.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.0), name.as_ref())
+    }
+
+    /// Starts to describe an election under `name`. Nobody stands for it until it is campaigned for.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(&self.0, name.as_ref())
+    }
+
+    /// Starts to describe work that is done once per `key`, over all who use this store.
+    pub fn once(&self, key: impl AsRef<str>) -> Once {
+        Once::new(&self.0, key.as_ref())
+    }
+
+    /// Starts to describe a value that one of many callers computes.
+    pub fn single_flight(&self, key: impl AsRef<str>) -> SingleFlight {
+        SingleFlight::new(&self.0, key.as_ref())
+    }
+
+    /// Starts to describe things of which each is done once, by one worker. Their order is kept; each is a
+    /// key of [`once`](Self::once).
+    pub fn claim(&self, items: impl IntoIterator<Item = impl Into<String>>) -> Claims {
+        Claims::new(&self.0, items.into_iter().map(Into::into).collect())
+    }
+
+    /// The records of [`once`](Self::once), ordered by key, without their results; with their keys.
+    pub async fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
+        let ledger = self.0.ledger(true)?;
+        let entries = ledger.entries(once::PREFIX).await?;
+        let key = |entry: &Entry| Some(entry.name.as_str().strip_prefix(once::PREFIX)?.to_owned());
+        Ok(entries.into_iter().filter_map(|entry| Some((key(&entry)?, entry))).collect())
     }
 
     /// What this store keeps under which fault.
@@ -108,11 +144,7 @@ impl Fencepost {
 
     /// Follows the changes of `name`.
     pub fn watch(&self, name: &str) -> Result<Watch> {
-        let observe = self.0.store.observe.clone();
-        let observe = observe.ok_or_else(|| {
-            Error::refused(format!("the {} backend can not watch", self.guarantees().backend))
-        })?;
-        Ok(Watch::new(observe, LockName::new(name)?))
+        Ok(Watch::new(self.0.observe()?, LockName::new(name)?))
     }
 
     /// Ends the present grant of `name`, whoever holds it. Its holder learns it with its next renewal at
@@ -127,7 +159,8 @@ impl Fencepost {
 
     /// Renews a grant by its owner, for a script that acquired it in another process.
     pub async fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
-        let batch = vec![Renewal { name: LockName::new(name)?, owner, ttl, token: None }];
+        let batch =
+            vec![Renewal { name: LockName::new(name)?, owner, ttl, token: None, value: None }];
         let answer = self.0.store.backend.renew(batch).await.pop();
         answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
     }
@@ -149,6 +182,32 @@ impl Fencepost {
 impl Client {
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    pub(crate) fn observe(&self) -> Result<Arc<dyn Observe>> {
+        self.store.observe.clone().ok_or_else(|| {
+            let backend = self.store.backend.guarantees().backend;
+            Error::refused(format!("the {backend} backend can not watch"))
+        })
+    }
+
+    /// Where records are kept. Refused if the store has none, or may lose them though that matters.
+    pub(crate) fn ledger(&self, may_lose: bool) -> Result<Arc<dyn Ledger>> {
+        self.check_open()?;
+        let guarantees = self.store.backend.guarantees();
+        let backend = guarantees.backend;
+        match (guarantees.records, &self.store.ledger) {
+            (Records::Kept, Some(ledger)) => Ok(Arc::clone(ledger)),
+            (Records::MayBeLost { .. }, Some(ledger)) if may_lose => Ok(Arc::clone(ledger)),
+            (Records::MayBeLost { why, remedy }, Some(_)) => Err(Error::refused(format!(
+                "the {backend} store may lose the record of what was done: {why}; {remedy}, or say \
+                 that the work may be repeated"
+            ))),
+            (Records::None { why, remedy }, _) => Err(Error::refused(format!(
+                "the {backend} store keeps no records: {why}; {remedy}"
+            ))),
+            (_, None) => Err(Error::refused(format!("the {backend} store keeps no records"))),
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub enum ErrorKind {
     Refused,
     /// The call itself is wrong: fix the value that the message names.
     Invalid,
+    /// The work itself failed, now or in the run that is recorded. The message says how.
+    Failed,
     /// The client was closed.
     Closed,
 }

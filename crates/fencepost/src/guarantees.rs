@@ -23,6 +23,8 @@ pub struct Guarantees {
     pub longest: Ttl,
     /// Whether a renewal may ask for a longer TTL than the grant had.
     pub lengthens: bool,
+    /// How well it keeps the records of what was done once per key.
+    pub records: Records,
     /// What was found on the server that this client is connected to, as a name and a value each.
     pub found: Vec<(&'static str, String)>,
     /// What is kept under each fault, one row each, in the order of [`Fault::ALL`].
@@ -41,6 +43,40 @@ pub enum Correctness {
         /// What would change that.
         remedy: String,
     },
+}
+
+/// How well a store keeps records: what `once` and its kin need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Records {
+    /// A record that was told is there until its time is over.
+    Kept,
+    /// A record may be lost, and the work be done again.
+    MayBeLost {
+        /// Why.
+        why: String,
+        /// What would change that.
+        remedy: String,
+    },
+    /// It keeps none.
+    None {
+        /// Why.
+        why: String,
+        /// Where to turn.
+        remedy: String,
+    },
+}
+
+impl Records {
+    /// Of a store that keeps its records as it keeps its locks.
+    #[must_use]
+    pub fn like(correctness: &Correctness) -> Self {
+        match correctness {
+            Correctness::Fit => Self::Kept,
+            Correctness::Unfit { why, remedy } => {
+                Self::MayBeLost { why: why.clone(), remedy: remedy.clone() }
+            }
+        }
+    }
 }
 
 /// A thing that goes wrong.
@@ -150,12 +186,17 @@ impl Guarantees {
             Correctness::Fit => "yes".to_owned(),
             Correctness::Unfit { why, remedy } => format!("no: {why}. {remedy}"),
         };
+        let records = match &self.records {
+            Records::Kept => "kept until their time is over".to_owned(),
+            Records::MayBeLost { why, remedy } => format!("may be lost: {why}. {remedy}"),
+            Records::None { why, remedy } => format!("none: {why}. {remedy}"),
+        };
         let order = if self.fifo { "first come, first served" } else { "not ordered" };
         // Writing to a String can not fail.
         let _ = write!(
             page,
             "| `{}` | |\n|---|---|\n| reaches | {} |\n| for correctness | {correctness} |\n\
-             | waiters | {order}; {} |\n| a lease ends by | {} |\n\n\
+             | waiters | {order}; {} |\n| a lease ends by | {} |\n| records (once) | {records} |\n\n\
              | under | exclusion | tokens rise | what happens |\n|---|---|---|---|\n",
             self.backend, self.scope, self.wake, self.clock,
         );

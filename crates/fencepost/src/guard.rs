@@ -23,60 +23,62 @@ use crate::race::{First, race};
 /// [`token`](Self::token) with every write: a lock alone can not stop a holder that froze past its lease.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct Guard {
-    token: Token,
+    standing: Standing,
     presence: Option<Presence>,
     undo: Undo,
 }
 
-impl Guard {
-    pub(crate) const fn new(token: Token, presence: Option<Presence>, undo: Undo) -> Self {
-        Self { token, presence, undo }
+/// What can be asked of a grant. Cheap to clone, so that work can take one with it: it does not keep the lock,
+/// and turns lost with the guard.
+#[derive(Clone)]
+pub struct Standing {
+    token: Token,
+    hold: Arc<Hold>,
+}
+
+impl Standing {
+    pub(crate) const fn new(token: Token, hold: Arc<Hold>) -> Self {
+        Self { token, hold }
     }
 
-    fn hold(&self) -> &Arc<Hold> {
-        &self.undo.hold
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
     }
 
     /// What is locked.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        &self.hold().name
+        &self.hold.name
     }
 
     /// The fencing token: higher than that of every earlier grant of this name.
     #[must_use]
-    pub const fn token(&self) -> Token {
+    pub fn token(&self) -> Token {
         self.token
-    }
-
-    /// The secret that proves who may renew and release.
-    #[must_use]
-    pub fn owner(&self) -> OwnerId {
-        self.hold().owner
     }
 
     /// The TTL that the store really keeps.
     #[must_use]
     pub fn ttl(&self) -> Ttl {
-        self.hold().status().ttl
+        self.hold.status().ttl
     }
 
     /// How long the guard can be trusted if nothing more is heard of the store. Reads the clock.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold().remaining()
+        self.hold.remaining()
     }
 
     /// The moment at which the guard turns lost if nothing more is heard of the store.
     #[must_use]
     pub fn deadline(&self) -> Moment {
-        self.hold().status().end()
+        self.hold.status().end()
     }
 
     /// Where the guard stands. Reads the clock.
     #[must_use]
     pub fn state(&self) -> GuardState {
-        self.hold().status().state
+        self.hold.status().state
     }
 
     /// The token if the guard can be trusted right now, else the error that says why not.
@@ -90,9 +92,9 @@ impl Guard {
     /// Resolves with the cause once the guard is lost. Does not borrow the guard, so that it can be
     /// awaited in another task; it never resolves for a guard that was released.
     pub fn lost(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let mut status = self.hold().subscribe();
+        let mut status = self.hold.subscribe();
         // The hold stays alive through this: a lost guard that is dropped is still lost.
-        let hold = Arc::clone(self.hold());
+        let hold = Arc::clone(&self.hold);
         async move {
             let lost = status
                 .wait_for(|status| matches!(status.state, GuardState::Lost(_)))
@@ -110,7 +112,7 @@ impl Guard {
     /// Follows the guard: each renewal, the first failing one, the loss.
     #[must_use]
     pub fn changes(&self) -> Changes {
-        Changes { hold: Arc::clone(self.hold()), status: self.hold().subscribe() }
+        Changes { hold: Arc::clone(&self.hold), status: self.hold.subscribe() }
     }
 
     /// Runs `work` until it is done or the guard is lost, whichever comes first. Lost work is dropped at
@@ -130,7 +132,25 @@ impl Guard {
 
     /// The work is getting on. Only matters with [`Lock::progress_within`](crate::Lock::progress_within).
     pub fn progress(&self) {
-        self.hold().progress();
+        self.hold.progress();
+    }
+}
+
+impl Guard {
+    pub(crate) const fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
+        Self { standing, presence, undo }
+    }
+
+    /// What the work under this guard can take with it.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.standing.clone()
+    }
+
+    /// The secret that proves who may renew and release.
+    #[must_use]
+    pub fn owner(&self) -> OwnerId {
+        self.hold().owner
     }
 
     /// The open file that shows this holder lives, where the store uses one: let a child process inherit
@@ -143,7 +163,8 @@ impl Guard {
     /// Gives the lock back. `Lost` if it was not ours any more. When the store can not be reached the
     /// release goes on in the background until the lease is over.
     pub async fn release(self) -> Result<()> {
-        let Self { mut undo, token, .. } = self;
+        let Self { mut undo, standing, .. } = self;
+        let token = standing.token;
         let (client, hold) = (Arc::clone(&undo.client), Arc::clone(&undo.hold));
         let status = hold.status();
         hold.released();
@@ -186,7 +207,21 @@ impl Guard {
     }
 }
 
+impl std::ops::Deref for Guard {
+    type Target = Standing;
+
+    fn deref(&self) -> &Standing {
+        &self.standing
+    }
+}
+
 impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.standing, f)
+    }
+}
+
+impl fmt::Debug for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
             .field("name", self.name())

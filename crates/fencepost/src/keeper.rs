@@ -150,6 +150,7 @@ impl Keeper {
                 owner: hold.owner,
                 ttl: Some(hold.status().ttl),
                 token: hold.token(),
+                value: None,
             })
             .collect();
         let shortest = batch.iter().map(|hold| hold.status().ttl).min().unwrap_or(Ttl::MIN);

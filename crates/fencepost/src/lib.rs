@@ -31,19 +31,24 @@
 pub mod backend;
 pub mod backends;
 pub mod blocking;
+mod claims;
 mod client;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod counted;
 mod disk;
+mod election;
 mod error;
 pub mod fences;
+mod flight;
 pub mod guarantees;
 mod guard;
 mod hold;
 mod keeper;
+pub mod ledger;
 mod lock;
+mod once;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod race;
@@ -51,12 +56,19 @@ mod url;
 mod watch;
 
 pub use backend::{Backend, LossCause, Observe, Store};
+pub use claims::Claims;
 pub use client::Fencepost;
+pub use election::{Election, Leader, Leadership, Observer, Term};
 pub use error::{Error, ErrorKind, Result};
-pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl};
-pub use guard::{Changes, Guard};
+pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+pub use flight::SingleFlight;
+pub use guard::{Changes, Guard, Standing};
 pub use hold::GuardState;
+pub use ledger::Ledger;
 pub use lock::{DEFAULT_TTL, Lock};
+pub use once::{
+    Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Transaction, Turn,
+};
 pub use url::{default_url, env_url};
 pub use watch::Watch;
 

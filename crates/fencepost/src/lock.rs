@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tracing::Instrument as _;
 
 use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::Correctness;
-use crate::guard::{Guard, Undo};
+use crate::guard::{Guard, Standing, Undo};
 use crate::hold::{Bounds, GuardState, Hold};
 use crate::race::{First, race};
 
@@ -19,7 +19,7 @@ use crate::race::{First, race};
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// How long one exchange with the store may take before we call it unreachable.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far a backend may overshoot the caller's limit, to withdraw its place.
 const SLACK: Duration = Duration::from_millis(250);
@@ -35,6 +35,7 @@ pub struct Lock {
     liveness: Liveness,
     for_correctness: bool,
     bounds: Bounds,
+    value: Option<Value>,
 }
 
 impl Lock {
@@ -47,6 +48,7 @@ impl Lock {
             liveness: Liveness::Process,
             for_correctness: false,
             bounds: Bounds::default(),
+            value: None,
         }
     }
 
@@ -90,6 +92,12 @@ impl Lock {
         self
     }
 
+    /// Stands as a candidate that says this of itself.
+    pub(crate) fn value(mut self, value: Value) -> Self {
+        self.value = Some(value);
+        self
+    }
+
     /// Waits for the lock without limit. Dropping the future gives up the place in the queue.
     pub async fn acquire(self) -> Result<Guard> {
         self.take(Wait::Forever).await
@@ -110,7 +118,7 @@ impl Lock {
         }
     }
 
-    async fn take(self, wait: Wait) -> Result<Guard> {
+    pub(crate) async fn take(self, wait: Wait) -> Result<Guard> {
         self.client.check_open()?;
         let name = self.name.clone()?;
         let ttl = Ttl::new(self.ttl)?;
@@ -143,6 +151,7 @@ impl Lock {
                 owner,
                 ttl,
                 label: label.clone(),
+                value: self.value.clone(),
                 liveness: self.liveness,
                 loss: LossSignal::to(&hold),
             };
@@ -207,14 +216,15 @@ impl Lock {
         }
         self.client.keeper.keep(hold);
         tracing::debug!(name = %hold.name, token = %grant.token, ttl = ?ttl, "granted");
-        Ok(Some(Guard::new(grant.token, grant.presence, undo)))
+        let standing = Standing::new(grant.token, Arc::clone(hold));
+        Ok(Some(Guard::new(standing, grant.presence, undo)))
     }
 
     /// A grant made while we waited may be as old as our place in the queue: ask once more, and count
     /// from that (P4).
     async fn confirm(&self, hold: &Hold, token: Token) -> Result<(Moment, Ttl)> {
         let (name, owner) = (hold.name.clone(), hold.owner);
-        let renewal = Renewal { name, owner, ttl: None, token: Some(token) };
+        let renewal = Renewal { name, owner, ttl: None, token: Some(token), value: None };
         let clock = &self.client.clock;
         let renew = self.client.store.backend.renew(vec![renewal]);
         match race(renew, clock.alarm(clock.now() + PATIENCE)).await {

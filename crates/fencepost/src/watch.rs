@@ -23,7 +23,7 @@ impl Watch {
     /// The present state on the first call, then each one that differs from the last. Dropping the future
     /// loses nothing.
     pub async fn next(&mut self) -> Result<LockInfo> {
-        let info = self.observe.changed(self.name.clone(), self.seen).await?;
+        let info = self.observe.changed(self.name.clone(), self.seen.clone()).await?;
         self.seen = Some(info.glimpse());
         Ok(info)
     }

@@ -56,7 +56,7 @@ use crate::backend::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::race::{First, race};
 
 /// How long a call is tried that names no limit. Shorter than the library waits, so that the error can say
@@ -353,6 +353,7 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
         clock: "the monotonic clock of the cluster's leader",
         longest: Ttl::MAX,
         lengthens: false,
+        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

@@ -7,14 +7,16 @@
 //! *Where that ends:* with the process. Nothing is kept, and nobody outside is excluded.
 //!
 //! No thread drives expiry. Every call first ends what is due, and a waiter sets an alarm for the moment
-//! the holder's lease ends, so whoever needs an expiry sees to it.
+//! the holder's lease ends, so whoever needs an expiry sees to it. Records (records.rs) end the same way.
+
+mod records;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fencepost_core::{
-    Command, Effect, Lease, LeaseWheel, LockName, Machine, Moment, OwnerId, Token, Ttl,
+    Command, Effect, Lease, LeaseWheel, LockName, Machine, Moment, OwnerId, Token, Ttl, Value,
 };
 use tokio::sync::watch;
 
@@ -24,7 +26,7 @@ use crate::backend::{
 };
 use crate::clock::{BootClock, Clock};
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Kept};
+use crate::guarantees::{Correctness, Guarantees, Kept, Records};
 use crate::race::{First, race};
 
 /// A store in this process's memory.
@@ -40,11 +42,13 @@ struct State {
     wheel: LeaseWheel,
     /// What the machine does not need to know, by owner: it goes when the owner's grant or place goes.
     owners: HashMap<OwnerId, Owner>,
+    records: records::Book,
 }
 
 struct Owner {
     since: Moment,
     loss: LossSignal,
+    value: Option<Value>,
     /// Rings when the owner, waiting, is granted or loses its place.
     turn: Option<watch::Sender<Option<Turn>>>,
 }
@@ -173,7 +177,7 @@ impl Memory {
     }
 
     fn renew_one(&self, renewal: Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl, .. } = renewal;
+        let Renewal { name, owner, ttl, value, .. } = renewal;
         let (mut state, now) = self.state();
         // A renewal keeps the TTL; a longer one is a retry of the acquire by its holder. A shorter one is
         // not taken: the guard counts on the lease that it was promised.
@@ -187,6 +191,10 @@ impl Memory {
         };
         match state.apply(command, now) {
             Some(Effect::Renewed { token, ttl, .. } | Effect::Granted { token, ttl, .. }) => {
+                if let (Some(value), Some(known)) = (value, state.owners.get_mut(&owner)) {
+                    known.value = Some(value);
+                    self.version.send_modify(|version| *version += 1);
+                }
                 Ok(Renewed { token, ttl, sent: now })
             }
             _ => Err(state.not_held(&name)),
@@ -202,9 +210,12 @@ enum Entered {
 
 impl State {
     fn know(&mut self, request: &Request, now: Moment) -> &mut Owner {
-        let fresh = || Owner { since: now, loss: LossSignal::unheard(), turn: None };
+        let fresh = || Owner { since: now, loss: LossSignal::unheard(), value: None, turn: None };
         let owner = self.owners.entry(request.owner).or_insert_with(fresh);
         owner.loss = request.loss.clone();
+        if request.value.is_some() {
+            owner.value.clone_from(&request.value);
+        }
         owner
     }
 
@@ -254,7 +265,8 @@ impl State {
 
     fn holder_info(&self, name: &LockName, now: Moment) -> Option<HolderInfo> {
         let grant = self.machine.holder(name)?;
-        let since = self.owners.get(&grant.owner).map_or(now, |owner| owner.since);
+        let owner = self.owners.get(&grant.owner);
+        let since = owner.map_or(now, |owner| owner.since);
         let deadline = self.wheel.deadline(Lease::Held(grant.token)).unwrap_or(now);
         Some(HolderInfo {
             label: grant.label.clone(),
@@ -263,6 +275,7 @@ impl State {
             held_for: Some(now.since(since)),
             remaining: Some(deadline.since(now)),
             endless: false,
+            value: owner.and_then(|owner| owner.value.clone()),
         })
     }
 
@@ -368,6 +381,10 @@ impl Backend for Memory {
             clock: "CLOCK_BOOTTIME of this host",
             longest: Ttl::MAX,
             lengthens: true,
+            records: Records::MayBeLost {
+                why: "they are in this process's memory, and end with it".into(),
+                remedy: "use sqlite: or a server".into(),
+            },
             found: Vec::new(),
             under: [
                 Kept::none_such(gone),

@@ -50,7 +50,7 @@ use crate::backend::{
 };
 use crate::clock::{BootClock, Clock};
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
 use crate::race::race;
@@ -383,6 +383,7 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
         clock: "the server's wall clock",
         longest: Ttl::MAX,
         lengthens: true,
+        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

@@ -59,7 +59,7 @@ use crate::backend::{
 };
 use crate::backends;
 use crate::error::{Error, ErrorKind, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::race::race;
 
 /// How long a waiter or an observer trusts what it saw.
@@ -379,6 +379,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
         clock: "the server's wall clock",
         longest: Ttl::MAX,
         lengthens: true,
+        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

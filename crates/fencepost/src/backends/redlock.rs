@@ -45,7 +45,7 @@ use crate::backends::redis::{
     Call, Ears, Fault, Keys, LOOK_AGAIN, Link, Prefix, RedlockUrl, STEPS, client_id, remember,
 };
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::race::{First, race};
 
 /// How long a question may take that does not decide about a lease.
@@ -338,6 +338,12 @@ fn guarantees() -> Guarantees {
         clock: "the wall clocks of a majority of the nodes",
         longest: Ttl::MAX,
         lengthens: true,
+        records: Records::None {
+            why:
+                "its servers know nothing of each other, so none has the last word on what was done"
+                    .into(),
+            remedy: "use one synced redis:, or any other store".into(),
+        },
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

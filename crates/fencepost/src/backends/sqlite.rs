@@ -48,7 +48,7 @@ use crate::backend::{
 use crate::backends;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -239,6 +239,7 @@ fn guarantees() -> Guarantees {
         clock: "CLOCK_BOOTTIME of this host",
         longest: Ttl::MAX,
         lengthens: true,
+        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both("the next is granted once the last process of the holder is gone"),

@@ -68,7 +68,7 @@ use crate::backend::{
     Request, Surroundings, Wait,
 };
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept};
+use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::race::race;
 
 /// How often sessions and places are looked at that nobody uses.
@@ -207,6 +207,7 @@ fn guarantees() -> Guarantees {
         clock: "the leader's monotonic clock",
         longest: Ttl::MAX,
         lengthens: false,
+        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both(

@@ -254,6 +254,7 @@ pub(super) fn request(name: &str, owner: OwnerId, ttl: Duration) -> Verdict<Requ
         owner,
         ttl: Ttl::new(ttl)?,
         label: fencepost_core::Label::new("conformance")?,
+        value: None,
         liveness: Liveness::LeaseOnly,
         loss: LossSignal::unheard(),
     })

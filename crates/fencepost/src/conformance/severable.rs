@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use fencepost_core::{LockName, OwnerId};
+use fencepost_core::{LockName, OwnerId, Token};
 use tokio::sync::watch;
 
 use crate::backend::{
@@ -14,6 +14,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 use crate::race::{First, race};
 
 /// Passes every call on to another store, until it is cut off from it.
@@ -53,7 +54,12 @@ impl Severable {
     #[must_use]
     pub fn store(self: &Arc<Self>) -> Store {
         let observe = self.inner.observe.is_some().then(|| Arc::clone(self) as Arc<dyn Observe>);
-        Store { backend: Arc::clone(self) as Arc<dyn Backend>, observe }
+        let ledger = self.inner.ledger.is_some().then(|| Arc::clone(self) as Arc<dyn Ledger>);
+        Store { backend: Arc::clone(self) as Arc<dyn Backend>, observe, ledger }
+    }
+
+    fn ledger(&self) -> Result<&dyn Ledger> {
+        self.inner.ledger.as_deref().ok_or_else(|| Error::refused("this store keeps no records"))
     }
 
     async fn through<T>(&self, call: impl Future<Output = T>) -> Result<T> {
@@ -126,6 +132,29 @@ impl Observe for Severable {
                 None => Err(Error::refused("this store can not watch")),
             }
         })
+    }
+}
+
+impl Ledger for Severable {
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
+        Box::pin(async move { self.through(self.ledger()?.claim(claim)).await? })
+    }
+
+    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move { self.through(self.ledger()?.finish(finish)).await? })
+    }
+
+    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+        Box::pin(async move { self.through(self.ledger()?.look_up(name)).await? })
+    }
+
+    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+        let prefix = prefix.to_owned();
+        Box::pin(async move { self.through(self.ledger()?.entries(&prefix)).await? })
+    }
+
+    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move { self.through(self.ledger()?.forget(name, token)).await? })
     }
 }
 

@@ -67,7 +67,7 @@ async fn of_many_guards_only_the_one_whose_lease_is_revoked_is_lost() {
     revoke(&etcd, &names[2], &line(&etcd, &names[2])[0]);
     let lost = guards.remove(2);
     assert_eq!(within(SOON, "the guard is lost", lost.lost()).await, LossCause::SessionGone);
-    let before: Vec<_> = guards.iter().map(Guard::deadline).collect();
+    let before: Vec<_> = guards.iter().map(|guard| guard.deadline()).collect();
     for (guard, before) in guards.iter().zip(before) {
         until("the others are renewed", async || guard.deadline() > before).await;
         assert_eq!(guard.state(), GuardState::Held);
@@ -85,7 +85,7 @@ async fn many_guards_are_renewed_by_a_server_that_takes_few_operations_at_once()
         guards.push(granted(one).await);
     }
     for _ in 0..2 {
-        let before: Vec<_> = guards.iter().map(Guard::deadline).collect();
+        let before: Vec<_> = guards.iter().map(|guard| guard.deadline()).collect();
         until("all are renewed", async || {
             guards.iter().zip(&before).all(|(guard, before)| guard.deadline() > *before)
         })

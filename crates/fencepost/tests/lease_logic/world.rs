@@ -209,6 +209,7 @@ impl Tricky {
         Store {
             backend: self.clone(),
             observe: self.inner.observe.clone() as Option<Arc<dyn Observe>>,
+            ledger: None,
         }
     }
 

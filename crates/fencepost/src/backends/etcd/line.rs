@@ -288,6 +288,7 @@ impl Desk {
             held_for: None,
             remaining: remaining.map(|left| ttl.map_or(left, |ttl| left.min(ttl.as_duration()))),
             endless: false,
+            value: None,
         })
     }
 

@@ -94,7 +94,7 @@ impl Desk {
     }
 
     async fn judge(&self, renewal: &Renewal, kept: Kept, limit: Moment) -> Result<Renewed> {
-        let Renewal { name, owner, ttl: asked, token: granted } = renewal;
+        let Renewal { name, owner, ttl: asked, token: granted, value: _ } = renewal;
         let lease = lease_of(name, *owner);
         let Some(key) = kept.key.filter(|_| kept.ttl > 0) else {
             let cause = match self.why_not(lease, limit).await {

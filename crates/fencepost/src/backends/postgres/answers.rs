@@ -76,6 +76,7 @@ impl Holder {
             held_for: self.held.map(Duration::from_millis),
             remaining: self.left.map(Duration::from_millis),
             endless: false,
+            value: None,
         })
     }
 }

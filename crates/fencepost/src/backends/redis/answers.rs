@@ -156,6 +156,7 @@ fn holder(
         held_for: Some(Duration::from_micros(time.saturating_sub(listed.granted))),
         remaining,
         endless,
+        value: None,
     })
 }
 

@@ -53,6 +53,7 @@ impl Holder {
             held_for: Some(now.since(self.granted)),
             remaining: Some(self.deadline.since(now)),
             endless: false,
+            value: None,
         }
     }
 }

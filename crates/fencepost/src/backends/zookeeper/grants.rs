@@ -23,7 +23,7 @@ const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
-    let Renewal { name, owner, ttl, token: meant } = renewal;
+    let Renewal { name, owner, ttl, token: meant, value: _ } = renewal;
     let place = match shared.places.get(name, *owner) {
         Some(place) if place.granted() => place,
         Some(_) => return Err(Error::not_held(name, None)),
@@ -109,6 +109,7 @@ async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<A
                     owner,
                     ttl: stated.ttl,
                     label: stated.label,
+                    value: None,
                     liveness: Liveness::LeaseOnly,
                     loss: LossSignal::unheard(),
                 };

@@ -240,7 +240,7 @@ async fn a_batch_is_answered_in_order(scene: &Scene) -> Verdict {
     let first_token = granted(&client, "batch/1", first, Wait::No).await?;
     let second_token = granted(&client, "batch/2", second, Wait::No).await?;
     let renewal = |name: &str, owner| -> Verdict<Renewal> {
-        Ok(Renewal { name: LockName::new(name)?, owner, ttl: None, token: None })
+        Ok(Renewal { name: LockName::new(name)?, owner, ttl: None, token: None, value: None })
     };
     let batch = vec![
         renewal("batch/2", second)?,

@@ -1,0 +1,216 @@
+//! A run of one key: what it holds, and how it is settled.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fencepost_core::Label;
+
+use super::{answered, look_up};
+use crate::backend::{BoxFuture, LossCause};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::{Guard, Standing};
+use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
+
+/// What the work of one run can take with it. Cheap to clone; it does not keep the lock.
+#[derive(Clone)]
+pub struct Run {
+    client: Arc<Client>,
+    ledger: Arc<dyn Ledger>,
+    standing: Standing,
+    keep: Duration,
+    label: Label,
+    /// The mark went into a transaction of the work's own.
+    pub(super) in_transaction: Arc<AtomicBool>,
+}
+
+impl Run {
+    pub(super) fn new(
+        client: &Arc<Client>,
+        ledger: &Arc<dyn Ledger>,
+        guard: &Guard,
+        keep: Duration,
+        label: Label,
+    ) -> Self {
+        Self {
+            client: Arc::clone(client),
+            ledger: Arc::clone(ledger),
+            standing: guard.standing(),
+            keep,
+            label,
+            in_transaction: Arc::default(),
+        }
+    }
+
+    fn finish(&self, outcome: Outcome) -> Finish {
+        Finish {
+            name: self.name().clone(),
+            token: self.token(),
+            label: self.label.clone(),
+            outcome,
+            keep: self.keep,
+            over: Over::OwnClaim,
+        }
+    }
+
+    /// Marks the key as done inside the caller's own transaction: when that commits, effect and mark are both
+    /// there, and if it does not, neither is. The transaction must be one of the database that the store is
+    /// in. An error of kind `Lost` says that this run was overtaken: roll back.
+    pub async fn done_in(
+        &self,
+        transaction: &mut impl Transaction,
+        result: impl Into<Vec<u8>>,
+    ) -> Result<()> {
+        let finish = self.finish(Outcome::Done(checked(result.into())?));
+        if !transaction.finish(finish).await? {
+            return Err(Error::lost(self.name(), LossCause::TakenOver));
+        }
+        self.in_transaction.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Deref for Run {
+    type Target = Standing;
+
+    fn deref(&self) -> &Standing {
+        &self.standing
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("standing", &self.standing).finish_non_exhaustive()
+    }
+}
+
+/// A transaction that a record can be settled in, together with the work's own writes.
+pub trait Transaction {
+    /// [`Ledger::finish`], as a part of this transaction.
+    fn finish(&mut self, finish: Finish) -> BoxFuture<'_, Result<bool>>;
+}
+
+fn checked(result: Vec<u8>) -> Result<Vec<u8>> {
+    if result.len() > Entry::MAX_RESULT {
+        return Err(Error::invalid(format!(
+            "the result has {} bytes, and a record takes {}: keep it elsewhere, and return where",
+            result.len(),
+            Entry::MAX_RESULT
+        )));
+    }
+    Ok(result)
+}
+
+/// A key that is ours to run. Settle it with [`done`](Self::done), [`failed`](Self::failed) or
+/// [`give_up`](Self::give_up); if it is dropped, the next one to come runs it.
+#[must_use = "a turn that is dropped at once is given up at once"]
+pub struct Turn {
+    pub(super) key: String,
+    pub(super) run: Run,
+    pub(super) guard: Guard,
+}
+
+impl Turn {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The guard of the lock that keeps others from it.
+    pub const fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    /// What the work can take with it.
+    #[must_use]
+    pub fn handle(&self) -> Run {
+        self.run.clone()
+    }
+
+    /// Records that it is done, and lets go of the key. `Lost` if the run was overtaken: then it is not.
+    ///
+    /// A result of more than 64 KiB is not kept, and the key is recorded as failed, since the work was done
+    /// and must not be repeated for that.
+    pub async fn done(self, result: impl Into<Vec<u8>>) -> Result<()> {
+        match checked(result.into()) {
+            Ok(result) => self.settle(Outcome::Done(result)).await,
+            Err(error) => {
+                let message = format!("the work was done, but {error}");
+                self.settle(Outcome::Failed(message.into_bytes())).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Records that it failed for good: nobody tries again until the record is forgotten or its time is over.
+    pub async fn failed(self, message: &str) -> Result<()> {
+        let mut end = message.len().min(Entry::MAX_RESULT);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.settle(Outcome::Failed(message.as_bytes()[..end].to_vec())).await
+    }
+
+    /// It was not done: the next one to come may try.
+    pub async fn give_up(self) -> Result<()> {
+        self.settle(Outcome::Abandoned).await
+    }
+
+    /// The mark went into a transaction with [`Run::done_in`]: sees that it was committed, and lets go.
+    pub async fn committed(self) -> Result<Entry> {
+        let Run { client, ledger, .. } = &self.run;
+        let entry = look_up(client, &**ledger, self.run.name()).await?;
+        match entry {
+            Some(entry) if entry.state == State::Done && entry.token == self.run.token() => {
+                self.let_go().await;
+                Ok(entry)
+            }
+            _ => Err(Error::new(
+                ErrorKind::Failed,
+                format!(
+                    "the work of once \"{}\" marked it as done in a transaction that was not \
+                     committed: commit it before the work returns",
+                    self.key
+                ),
+            )),
+        }
+    }
+
+    async fn settle(self, outcome: Outcome) -> Result<()> {
+        let Run { client, ledger, .. } = &self.run;
+        // Whether or not the lock is still ours: the record's own token decides.
+        if !answered(client, ledger.finish(self.run.finish(outcome))).await? {
+            return Err(Error::lost(self.run.name(), LossCause::TakenOver));
+        }
+        self.let_go().await;
+        Ok(())
+    }
+
+    /// The record says all there is to say: a lock that was lost meanwhile does not matter.
+    async fn let_go(self) {
+        if let Err(error) = self.guard.release().await {
+            tracing::debug!(key = self.key, %error, "the lock was gone before its record was settled");
+        }
+    }
+}
+
+impl Deref for Turn {
+    type Target = Run;
+
+    fn deref(&self) -> &Run {
+        &self.run
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn")
+            .field("key", &self.key)
+            .field("guard", &self.guard)
+            .finish_non_exhaustive()
+    }
+}
