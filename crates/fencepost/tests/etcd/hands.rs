@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use fencepost::{ErrorKind, Guard, GuardState, LossCause};
+use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Etcd, Process, Proxy, Trigger};
 
 use crate::common::{
