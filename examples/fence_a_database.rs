@@ -24,7 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tx.execute("UPDATE account SET sum = sum + 1 WHERE id = 7", [])?;
     tx.commit()?;
 
-    let refused = fences::sqlite::begin(&mut accounts, &name, stale).map(drop).unwrap_err();
+    let refused =
+        fences::sqlite::begin(&mut accounts, &name, stale).map(drop).expect_err("a stale token");
     assert_eq!(*refused.kind(), ErrorKind::Stale);
     println!("refused: {refused}");
 

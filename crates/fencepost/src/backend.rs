@@ -324,6 +324,8 @@ pub enum LossCause {
     MaxHold,
     /// `progress()` was not called in time, so renewal stopped.
     NoProgress,
+    /// It was released, or its guard was dropped, while somebody still worked under it.
+    Released,
 }
 
 impl fmt::Display for LossCause {
@@ -336,6 +338,7 @@ impl fmt::Display for LossCause {
             Self::SessionGone => "the session that carried it is gone",
             Self::MaxHold => "it was held as long as max_hold allows",
             Self::NoProgress => "no progress was reported in time",
+            Self::Released => "it was released",
         })
     }
 }
@@ -352,6 +355,7 @@ impl LossCause {
             Self::SessionGone => "session_gone",
             Self::MaxHold => "max_hold",
             Self::NoProgress => "no_progress",
+            Self::Released => "released",
         }
     }
 }

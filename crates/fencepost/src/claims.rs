@@ -60,8 +60,18 @@ impl Claims {
         self
     }
 
+    /// How many items are neither done nor failed for good: free, or in work.
+    pub async fn left(&self) -> Result<usize> {
+        let mut left = 0;
+        for item in &self.items {
+            let entry = self.each.for_key(item).entry().await?;
+            left += usize::from(!entry.is_some_and(|entry| entry.is_settled()));
+        }
+        Ok(left)
+    }
+
     /// The first item that is neither done, nor failed for good, nor in work, with its guard; `None` if there is
-    /// none. One that is in work now may be free later, if its worker dies or gives up.
+    /// none. One that is in work now may be free later, if its worker dies or gives up: ask [`left`](Self::left).
     pub async fn take(&self) -> Result<Option<Turn>> {
         for item in &self.items {
             match self.each.for_key(item).begin().await {

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Token, Value};
+use tokio::sync::Mutex;
 
 use crate::backend::{Glimpse, HolderInfo, LockInfo, LossCause, Observe, Renewal, short};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
 use crate::lock::{Lock, PATIENCE};
+use crate::once::answered;
 use crate::race::{First, race};
 
 /// How long `lead` leaves a store alone that could not be reached.
@@ -126,7 +128,8 @@ impl Election {
                 Err(error) => return Err(error),
             };
             let term = leadership.term.clone();
-            match leadership.run(work(term)).await {
+            // Not even entered if the leadership is lost by now.
+            match leadership.run(async { work(term).await }).await {
                 Ok(done) => {
                     // It is done whether or not the store hears of our leaving.
                     let _ = leadership.resign().await;
@@ -139,7 +142,8 @@ impl Election {
 
     /// Who leads now; `None` if nobody does.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let info = self.client.store.backend.inspect(LockName::new(&self.name)?).await?;
+        let asked = self.client.store.backend.inspect(LockName::new(&self.name)?);
+        let info = answered(&self.client, asked).await?;
         Ok(info.holder.map(Leader::from))
     }
 
@@ -168,6 +172,8 @@ impl fmt::Debug for Election {
 pub struct Term {
     client: Arc<Client>,
     standing: Standing,
+    /// One proclamation at a time, so that the last one stands.
+    proclaiming: Arc<Mutex<()>>,
 }
 
 impl Term {
@@ -177,11 +183,14 @@ impl Term {
         self.standing.token()
     }
 
-    /// Says something else of ourselves from now on. Observers see it, in the same term.
+    /// Says something else of ourselves from now on. Observers see it, in the same term. It is a renewal, and
+    /// counts as progress. After an error of kind `Unreachable` it may or may not have been heard: say it again.
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<()> {
         let value = Some(Value::new(value)?);
+        let _alone = self.proclaiming.lock().await;
         let hold = self.standing.hold();
         self.standing.check()?;
+        hold.progress();
         let (name, token) = (hold.name.clone(), Some(self.number()));
         let renewal = Renewal { name, owner: hold.owner, ttl: None, token, value };
         let clock = &self.client.clock;
@@ -236,7 +245,8 @@ pub struct Leadership {
 
 impl Leadership {
     fn new(client: &Arc<Client>, guard: Guard) -> Self {
-        Self { term: Term { client: Arc::clone(client), standing: guard.standing() }, guard }
+        let (client, standing) = (Arc::clone(client), guard.standing());
+        Self { term: Term { client, standing, proclaiming: Arc::default() }, guard }
     }
 
     /// The number of the term: the fencing token to send along with every write.
@@ -292,7 +302,8 @@ impl From<HolderInfo> for Leader {
 /// Those who lead, one after the other. Made by [`Election::observe`].
 ///
 /// Terms come in order: none is told after a higher one was. Those that came and went between two looks may
-/// be skipped; the last one never is.
+/// be skipped; the last one never is. Where a store's tokens fall, as after a restore from a backup, terms that
+/// are lower than one that was told before are not told: begin to observe anew.
 pub struct Observer {
     observe: Arc<dyn Observe>,
     name: LockName,

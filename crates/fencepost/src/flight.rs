@@ -13,12 +13,13 @@ use std::time::Duration;
 use fencepost_core::LockName;
 use tokio::sync::OnceCell;
 
+use crate::backend::Wait;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
 use crate::lock::{DEFAULT_TTL, Lock};
-use crate::once::{answered, check_keep, look_up, settled};
+use crate::once::{LOOK_AGAIN, answered, check_keep, look_up, settled};
 use crate::race::{First, race};
 
 const PREFIX: &str = "flight/";
@@ -45,11 +46,16 @@ pub struct SingleFlight {
     key: String,
     keep: Duration,
     stale_for: Duration,
+    wait: Duration,
     ttl: Duration,
+    lock: Lock,
 }
 
+/// What one of this process's callers found, for those who wait with it: the value, or why there is none.
+type Flight = OnceCell<std::result::Result<Vec<u8>, (ErrorKind, String)>>;
+
 /// Callers of this process that wait for one value, by the record's name.
-pub(crate) type Flights = Mutex<HashMap<LockName, Weak<OnceCell<Vec<u8>>>>>;
+pub(crate) type Flights = Mutex<HashMap<LockName, Weak<Flight>>>;
 
 impl SingleFlight {
     pub(crate) fn new(client: &Arc<Client>, key: &str) -> Self {
@@ -58,11 +64,13 @@ impl SingleFlight {
             key: key.to_owned(),
             keep: DEFAULT_FRESH,
             stale_for: Duration::ZERO,
+            wait: Duration::MAX,
             ttl: DEFAULT_TTL,
+            lock: Lock::new(Arc::clone(client), PREFIX),
         }
     }
 
-    /// How long the value is fresh; a minute unless set.
+    /// How long the value is fresh, from when it was recorded; a minute unless set.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = keep;
         self
@@ -78,11 +86,27 @@ impl SingleFlight {
     /// After how long one who computes and is not heard of is taken over: see [`Lock::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self.lock = self.lock.ttl(ttl);
         self
     }
 
-    /// The value, or that of `compute` if there is none: then one computes, and all others wait for it. An
-    /// error of `compute` makes this one of kind `Failed`, and the next caller tries.
+    /// Who computes may take this long, however well it seems to be: see [`Lock::max_hold`].
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.lock = self.lock.max_hold(max);
+        self
+    }
+
+    /// Waits at most this long for the value, or for the turn to compute it; then the error's kind is `Held`.
+    pub fn wait_at_most(mut self, limit: Duration) -> Self {
+        self.wait = limit;
+        self
+    }
+
+    /// The value, or that of `compute` if there is none: then one computes, and all others wait for it.
+    ///
+    /// An error of `compute` makes this one of kind `Failed`, for all callers of this process that waited with
+    /// it; those of other processes try in turn. A value of more than 64 KiB is given to the same ones, and
+    /// not kept.
     pub async fn get_or<R, E, F>(&self, compute: impl FnOnce() -> F) -> Result<Vec<u8>>
     where
         F: Future<Output = Result<R, E>>,
@@ -90,46 +114,72 @@ impl SingleFlight {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let ledger = self.client.ledger(true)?;
-        let name = LockName::new(&format!("{PREFIX}{}", self.key))?;
+        let name = self.name()?;
         check_keep(self.keep)?;
-        check_keep(self.keep + self.stale_for)?;
+        check_keep(self.keep.saturating_add(self.stale_for))?;
         let old = match look_up(&self.client, &*ledger, &name).await? {
             Some(entry) if self.is_fresh(&entry) => return Ok(entry.result),
-            old => old.filter(|entry| entry.state == State::Done && !self.stale_for.is_zero()),
+            old => old.filter(|entry| self.will_do(entry)),
         };
         if let Some(old) = old {
-            return match self.lock(&name).try_acquire().await? {
-                None => Ok(old.result),
-                Some(guard) => {
-                    let computed = self.compute(&*ledger, guard, compute).await;
-                    computed.or_else(|error| {
-                        tracing::warn!(key = self.key, %error, "the old value is used once more");
-                        Ok(old.result)
-                    })
-                }
+            let turn = self.lock.clone().named(&name).try_acquire().await;
+            let computed = match turn {
+                Ok(Some(guard)) => self.compute(&*ledger, guard, compute).await,
+                Ok(None) => return Ok(old.result),
+                Err(error) => Err(error),
             };
+            return computed.or_else(|error| {
+                tracing::warn!(key = self.key, %error, "the old value is used once more");
+                Ok(old.result)
+            });
         }
-        let cell = self.join(&name);
-        let value = cell.get_or_try_init(async || {
-            let fresh = settled(&self.client, &*ledger, &name, |entry| self.is_fresh(entry));
-            match race(fresh, self.lock(&name).acquire()).await {
+        let flight = self.join(&name);
+        let until = self.client.clock.now() + self.wait;
+        let shared = flight.get_or_init(async || {
+            let fresh =
+                settled(&self.client, &*ledger, &name, LOOK_AGAIN, |entry| self.is_fresh(entry));
+            let turn = self.lock.clone().named(&name).take(Wait::Until(until));
+            let found = match race(fresh, turn).await {
                 First::Left(entry) => Ok(entry.result),
-                First::Right(guard) => self.compute(&*ledger, guard?, compute).await,
-            }
+                First::Right(Ok(guard)) => self.compute(&*ledger, guard, compute).await,
+                First::Right(Err(error)) => Err(error),
+            };
+            found.map_err(|error| (error.kind().clone(), error.to_string()))
         });
-        value.await.cloned()
+        // Whoever computes for all of this process may not be polled any more: others may have the value.
+        let fresh =
+            settled(&self.client, &*ledger, &name, self.ttl / 3, |entry| self.is_fresh(entry));
+        let found = race(shared, race(fresh, self.client.clock.alarm(until))).await;
+        match found {
+            First::Left(Ok(value)) => Ok(value.clone()),
+            First::Left(Err((kind, message))) => Err(Error::new(kind.clone(), message.clone())),
+            First::Right(First::Left(entry)) => Ok(entry.result),
+            First::Right(First::Right(())) => Err(Error::held(&name, None)),
+        }
     }
 
-    /// The cell that all callers of this process share who want this value now.
-    fn join(&self, name: &LockName) -> Arc<OnceCell<Vec<u8>>> {
-        let mut flights = self.client.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cell) = flights.get(name).and_then(Weak::upgrade) {
-            return cell;
+    /// Removes the value, so that the next caller computes it. False if there was none.
+    pub async fn forget(&self) -> Result<bool> {
+        let ledger = self.client.ledger(true)?;
+        let name = self.name()?;
+        match look_up(&self.client, &*ledger, &name).await? {
+            Some(entry) => answered(&self.client, ledger.forget(name, entry.token)).await,
+            None => Ok(false),
         }
-        flights.retain(|_, cell| cell.strong_count() > 0);
-        let cell = Arc::new(OnceCell::new());
-        flights.insert(name.clone(), Arc::downgrade(&cell));
-        cell
+    }
+
+    /// What all callers of this process share who want this value now.
+    fn join(&self, name: &LockName) -> Arc<Flight> {
+        let mut flights = self.client.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that has come to its end is of its time: a caller that comes now wants its own.
+        let under_way = |flight: &Arc<Flight>| !flight.initialized();
+        if let Some(flight) = flights.get(name).and_then(Weak::upgrade).filter(under_way) {
+            return flight;
+        }
+        flights.retain(|_, flight| flight.strong_count() > 0);
+        let flight = Arc::new(Flight::new());
+        flights.insert(name.clone(), Arc::downgrade(&flight));
+        flight
     }
 
     async fn compute<R, E, F>(
@@ -149,7 +199,7 @@ impl SingleFlight {
         {
             return Ok(entry.result);
         }
-        let value: Vec<u8> = match guard.run(compute()).await? {
+        let value: Vec<u8> = match guard.run(async { compute().await }).await? {
             Ok(value) => value.into(),
             Err(error) => {
                 let message =
@@ -157,37 +207,46 @@ impl SingleFlight {
                 return Err(Error::new(ErrorKind::Failed, message).because(error));
             }
         };
+        // Whatever becomes of the record, we have the value.
+        if let Err(error) = self.record(ledger, guard, &value).await {
+            tracing::warn!(key = self.key, %error, "the value is not kept for others");
+        }
+        Ok(value)
+    }
+
+    async fn record(&self, ledger: &dyn Ledger, guard: Guard, value: &[u8]) -> Result<()> {
         if value.len() > Entry::MAX_RESULT {
             return Err(Error::invalid(format!(
-                "the value of single flight \"{}\" has {} bytes, and a record takes {}: keep it \
-                 elsewhere, and compute where",
-                self.key,
+                "it has {} bytes, and a record takes {}: keep it elsewhere, and compute where",
                 value.len(),
                 Entry::MAX_RESULT
             )));
         }
         let finish = Finish {
             name: guard.name().clone(),
-            token: guard.token(),
+            // One that was overtaken may be older than what there was and is over by now.
+            token: guard.check()?,
             label: self.client.label.clone(),
-            outcome: Outcome::Done(value.clone()),
-            keep: self.keep + self.stale_for,
+            outcome: Outcome::Done(value.to_vec()),
+            keep: self.keep.saturating_add(self.stale_for),
             over: Over::Older,
         };
         // False if a later one was faster: ours is as good, for us.
         answered(&self.client, ledger.finish(finish)).await?;
-        if let Err(error) = guard.release().await {
-            tracing::debug!(key = self.key, %error, "the lock was gone before the value was there");
-        }
-        Ok(value)
+        guard.release().await
     }
 
     fn is_fresh(&self, entry: &Entry) -> bool {
         entry.state == State::Done && entry.since < self.keep
     }
 
-    fn lock(&self, name: &LockName) -> Lock {
-        Lock::new(Arc::clone(&self.client), name.as_str()).ttl(self.ttl)
+    /// Whether it is old, but good enough for this caller.
+    fn will_do(&self, entry: &Entry) -> bool {
+        entry.state == State::Done && entry.since < self.keep.saturating_add(self.stale_for)
+    }
+
+    fn name(&self) -> Result<LockName> {
+        Ok(LockName::new(&format!("{PREFIX}{}", self.key))?)
     }
 }
 

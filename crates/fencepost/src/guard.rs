@@ -5,7 +5,6 @@ use std::future::Future;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
@@ -85,12 +84,14 @@ impl Standing {
     pub fn check(&self) -> Result<Token> {
         match self.state() {
             GuardState::Lost(cause) => Err(Error::lost(self.name(), cause)),
+            GuardState::Released => Err(Error::lost(self.name(), LossCause::Released)),
             _ => Ok(self.token),
         }
     }
 
     /// Resolves with the cause once the guard is lost. Does not borrow the guard, so that it can be
-    /// awaited in another task; it never resolves for a guard that was released.
+    /// awaited in another task; it never resolves for a guard that was released. Work that may outlive its
+    /// guard uses [`run`](Self::run) or [`check`](Self::check), which know of that too.
     pub fn lost(&self) -> impl Future<Output = LossCause> + Send + use<> {
         let mut status = self.hold.subscribe();
         // The hold stays alive through this: a lost guard that is dropped is still lost.
@@ -115,15 +116,20 @@ impl Standing {
         Changes { hold: Arc::clone(&self.hold), status: self.hold.subscribe() }
     }
 
-    /// Runs `work` until it is done or the guard is lost, whichever comes first. Lost work is dropped at
-    /// its next await, and is not polled again once the deadline has passed.
+    /// Runs `work` until it is done or the guard is lost or released, whichever comes first. Lost work is
+    /// dropped at its next await, and is not polled again once the deadline has passed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
+        let mut status = self.hold.subscribe();
+        let over = async move {
+            // The sender lives in our hold, so the wait ends only with the guard.
+            let _ = status.wait_for(Status::over).await;
+        };
+        let (mut work, mut over) = (pin!(work), pin!(over));
         poll_fn(|context| {
             // The clock is asked before every step: after a freeze, work and loss are ready together.
             self.check()?;
-            if let Poll::Ready(cause) = lost.as_mut().poll(context) {
-                return Poll::Ready(Err(Error::lost(self.name(), cause)));
+            if over.as_mut().poll(context).is_ready() {
+                self.check()?;
             }
             work.as_mut().poll(context).map(Ok)
         })

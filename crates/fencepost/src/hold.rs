@@ -65,7 +65,7 @@ impl Status {
         self.deadline.min(self.until)
     }
 
-    fn over(&self) -> bool {
+    pub(crate) fn over(&self) -> bool {
         matches!(self.state, GuardState::Lost(_) | GuardState::Released)
     }
 }

@@ -6,6 +6,7 @@
 //! single error ends the keeper.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -236,6 +237,18 @@ impl Keeper {
             }
             tracing::warn!(%name, "gave up on a release; its lease has run out by itself");
         });
+    }
+
+    /// Carries `work` to its end on the client's own thread, whoever waits for it; a client that closes waits.
+    pub(crate) fn see_through<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        let counted = Counted::new(&self.undoing);
+        self.runtime.spawn(async move {
+            let _counted = counted;
+            work.await
+        })
     }
 
     /// Resolves once nothing is left to undo.

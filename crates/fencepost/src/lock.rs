@@ -92,6 +92,20 @@ impl Lock {
         self
     }
 
+    /// The same lock on another name.
+    pub(crate) fn named(mut self, name: &LockName) -> Self {
+        self.name = Ok(name.clone());
+        self
+    }
+
+    /// What a person will read as the holder.
+    pub(crate) fn shown_label(&self) -> Result<Label> {
+        match &self.label {
+            Some(label) => Ok(Label::new(label)?),
+            None => Ok(self.client.label.clone()),
+        }
+    }
+
     /// Stands as a candidate that says this of itself.
     pub(crate) fn value(mut self, value: Value) -> Self {
         self.value = Some(value);
@@ -122,10 +136,7 @@ impl Lock {
         self.client.check_open()?;
         let name = self.name.clone()?;
         let ttl = Ttl::new(self.ttl)?;
-        let label = match &self.label {
-            Some(label) => Label::new(label)?,
-            None => self.client.label.clone(),
-        };
+        let label = self.shown_label()?;
         self.check_bounds()?;
         self.check_store(ttl)?;
         let span = tracing::debug_span!("acquire", %name, ?wait);

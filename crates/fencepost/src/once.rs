@@ -6,7 +6,8 @@
 //! where it is running with the runner's own token, so whoever was paused and overtaken can not mark it.
 //!
 //! *What is not promised:* a runner that dies after its effect and before its mark leaves a record that says
-//! running, and the next one repeats the effect. Where the effect is a transaction of PostgreSQL or SQLite,
+//! running, and the next one repeats the effect. So does one that lives but can not reach the store before its
+//! lease ends. Where the effect is a transaction of PostgreSQL or SQLite,
 //! [`Run::done_in`] puts the mark into it, and both happen or neither.
 
 mod turn;
@@ -17,15 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{LockName, Token};
 
 pub use self::turn::{Run, Transaction, Turn};
-use crate::backend::{BoxFuture, LossCause, Wait, short};
+use crate::backend::{BoxFuture, Wait, short};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Claim, Claimed, Entry, LONGEST_RUN, Ledger, State};
-use crate::lock::{DEFAULT_TTL, Lock, PATIENCE};
+use crate::lock::{Lock, PATIENCE};
 use crate::race::{First, race};
 
 /// What the locks and records of keys begin with.
@@ -65,8 +66,8 @@ pub struct Once {
     client: Arc<Client>,
     key: String,
     keep: Duration,
-    ttl: Duration,
-    label: Option<String>,
+    /// Whatever the key: its TTL, label and bounds.
+    lock: Lock,
     wait: Option<Duration>,
     on_failure: OnFailure,
     may_repeat: bool,
@@ -108,8 +109,7 @@ impl Once {
             client: Arc::clone(client),
             key: key.to_owned(),
             keep: DEFAULT_KEEP,
-            ttl: DEFAULT_TTL,
-            label: None,
+            lock: Lock::new(Arc::clone(client), PREFIX),
             wait: None,
             on_failure: OnFailure::Retry,
             may_repeat: false,
@@ -124,13 +124,25 @@ impl Once {
 
     /// After how long a runner that is not heard of is taken over: see [`Lock::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+        self.lock = self.lock.ttl(ttl);
         self
     }
 
     /// What a person reads as the runner: see [`Lock::label`].
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
+        self.lock = self.lock.label(label);
+        self
+    }
+
+    /// A run is lost after this long, however well the runner seems to be: see [`Lock::max_hold`].
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.lock = self.lock.max_hold(max);
+        self
+    }
+
+    /// Ties a run to its progress: see [`Lock::progress_within`].
+    pub fn progress_within(mut self, span: Duration) -> Self {
+        self.lock = self.lock.progress_within(span);
         self
     }
 
@@ -168,7 +180,8 @@ impl Once {
             Begun::Settled(entry) => return self.settled(entry),
         };
         let (run, token) = (turn.run.clone(), turn.token());
-        match turn.guard.run(work(run)).await? {
+        // Not even entered if the guard is lost by now.
+        match turn.guard.run(async { work(run).await }).await? {
             Ok(_) if turn.run.in_transaction.load(Ordering::Acquire) => {
                 let entry = turn.committed().await?;
                 Ok(Recorded { result: entry.result, ran: true, token })
@@ -224,24 +237,37 @@ impl Once {
             Some(limit) => Wait::Until(now + limit),
         };
         loop {
-            let settled = settled(&self.client, &*ledger, &name, Entry::is_settled);
+            let settled = settled(&self.client, &*ledger, &name, LOOK_AGAIN, Entry::is_settled);
             // The place in line is given up if others have done it meanwhile: one who stands there frozen
             // would hold up all behind it.
-            let guard = match race(settled, self.lock(&name).take(wait)).await {
+            let guard = match race(settled, self.lock.clone().named(&name).take(wait)).await {
                 First::Left(entry) => return Ok(Begun::Settled(entry)),
+                First::Right(Err(error)) if matches!(error.kind(), ErrorKind::Held(_)) => {
+                    // It may have been done since the last look.
+                    let entry = look_up(&self.client, &*ledger, &name).await?;
+                    let settled = entry.filter(Entry::is_settled);
+                    return settled.map(Begun::Settled).ok_or(error);
+                }
                 First::Right(guard) => guard?,
             };
-            match self.claim(&*ledger, &guard).await? {
-                Claimed::Ours => {
-                    let run = Run::new(&self.client, &ledger, &guard, self.keep, self.runner()?);
+            let claimed = self.claim(&*ledger, &guard).await?;
+            match (claimed, guard.check()) {
+                (Claimed::Settled(entry), _) => return Ok(Begun::Settled(entry)),
+                // Others may have had the key since: what we claimed is the next one's to claim.
+                (_, Err(lost)) if wait == Wait::No => return Err(lost),
+                (_, Err(_)) => {}
+                (Claimed::Ours, Ok(_)) => {
+                    let label = self.lock.shown_label()?;
+                    let run = Run::new(&self.client, &ledger, &guard, self.keep, label);
                     return Ok(Begun::Ours(Turn { key: self.key.clone(), run, guard }));
                 }
-                Claimed::Settled(entry) => return Ok(Begun::Settled(entry)),
-                // Whoever has the higher token has, or had, the lock after us.
-                Claimed::Overtaken if wait == Wait::No => {
-                    return Err(Error::lost(&name, LossCause::TakenOver));
+                (Claimed::Overtaken, Ok(token)) => {
+                    return Err(Error::refused(format!(
+                        "the record of once \"{}\" bears a higher token than {token}, which the store \
+                         hands out now: its tokens have fallen; forget the record",
+                        self.key
+                    )));
                 }
-                Claimed::Overtaken => {}
             }
         }
     }
@@ -258,13 +284,12 @@ impl Once {
         let ledger = self.client.ledger(true)?;
         let name = self.name()?;
         // Under the lock: a runner at work must not find its record gone.
-        let Some(guard) = self.lock(&name).try_acquire().await? else {
-            let holder = self.client.store.backend.inspect(name.clone()).await?.holder;
-            return Err(Error::held(&name, holder));
-        };
+        let guard = self.lock.clone().named(&name).take(Wait::No).await?;
         let Some(entry) = look_up(&self.client, &*ledger, &name).await? else { return Ok(false) };
         let forgotten = answered(&self.client, ledger.forget(name, entry.token)).await?;
-        guard.release().await?;
+        if let Err(error) = guard.release().await {
+            tracing::debug!(key = self.key, %error, "the lock was gone before it was forgotten");
+        }
         Ok(forgotten)
     }
 
@@ -277,26 +302,11 @@ impl Once {
         Ok(LockName::new(&format!("{PREFIX}{}", self.key))?)
     }
 
-    fn runner(&self) -> Result<Label> {
-        match &self.label {
-            Some(label) => Ok(Label::new(label)?),
-            None => Ok(self.client.label.clone()),
-        }
-    }
-
-    fn lock(&self, name: &LockName) -> Lock {
-        let lock = Lock::new(Arc::clone(&self.client), name.as_str()).ttl(self.ttl);
-        match &self.label {
-            Some(label) => lock.label(label),
-            None => lock,
-        }
-    }
-
     async fn claim(&self, ledger: &dyn Ledger, guard: &Guard) -> Result<Claimed> {
         let claim = Claim {
             name: guard.name().clone(),
             token: guard.token(),
-            label: self.runner()?,
+            label: self.lock.shown_label()?,
             keep: self.keep.max(LONGEST_RUN),
         };
         answered(&self.client, ledger.claim(claim)).await
@@ -323,7 +333,7 @@ pub(crate) async fn answered<T>(client: &Client, call: BoxFuture<'_, Result<T>>)
     match race(call, client.clock.alarm(client.clock.now() + PATIENCE)).await {
         First::Left(answer) => answer,
         First::Right(()) => Err(Error::unreachable(format!(
-            "the {} store did not answer within {} when asked for a record",
+            "the {} store did not answer within {}",
             client.store.backend.guarantees().backend,
             short(PATIENCE)
         ))),
@@ -338,15 +348,16 @@ pub(crate) async fn look_up(
     answered(client, ledger.look_up(name.clone())).await
 }
 
-/// Resolves once the record is one that `will_do`.
+/// Resolves once the record is one that `will_do`; looks this often.
 pub(crate) async fn settled(
     client: &Client,
     ledger: &dyn Ledger,
     name: &LockName,
+    every: Duration,
     will_do: impl Fn(&Entry) -> bool,
 ) -> Entry {
     loop {
-        client.clock.alarm(client.clock.now() + LOOK_AGAIN).await;
+        client.clock.alarm(client.clock.now() + every).await;
         // A store that can not be reached is the acquire's matter.
         if let Ok(Some(entry)) = look_up(client, ledger, name).await
             && will_do(&entry)

@@ -15,6 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
 
+/// How long to leave a store alone that did not take a record.
+const BREATH: Duration = Duration::from_millis(200);
+
 /// What the work of one run can take with it. Cheap to clone; it does not keep the lock.
 #[derive(Clone)]
 pub struct Run {
@@ -180,14 +183,32 @@ impl Turn {
         }
     }
 
+    /// Settles the record, to the end of it even if nobody waits for that any more: the work is done, and to let
+    /// go of the key before the mark is there would have it done again.
     async fn settle(self, outcome: Outcome) -> Result<()> {
-        let Run { client, ledger, .. } = &self.run;
-        // Whether or not the lock is still ours: the record's own token decides.
-        if !answered(client, ledger.finish(self.run.finish(outcome))).await? {
-            return Err(Error::lost(self.run.name(), LossCause::TakenOver));
-        }
-        self.let_go().await;
-        Ok(())
+        let client = Arc::clone(&self.run.client);
+        let settling = client.keeper.see_through(async move {
+            let Run { client, ledger, .. } = &self.run;
+            loop {
+                // Whether or not the lock is still ours: the record's own token decides.
+                let finish = self.run.finish(outcome.clone());
+                match answered(client, ledger.finish(finish)).await {
+                    Ok(true) => break,
+                    Ok(false) => return Err(Error::lost(self.run.name(), LossCause::TakenOver)),
+                    Err(error) if *error.kind() != ErrorKind::Unreachable => return Err(error),
+                    Err(error) if self.run.check().is_err() => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(key = self.key, %error, "not recorded yet; trying again");
+                        client.clock.alarm(client.clock.now() + BREATH).await;
+                    }
+                }
+            }
+            self.let_go().await;
+            Ok(())
+        });
+        settling.await.unwrap_or_else(|_| {
+            Err(Error::unreachable("the client ended before the record was settled"))
+        })
     }
 
     /// The record says all there is to say: a lock that was lost meanwhile does not matter.

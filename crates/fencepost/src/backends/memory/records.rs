@@ -9,9 +9,13 @@ use crate::backend::BoxFuture;
 use crate::error::Result;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 
-/// Every record whose time is not over.
+/// Every record, some of which may be over.
 #[derive(Default)]
-pub(super) struct Book(BTreeMap<LockName, Record>);
+pub(super) struct Book {
+    records: BTreeMap<LockName, Record>,
+    /// How many there may be before those that are over are swept out.
+    sweep_at: usize,
+}
 
 struct Record {
     state: State,
@@ -37,12 +41,20 @@ impl Record {
 }
 
 impl Book {
-    fn tidy(&mut self, now: Moment) {
-        self.0.retain(|_, record| record.ends > now);
+    fn get(&self, name: &LockName, now: Moment) -> Option<&Record> {
+        self.records.get(name).filter(|record| record.ends > now)
+    }
+
+    fn insert(&mut self, name: LockName, record: Record, now: Moment) {
+        if self.records.len() >= self.sweep_at {
+            self.records.retain(|_, record| record.ends > now);
+            self.sweep_at = 64 + 2 * self.records.len();
+        }
+        self.records.insert(name, record);
     }
 
     fn claim(&mut self, claim: Claim, now: Moment) -> Claimed {
-        match self.0.get(&claim.name) {
+        match self.get(&claim.name, now) {
             Some(record) if record.state != State::Running => {
                 return Claimed::Settled(record.entry(&claim.name, now));
             }
@@ -51,13 +63,14 @@ impl Book {
         }
         let Claim { name, token, label, keep } = claim;
         let (state, result) = (State::Running, Vec::new());
-        self.0.insert(name, Record { state, token, label, result, since: now, ends: now + keep });
+        let record = Record { state, token, label, result, since: now, ends: now + keep };
+        self.insert(name, record, now);
         Claimed::Ours
     }
 
     fn finish(&mut self, finish: Finish, now: Moment) -> bool {
         let Finish { name, token, label, outcome, keep, over } = finish;
-        let allowed = match (over, self.0.get(&name)) {
+        let allowed = match (over, self.get(&name, now)) {
             // Settled by us already: the answer to that got lost.
             (Over::OwnClaim, Some(record))
                 if record.token == token && record.state != State::Running =>
@@ -73,54 +86,54 @@ impl Book {
                 Outcome::Done(result) => (State::Done, result),
                 Outcome::Failed(message) => (State::Failed, message),
                 Outcome::Abandoned => {
-                    self.0.remove(&name);
+                    self.records.remove(&name);
                     return true;
                 }
             };
             let record = Record { state, token, label, result, since: now, ends: now + keep };
-            self.0.insert(name, record);
+            self.insert(name, record, now);
         }
         allowed
     }
 }
 
 impl Memory {
-    fn book<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Book, Moment) -> T,
-    ) -> BoxFuture<'_, Result<T>> {
+    /// When it is awaited, and not before.
+    async fn book<T>(&self, act: impl FnOnce(&mut Book, Moment) -> T + Send) -> Result<T> {
         let (mut state, now) = self.state();
-        state.records.tidy(now);
-        let answer = act(&mut state.records, now);
-        Box::pin(std::future::ready(Ok(answer)))
+        Ok(act(&mut state.records, now))
     }
 }
 
 impl Ledger for Memory {
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        self.book(|book, now| book.claim(claim, now))
+        Box::pin(self.book(|book, now| book.claim(claim, now)))
     }
 
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        self.book(|book, now| book.finish(finish, now))
+        Box::pin(self.book(|book, now| book.finish(finish, now)))
     }
 
     fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        self.book(|book, now| book.0.get(&name).map(|record| record.entry(&name, now)))
+        Box::pin(
+            self.book(move |book, now| book.get(&name, now).map(|record| record.entry(&name, now))),
+        )
     }
 
     fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
-        self.book(|book, now| {
-            let all = book.0.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
-            all.map(|(name, record)| Entry { result: Vec::new(), ..record.entry(name, now) })
+        let prefix = prefix.to_owned();
+        Box::pin(self.book(move |book, now| {
+            let all = book.records.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+            all.filter(|(_, record)| record.ends > now)
+                .map(|(name, record)| Entry { result: Vec::new(), ..record.entry(name, now) })
                 .collect()
-        })
+        }))
     }
 
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-        self.book(|book, _| {
-            let there = book.0.get(&name).is_some_and(|record| record.token == token);
-            there && book.0.remove(&name).is_some()
-        })
+        Box::pin(self.book(move |book, now| {
+            let there = book.get(&name, now).is_some_and(|record| record.token == token);
+            there && book.records.remove(&name).is_some()
+        }))
     }
 }
