@@ -20,6 +20,8 @@ use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use self::turn::marked_already;
 pub use self::turn::{Run, Transaction, Turn};
 use crate::backend::{BoxFuture, Wait, short};
 use crate::client::Client;
@@ -192,6 +194,11 @@ impl Once {
                 Ok(Recorded { result, ran: true, token })
             }
             Err(error) => {
+                // A commit whose answer got lost may be what it failed of.
+                if let Some(entry) = turn.run.marked_entry().await? {
+                    turn.let_go().await;
+                    return Ok(Recorded { result: entry.result, ran: true, token });
+                }
                 let error = error.into();
                 let message = error.to_string();
                 let recorded = match self.on_failure {

@@ -63,7 +63,8 @@ impl Run {
     /// there, and if it does not, neither is. The transaction must be one of the database that the store is
     /// in, PostgreSQL or SQLite. An error of kind `Lost` says that this run was overtaken: roll back.
     ///
-    /// Mark last, and commit soon: others who want the key wait meanwhile.
+    /// Mark last, and commit soon: others who want the key wait meanwhile. Work that tries again because it does not
+    /// know whether its commit was carried out is told if it was, by an error: roll back, and return that.
     pub async fn done_in(
         &self,
         transaction: &mut impl Transaction,
@@ -132,6 +133,15 @@ impl Run {
         self.in_transaction.store(true, Ordering::Release);
         Ok(())
     }
+
+    /// The record, if a transaction of this run was committed that marked it as done.
+    pub(super) async fn marked_entry(&self) -> Result<Option<Entry>> {
+        if !self.in_transaction.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let entry = look_up(&self.client, &*self.ledger, self.name()).await?;
+        Ok(entry.filter(|entry| entry.state == State::Done && entry.token == self.token()))
+    }
 }
 
 impl Deref for Run {
@@ -151,8 +161,18 @@ impl fmt::Debug for Run {
 /// A transaction that a record can be settled in, together with the work's own writes.
 pub trait Transaction {
     /// [`Ledger::finish`], as a part of this transaction. Refused if it is not one of the store that is at
-    /// [`place`](Ledger::place).
+    /// [`place`](Ledger::place). Unlike there it is no success if this very run settled the record already: the
+    /// transaction that did was committed, and this one would have the effect once more.
     fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>>;
+}
+
+/// The error that says so.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn marked_already(name: &fencepost_core::LockName) -> Error {
+    let message = format!(
+        "this run marked \"{name}\" already, in a transaction that was committed: roll this one back"
+    );
+    Error::new(ErrorKind::Failed, message)
 }
 
 fn checked(result: Vec<u8>) -> Result<Vec<u8>> {
@@ -224,14 +244,12 @@ impl Turn {
 
     /// The mark went into a transaction with [`Run::done_in`]: sees that it was committed, and lets go.
     pub async fn committed(self) -> Result<Entry> {
-        let Run { client, ledger, .. } = &self.run;
-        let entry = look_up(client, &**ledger, self.run.name()).await?;
-        match entry {
-            Some(entry) if entry.state == State::Done && entry.token == self.run.token() => {
+        match self.run.marked_entry().await? {
+            Some(entry) => {
                 self.let_go().await;
                 Ok(entry)
             }
-            _ => Err(Error::new(
+            None => Err(Error::new(
                 ErrorKind::Failed,
                 format!(
                     "the work of once \"{}\" marked it as done in a transaction that was not \
@@ -271,7 +289,7 @@ impl Turn {
     }
 
     /// The record says all there is to say: a lock that was lost meanwhile does not matter.
-    async fn let_go(self) {
+    pub(super) async fn let_go(self) {
         if let Err(error) = self.guard.release().await {
             tracing::debug!(key = self.key, %error, "the lock was gone before its record was settled");
         }

@@ -64,6 +64,27 @@ async fn what_is_rolled_back_is_neither_done_nor_marked() {
     assert!(runs(&client, "x", "").await.unwrap());
 }
 
+/// A commit whose answer got lost: the work tries again, as database code does, and must not have its effect twice.
+#[tokio::test]
+async fn a_second_transaction_of_the_same_run_is_told_that_the_first_was_committed() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let once = client.once("x").ttl(LONG);
+    let tried = once.run(async |run| {
+        for by in ["first", "second"] {
+            let mut tx = db.transaction().await.unwrap();
+            effect(&tx, by).await;
+            run.done_in(&mut tx, by).await?;
+            tx.commit().await.unwrap();
+        }
+        Ok::<_, fencepost::Error>("")
+    });
+    let recorded = tried.await.unwrap();
+    assert!(recorded.ran);
+    assert_eq!(recorded.result, b"first");
+    assert_eq!(effects(&database), "first\n");
+}
+
 /// The story of a paused runner: it is overtaken, wakes, and has its transaction before it. Its effect must go with
 /// its mark.
 #[tokio::test]

@@ -72,6 +72,29 @@ async fn what_is_rolled_back_is_neither_done_nor_marked() {
     assert!(runs(&fp, "x", "").await.unwrap());
 }
 
+/// A commit whose answer got lost: the work tries again, as database code does, and must not have its effect twice.
+#[tokio::test]
+async fn a_second_transaction_of_the_same_run_is_told_that_the_first_was_committed() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    let once = fp.once("x").ttl(LONG);
+    let tried = once.run(async |run| {
+        for by in ["first", "second"] {
+            let tx = transaction(&mut db);
+            insert(&tx, by);
+            run.done_in_now(&tx, by)?;
+            tx.commit().unwrap();
+        }
+        Ok::<_, fencepost::Error>("")
+    });
+    let recorded = tried.await.unwrap();
+    assert!(recorded.ran);
+    assert_eq!(recorded.result, b"first");
+    assert_eq!(invoices(&place.path), ["first"]);
+}
+
 /// The story of a paused runner: it is overtaken, wakes, and has its transaction before it. Its effect must go with
 /// its mark.
 #[tokio::test]

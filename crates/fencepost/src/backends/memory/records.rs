@@ -99,19 +99,24 @@ impl Book {
 
 impl Memory {
     /// When it is awaited, and not before.
-    async fn book<T>(&self, act: impl FnOnce(&mut Book, Moment) -> T + Send) -> Result<T> {
-        let (mut state, now) = self.state();
-        Ok(act(&mut state.records, now))
+    fn book<'a, T>(
+        &'a self,
+        act: impl FnOnce(&mut Book, Moment) -> T + Send + 'a,
+    ) -> BoxFuture<'a, Result<T>> {
+        Box::pin(async move {
+            let (mut state, now) = self.state();
+            Ok(act(&mut state.records, now))
+        })
     }
 }
 
 impl Ledger for Memory {
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        Box::pin(self.book(|book, now| book.claim(claim, now)))
+        self.book(|book, now| book.claim(claim, now))
     }
 
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(self.book(|book, now| book.finish(finish, now)))
+        self.book(|book, now| book.finish(finish, now))
     }
 
     fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
@@ -122,18 +127,18 @@ impl Ledger for Memory {
 
     fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
         let prefix = prefix.to_owned();
-        Box::pin(self.book(move |book, now| {
+        self.book(move |book, now| {
             let all = book.records.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
             all.filter(|(_, record)| record.ends > now)
                 .map(|(name, record)| Entry { result: Vec::new(), ..record.entry(name, now) })
                 .collect()
-        }))
+        })
     }
 
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(self.book(move |book, now| {
+        self.book(move |book, now| {
             let there = book.get(&name, now).is_some_and(|record| record.token == token);
             there && book.records.remove(&name).is_some()
-        }))
+        })
     }
 }

@@ -185,8 +185,12 @@ BEGIN
     RETURN;
   ELSE
     status := CASE WHEN r.token = p_token THEN 1 ELSE 0 END;
-    -- Settled by this token already: the answer to that got lost.
-    IF r.state <> 0 THEN RETURN; END IF;
+    -- Settled by this token already: the answer to that got lost. But a second transaction of the caller's must not
+    -- have its effect once more.
+    IF r.state <> 0 THEN
+      IF status = 1 AND p_store IS NOT NULL THEN status := 5; END IF;
+      RETURN;
+    END IF;
   END IF;
   IF status = 0 THEN RETURN; END IF;
   IF p_state = 0 THEN

@@ -206,6 +206,7 @@ impl once::Transaction for Transaction<'_> {
                     Ok(1) => Ok(true),
                     Ok(0) => Ok(false),
                     Ok(4) => Err(elsewhere()),
+                    Ok(5) => Err(once::marked_already(&finish.name)),
                     _ => Err(odd("finish").into_error()),
                 },
                 Err(error) => match error.as_db_error().map(|said| (said.code(), said.message())) {

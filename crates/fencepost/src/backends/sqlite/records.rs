@@ -249,7 +249,13 @@ pub(crate) fn finish_in(tx: &Transaction<'_>, finish: &Finish, place: &str) -> R
             finish.name
         ))
     })?;
-    Book::of(tx, &schema).finish(finish).map_err(|error| match error.sqlite_error() {
+    let book = Book::of(tx, &schema);
+    // A retry of the same run: its first transaction was committed, and this one would have the effect once more.
+    let marked = |entry: Entry| entry.is_settled() && entry.token == finish.token;
+    if book.read(&finish.name).map_err(|error| explain(&error))?.is_some_and(marked) {
+        return Err(once::marked_already(&finish.name));
+    }
+    book.finish(finish).map_err(|error| match error.sqlite_error() {
         Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::unreachable(
             "another has written since this transaction read: roll back, and try it again with \
              BEGIN IMMEDIATE",
