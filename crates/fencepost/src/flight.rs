@@ -124,7 +124,7 @@ impl SingleFlight {
         if let Some(old) = old {
             let turn = self.lock.clone().named(&name).try_acquire().await;
             let computed = match turn {
-                Ok(Some(guard)) => self.compute(&*ledger, guard, compute).await,
+                Ok(Some(guard)) => Box::pin(self.compute(&*ledger, guard, compute)).await,
                 Ok(None) => return Ok(old.result),
                 Err(error) => Err(error),
             };
@@ -135,7 +135,8 @@ impl SingleFlight {
         }
         let flight = self.join(&name);
         let until = self.client.clock.now() + self.wait;
-        let shared = flight.get_or_init(async || {
+        // Boxed, as all of it is in the future of every caller, and one of them needs it.
+        let shared = Box::pin(flight.get_or_init(async || {
             let fresh =
                 settled(&self.client, &*ledger, &name, LOOK_AGAIN, |entry| self.is_fresh(entry));
             let turn = self.lock.clone().named(&name).take(Wait::Until(until));
@@ -145,7 +146,7 @@ impl SingleFlight {
                 First::Right(Err(error)) => Err(error),
             };
             found.map_err(|error| (error.kind().clone(), error.to_string()))
-        });
+        }));
         // Whoever computes for all of this process may not be polled any more: others may have the value.
         let fresh =
             settled(&self.client, &*ledger, &name, self.ttl / 3, |entry| self.is_fresh(entry));

@@ -35,7 +35,7 @@ async fn world() -> World {
         Fencepost::over(Arc::new(clock.clone()), |_| async { Ok(store) }).await.unwrap()
     };
     let (client, other) = (connect(cut).await, connect(Store::from(memory)).await);
-    World { line, client, other, clock }
+    World { clock, line, client, other }
 }
 
 /// What the future gives, while time goes on; a test that would hang fails instead.
