@@ -40,6 +40,7 @@ mod keep;
 mod line;
 mod names;
 mod nodes;
+mod notes;
 mod ops;
 mod patience;
 mod pipe;
@@ -61,6 +62,7 @@ use tokio::task::AbortHandle;
 pub(crate) use self::address::ZooKeeperUrl;
 use self::faults::Fault;
 use self::names::path_of;
+use self::notes::check_value;
 use self::places::Place;
 use self::shared::{CLOSE, Shared};
 use crate::backend::{
@@ -130,6 +132,10 @@ impl Backend for ZooKeeper {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
             let shared = &self.shared;
+            check_value(request.value.as_ref())?;
+            if request.value.is_some() && request.liveness == Liveness::LeaseOnly {
+                return Err(grants::lease_only_refused(&request.name));
+            }
             let dir = path_of(&shared.chroot, &request.name);
             let place = shared.places.enter(Place::new(&request, dir));
             if let Some(grant) = shared.granted_before(&place).await? {

@@ -95,6 +95,10 @@ impl Op {
         Self::read(GET_DATA, path, None)
     }
 
+    pub(super) fn data_watched(path: &str) -> Self {
+        Self::read(GET_DATA, path, Some(Watched::Node))
+    }
+
     pub(super) fn children(path: &str) -> Self {
         Self::read(GET_CHILDREN, path, None)
     }
