@@ -37,6 +37,7 @@ mod faults;
 mod found;
 mod grants;
 mod keep;
+mod ledger;
 mod line;
 mod names;
 mod nodes;
@@ -45,8 +46,11 @@ mod ops;
 mod patience;
 mod pipe;
 mod places;
+mod record;
 mod session;
 mod shared;
+mod shelves;
+mod time;
 mod tls;
 mod views;
 mod wire;
@@ -190,7 +194,8 @@ impl Backend for ZooKeeper {
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
-        Guarantees { found: lines, correctness, ..guarantees() }
+        let records = Records::like(&correctness);
+        Guarantees { found: lines, correctness, records, ..guarantees() }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -213,7 +218,7 @@ fn guarantees() -> Guarantees {
         clock: "the leader's monotonic clock",
         longest: Ttl::MAX,
         lengthens: false,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
+        records: Records::Kept,
         found: Vec::new(),
         under: [
             Kept::both(
@@ -224,7 +229,7 @@ fn guarantees() -> Guarantees {
             Kept::both(
                 "the new leader has every grant, and gives each session its whole timeout again",
             ),
-            Kept::none_such("no wall clock is used"),
+            Kept::none_such("no lock goes by a wall clock; records are kept by the leader's"),
             Kept::both(
                 "a holder that is cut off is told before its session ends; without a quorum nobody \
                  is granted",
