@@ -4,7 +4,7 @@
 //!
 //!     cargo run --example effect_and_mark_together
 
-use fencepost::rusqlite::Connection;
+use fencepost::rusqlite::{Connection, TransactionBehavior};
 use fencepost::{Fencepost, Run};
 
 #[tokio::main]
@@ -15,9 +15,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut books = Connection::open(&file)?;
     books.execute_batch("CREATE TABLE booking (invoice INTEGER, sum INTEGER)")?;
 
+    let booking = fp.once("booking/42");
     for attempt in 1..=2 {
-        let recorded = fp.once("booking/42").run(async |run: Run| {
-            let mut tx = books.transaction()?;
+        let recorded = booking.run(async |run: Run| {
+            // Immediate: a transaction that only read so far could not write after others have.
+            let mut tx = books.transaction_with_behavior(TransactionBehavior::Immediate)?;
             tx.execute("INSERT INTO booking VALUES (42, 100)", [])?;
             run.done_in(&mut tx, "booked").await?;
             tx.commit()?;
