@@ -65,6 +65,23 @@ impl Run {
     ///
     /// Mark last, and commit soon: others who want the key wait meanwhile. Work that tries again because it does not
     /// know whether its commit was carried out is told if it was, by an error: roll back, and return that.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")]
+    /// # async fn example(fp: fencepost::Fencepost, db: &mut fencepost::tokio_postgres::Client)
+    /// #     -> fencepost::Result<()> {
+    /// // `db` is a connection to the database that the store is in.
+    /// let billing = fp.once("billing/2026-11-16");
+    /// let done = billing.run(async |run| {
+    ///     let mut tx = db.transaction().await?;
+    ///     tx.execute("INSERT INTO invoice VALUES (42, 1000)", &[]).await?;
+    ///     run.done_in(&mut tx, "1 invoice").await?;
+    ///     tx.commit().await?; // both, or neither
+    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>("")
+    /// });
+    /// println!("{:?}", done.await?.result);
+    /// # Ok(()) }
+    /// ```
     pub async fn done_in(
         &self,
         transaction: &mut impl Transaction,
