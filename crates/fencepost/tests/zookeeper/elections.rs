@@ -71,9 +71,9 @@ async fn a_lock_and_an_election_share_one_line() {
     assert_eq!((seen.value, seen.label.as_str()), (None, "plain"));
     guard.release().await.unwrap();
     for (node, data, value) in [
-        ("_c_x-lock-0000000009", "127.0.0.1", Some("127.0.0.1")),
-        ("_c_x-latch-0000000009", "a latch", Some("a latch")),
-        ("abc__lock__0000000009", "", None),
+        ("_c_x-lock-0000000000", "127.0.0.1", Some("127.0.0.1")),
+        ("_c_x-latch-0000000000", "a latch", Some("a latch")),
+        ("abc__lock__0000000000", "", None),
     ] {
         let path = format!("{}/shared/{node}", site.chroot);
         site.server.create(&path, data).unwrap();
