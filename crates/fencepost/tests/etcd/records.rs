@@ -2,7 +2,7 @@
 
 use fencepost::Fencepost;
 use fencepost::ledger::State;
-use fencepost_testbed::{Etcd, Proxy, Trigger};
+use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
 
 use crate::common::{SOON, connect, leases, shared, until, within};
 use crate::once::{
@@ -133,4 +133,27 @@ fn deletion_of(key: &str) -> Vec<u8> {
     let key = format!("fencepost.once/once/{key}.");
     let length = u8::try_from(key.len()).unwrap();
     [&[0x1a, length + 2, 0x0a, length], key.as_bytes()].concat()
+}
+
+/// The runner has read that the record is its own, and stands still before it writes. Meanwhile it is
+/// overtaken: what it decided by is not so any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_was_overtaken_between_read_and_write_writes_nothing() {
+    let etcd = shared();
+    let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
+    let ours = connect(&format!("etcd://{}?prefix=between/", proxy.address())).await;
+    let [theirs, _] = pair("between").await;
+    let turn = begin(&ours, "k").await;
+    // The read is heard, and its answer comes when the next one has claimed the record.
+    proxy.set_mode(Mode::DropAnswers);
+    let finishing = tokio::spawn(turn.done("stale"));
+    theirs.break_lock("once/k").await.unwrap().unwrap();
+    let next = begin(&theirs, "k").await;
+    let token = next.token();
+    proxy.set_mode(Mode::Pass);
+    let outcome = within(SOON, "it is settled", finishing).await.unwrap();
+    assert!(outcome.is_err(), "it was overtaken");
+    let entry = theirs.once("k").entry().await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.token), (State::Running, token), "nothing was changed");
+    next.done("fresh").await.unwrap();
 }

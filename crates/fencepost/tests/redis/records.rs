@@ -26,7 +26,8 @@ async fn of_sixteen_who_come_together_one_runs() {
 
 #[tokio::test]
 async fn one_that_was_paused_and_overtaken_can_not_finish() {
-    let [ours, theirs] = pair(&synced()).await;
+    let server = synced();
+    let [ours, theirs] = pair(&server).await;
     overtaken_can_not_finish(&ours, &theirs).await;
 }
 
@@ -61,7 +62,10 @@ async fn records_outlive_a_crash_of_a_server_that_syncs_every_write() {
     begin(&ours, "done").await.done("result").await.unwrap();
     let running = begin(&ours, "running").await;
     server.restart().unwrap();
-    until("they are connected again", async || theirs.inspect("x").await.is_ok()).await;
+    until("they are connected again", async || {
+        theirs.inspect("x").await.is_ok() && ours.inspect("x").await.is_ok()
+    })
+    .await;
     let entry = theirs.once("done").entry().await.unwrap().unwrap();
     assert_eq!(entry.result, b"result");
     running.done("late").await.unwrap();
