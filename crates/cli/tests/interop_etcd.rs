@@ -7,6 +7,8 @@
 mod common;
 #[path = "interop/contender.rs"]
 mod contender;
+#[path = "interop/elections.rs"]
+mod elections;
 #[path = "interop/etcd.rs"]
 mod etcd;
 #[path = "interop/mixed.rs"]

@@ -5,6 +5,8 @@
 
 #[path = "etcd/common.rs"]
 mod common;
+#[path = "etcd/elections.rs"]
+mod elections;
 #[path = "etcd/frozen.rs"]
 mod frozen;
 #[path = "etcd/hands.rs"]
@@ -19,7 +21,13 @@ mod login;
 mod members;
 #[path = "etcd/names.rs"]
 mod names;
+#[path = "support/records.rs"]
+mod once;
 #[path = "etcd/outages.rs"]
 mod outages;
+#[path = "etcd/records.rs"]
+mod records;
 #[path = "etcd/superseded.rs"]
 mod superseded;
+#[path = "support/elections.rs"]
+mod vote;

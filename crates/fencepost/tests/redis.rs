@@ -14,6 +14,8 @@ mod correctness;
 mod crashes;
 #[path = "redis/cuts.rs"]
 mod cuts;
+#[path = "redis/elections.rs"]
+mod elections;
 #[path = "redis/errors.rs"]
 mod errors;
 #[path = "redis/failover.rs"]
@@ -28,5 +30,11 @@ mod leftovers;
 mod limits;
 #[path = "redis/mended.rs"]
 mod mended;
+#[path = "support/records.rs"]
+mod once;
+#[path = "redis/records.rs"]
+mod records;
+#[path = "support/elections.rs"]
+mod vote;
 #[path = "redis/waiting.rs"]
 mod waiting;

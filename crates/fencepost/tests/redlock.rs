@@ -6,6 +6,8 @@
 mod common;
 #[path = "redlock/contention.rs"]
 mod contention;
+#[path = "redlock/elections.rs"]
+mod elections;
 #[path = "redlock/errors.rs"]
 mod errors;
 #[path = "redis/fork.rs"]
@@ -20,6 +22,8 @@ mod restarts;
 mod strangers;
 #[path = "redlock/undo.rs"]
 mod undo;
+#[path = "support/elections.rs"]
+mod vote;
 
 use fencepost_testbed::{Proxy, Redis, RedisBuilder};
 

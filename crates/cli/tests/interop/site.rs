@@ -21,6 +21,11 @@ impl Site {
         Self { store: Store::new(), url, name }
     }
 
+    /// Where the store is.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// The same lock, by another URL.
     pub(crate) fn by(&self, url: String) -> Self {
         Self { store: Store::new(), url, name: self.name.clone() }

@@ -1,0 +1,96 @@
+//! Elections between clients of ours: what the leader says is the value of its key.
+
+use fencepost::ErrorKind;
+use fencepost_testbed::{Etcd, Proxy, Trigger};
+
+use crate::common::{
+    LEASE, LONG, SOON, connect, fails, leases, line, shared, until_waiting, within,
+};
+use crate::vote::{
+    a_deposed_leader_is_not_heard, campaigns, leader, leads, one_leads_after_the_other,
+    renewals_keep_the_words, said, sees,
+};
+
+async fn two(url: &str) -> [fencepost::Fencepost; 2] {
+    [connect(url).await, connect(url).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_leads_after_the_other_and_says_its_own() {
+    let etcd = Etcd::builder().start().unwrap();
+    let [ours, theirs] = two(&etcd.url()).await;
+    one_leads_after_the_other(&ours, &theirs).await;
+    assert!(leases(&etcd).is_empty());
+    let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", ""]).unwrap();
+    assert_eq!(keys.trim(), "", "nothing is left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_leave_what_was_said() {
+    let etcd = shared();
+    let [ours, theirs] = two(&etcd.url()).await;
+    renewals_keep_the_words(&ours, &theirs, LEASE).await;
+}
+
+/// A break knows its own: the lease goes with the key, though the value tells nothing of us.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_deposed_is_not_heard() {
+    let etcd = Etcd::builder().start().unwrap();
+    let [ours, theirs] = two(&etcd.url()).await;
+    a_deposed_leader_is_not_heard(&ours, &theirs).await;
+    let _leads = leads(campaigns(&ours, "broken", b"words", LONG)).await;
+    let lease = line(&etcd, "broken").pop().unwrap();
+    assert!(leases(&etcd).contains(&lease));
+    let broken = theirs.break_lock("broken").await.unwrap().unwrap();
+    assert!(!broken.label.as_str().contains("another client"), "{}", broken.label);
+    assert!(!leases(&etcd).contains(&lease), "its lease is gone as well");
+}
+
+/// The label of a candidate, which its value can not carry, stands beside it: of the leader and of who waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn candidates_have_labels() {
+    let etcd = shared();
+    let [ours, theirs] = two(&etcd.url()).await;
+    let first = ours.election("labels").label("web-1").ttl(LONG).campaign("a").await.unwrap();
+    let second = theirs.election("labels").label("web-2").ttl(LONG);
+    let second = tokio::spawn(async move { second.campaign("").await });
+    until_waiting(&ours, "labels", 1).await;
+    let info = theirs.inspect("labels").await.unwrap();
+    assert_eq!(info.holder.unwrap().label.as_str(), "web-1");
+    assert_eq!(info.waiters[0].label.as_str(), "web-2");
+    first.resign().await.unwrap();
+    let second = leads(second).await;
+    let shown = leader(&ours, "labels").await.unwrap();
+    assert_eq!((shown.label.as_str(), shown.term), ("web-2", Some(second.term())));
+    assert_eq!(shown.value.unwrap().as_bytes(), b"", "it says nothing, and is no plain lock");
+}
+
+/// What would be taken for the value of a lock is not said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn words_that_look_like_a_lock_are_refused() {
+    let etcd = shared();
+    let client = connect(&etcd.url()).await;
+    let election = client.election("unspeakable").ttl(LONG);
+    fails(election.campaign("x\nfencepost 1").await, &ErrorKind::Refused, &["fencepost 1"]);
+    let leadership = leads(campaigns(&client, "unspeakable", b"fine", LONG)).await;
+    fails(leadership.proclaim("x\nfencepost 1").await, &ErrorKind::Refused, &["fencepost 1"]);
+    assert_eq!(said(&client, "unspeakable").await.as_deref(), Some(&b"fine"[..]));
+}
+
+/// A proclamation whose answer is lost is made once, and an observer sees it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proclamation_that_is_cut_off_is_heard() {
+    let etcd = shared();
+    let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
+    let ours = connect(&format!("etcd://{}", proxy.address())).await;
+    let theirs = connect(&etcd.url()).await;
+    let leadership = leads(campaigns(&ours, "cut", b"mine", LONG)).await;
+    let mut observer = theirs.election("cut").observe().unwrap();
+    for (fired, words) in ["proclaimed first", "proclaimed second"].into_iter().enumerate() {
+        proxy.cut_on(if fired == 0 { Trigger::before(words) } else { Trigger::after(words) });
+        within(SOON, "it is proclaimed", leadership.proclaim(words)).await.unwrap();
+        assert_eq!(proxy.fired(), fired + 1);
+        let shown = sees(&mut observer, Some(words.as_bytes())).await.unwrap();
+        assert_eq!(shown.term, Some(leadership.term()));
+    }
+}

@@ -1,0 +1,159 @@
+//! Records of what was done: in etcd until their lease ends.
+
+use fencepost::Fencepost;
+use fencepost::ledger::State;
+use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
+
+use crate::common::{SOON, connect, leases, shared, until, within};
+use crate::once::{
+    begin, keep_runs_out, listed_and_forgotten, long_result, overtaken_can_not_finish,
+    records_are_no_locks, sixteen_run_once,
+};
+
+/// Two clients of the shared server, whose names are this test's own.
+async fn pair(prefix: &str) -> [Fencepost; 2] {
+    let url = format!("{}?prefix={prefix}/", shared().url());
+    [connect(&url).await, connect(&url).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_sixteen_who_come_together_one_runs() {
+    let _server = shared();
+    sixteen_run_once(&pair("sixteen").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_was_paused_and_overtaken_can_not_finish() {
+    let _server = shared();
+    let [ours, theirs] = pair("overtaken").await;
+    overtaken_can_not_finish(&ours, &theirs).await;
+}
+
+/// And its lease with it, and the leases of what it was before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_ends_with_its_time() {
+    let etcd = Etcd::builder().start().unwrap();
+    let client = connect(&etcd.url()).await;
+    keep_runs_out(&client, async || {
+        let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", "fencepost."]).unwrap();
+        keys.trim().is_empty() && leases(&etcd).is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_are_listed_and_forgotten() {
+    let _server = shared();
+    let [ours, _] = pair("listed").await;
+    let [other, _] = pair("listed-elsewhere").await;
+    begin(&other, "somebody else's").await.done("").await.unwrap();
+    listed_and_forgotten(&ours).await;
+    assert_eq!(other.once_entries().await.unwrap().len(), 1);
+}
+
+/// More than fit into one page, each as large as can be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_large_records_are_listed() {
+    let _server = shared();
+    let [client, _] = pair("many").await;
+    for number in 0..70 {
+        begin(&client, &format!("{number:03}")).await.done(long_result()).await.unwrap();
+    }
+    let entries = client.once_entries().await.unwrap();
+    let keys: Vec<_> = entries.into_iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, (0..70).map(|number| format!("{number:03}")).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_is_no_lock() {
+    let etcd = Etcd::builder().start().unwrap();
+    records_are_no_locks(&connect(&etcd.url()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_outlive_a_crash() {
+    let etcd = Etcd::builder().start().unwrap();
+    let client = connect(&etcd.url()).await;
+    begin(&client, "done").await.done("result").await.unwrap();
+    let running = begin(&client, "running").await;
+    etcd.restart().unwrap();
+    until("it answers again", async || client.inspect("x").await.is_ok()).await;
+    let entry = client.once("done").entry().await.unwrap().unwrap();
+    assert_eq!((entry.state, &*entry.result), (State::Done, &b"result"[..]));
+    running.done("late").await.unwrap();
+    assert_eq!(client.once("running").entry().await.unwrap().unwrap().result, b"late");
+}
+
+/// The connection breaks before etcd has heard a step, or after: asked again, it says the same, and no lease is
+/// left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_is_cut_off_is_made_once() {
+    let etcd = Etcd::builder().start().unwrap();
+    let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
+    let ours = connect(&format!("etcd://{}", proxy.address())).await;
+    let direct = connect(&etcd.url()).await;
+    let mut fired = 0;
+    let cuts: [fn(Vec<u8>) -> Trigger; 2] = [Trigger::before, Trigger::after];
+    for (number, cut) in cuts.into_iter().enumerate() {
+        for step in ["done", "give up", "forget"] {
+            let key = format!("{step} {number}");
+            let turn = begin(&ours, &key).await;
+            let settled = async {
+                match step {
+                    "done" => {
+                        proxy.cut_on(cut(b"fencepost once 1 done".into()));
+                        turn.done("x").await
+                    }
+                    "give up" => {
+                        proxy.cut_on(cut(deletion_of(&key)));
+                        turn.give_up().await
+                    }
+                    _ => {
+                        turn.done("x").await.unwrap();
+                        proxy.cut_on(cut(deletion_of(&key)));
+                        assert!(ours.once(&key).forget().await.unwrap());
+                        Ok(())
+                    }
+                }
+            };
+            within(SOON, "it is settled", settled).await.unwrap();
+            fired += 1;
+            assert_eq!(proxy.fired(), fired, "{key}");
+            let left = direct.once(&key).entry().await.unwrap();
+            let result = left.map(|entry| entry.result);
+            assert_eq!(result.as_deref(), (step == "done").then_some(&b"x"[..]), "{key}");
+        }
+    }
+    ours.close().await;
+    until("only what is done has a lease", async || leases(&etcd).len() == 2).await;
+}
+
+/// A request to delete this record, as it passes: field 3 of an operation, with the key as its field 1.
+fn deletion_of(key: &str) -> Vec<u8> {
+    let key = format!("fencepost.once/once/{key}.");
+    let length = u8::try_from(key.len()).unwrap();
+    [&[0x1a, length + 2, 0x0a, length], key.as_bytes()].concat()
+}
+
+/// The runner has read that the record is its own, and stands still before it writes. Meanwhile it is
+/// overtaken: what it decided by is not so any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_was_overtaken_between_read_and_write_writes_nothing() {
+    let etcd = shared();
+    let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
+    let ours = connect(&format!("etcd://{}?prefix=between/", proxy.address())).await;
+    let [theirs, _] = pair("between").await;
+    let turn = begin(&ours, "k").await;
+    // The read is heard, and its answer comes when the next one has claimed the record.
+    proxy.set_mode(Mode::DropAnswers);
+    let finishing = tokio::spawn(turn.done("stale"));
+    theirs.break_lock("once/k").await.unwrap().unwrap();
+    let next = begin(&theirs, "k").await;
+    let token = next.token();
+    proxy.set_mode(Mode::Pass);
+    let outcome = within(SOON, "it is settled", finishing).await.unwrap();
+    assert!(outcome.is_err(), "it was overtaken");
+    let entry = theirs.once("k").entry().await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.token), (State::Running, token), "nothing was changed");
+    next.done("fresh").await.unwrap();
+}

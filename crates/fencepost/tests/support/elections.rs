@@ -1,0 +1,100 @@
+//! What must hold of elections on every store, between clients of ours.
+
+use std::time::Duration;
+
+use fencepost::{Fencepost, Leader, Leadership, Observer, Value};
+use tokio::task::JoinHandle;
+
+use crate::common::{LONG, SOON, until, until_waiting, within};
+
+pub(crate) fn campaigns(
+    client: &Fencepost,
+    name: &str,
+    value: &[u8],
+    ttl: Duration,
+) -> JoinHandle<fencepost::Result<Leadership>> {
+    let (election, value) = (client.election(name).ttl(ttl), value.to_vec());
+    tokio::spawn(async move { election.campaign(value).await })
+}
+
+pub(crate) async fn leads(campaign: JoinHandle<fencepost::Result<Leadership>>) -> Leadership {
+    within(SOON, "it leads", campaign).await.unwrap().unwrap()
+}
+
+pub(crate) async fn leader(client: &Fencepost, name: &str) -> Option<Leader> {
+    client.election(name).leader().await.unwrap()
+}
+
+/// What the leader says of itself.
+pub(crate) async fn said(client: &Fencepost, name: &str) -> Option<Vec<u8>> {
+    Some(leader(client, name).await?.value?.as_bytes().to_vec())
+}
+
+/// Observes until this is said, and nothing of another term in between.
+pub(crate) async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Option<Leader> {
+    let wanted = value.map(|value| Value::new(value).unwrap());
+    within(SOON, "the observer sees it", async {
+        loop {
+            let leader = observer.next().await.unwrap();
+            if leader.as_ref().and_then(|leader| leader.value.clone()) == wanted {
+                return leader;
+            }
+        }
+    })
+    .await
+}
+
+/// A leader says what it will, the next one waits with its own words, and each has the name in its turn.
+pub(crate) async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepost) {
+    let mut observer = theirs.election("e").observe().unwrap();
+    assert_eq!(within(SOON, "it looks", observer.next()).await.unwrap(), None);
+    let first = leads(campaigns(ours, "e", b"first", LONG)).await;
+    assert_eq!(sees(&mut observer, Some(b"first")).await.unwrap().term, Some(first.term()));
+    // Words of any kind, and none at all.
+    let odd = [&[0, 255, b' ', b'\n', b'%'][..], &[7; Value::MAX_BYTES], b""];
+    for words in odd {
+        first.proclaim(words).await.unwrap();
+        assert_eq!(said(theirs, "e").await.as_deref(), Some(words));
+        assert_eq!(sees(&mut observer, Some(words)).await.unwrap().term, Some(first.term()));
+    }
+
+    let next = campaigns(theirs, "e", b"second", LONG);
+    until_waiting(ours, "e", 1).await;
+    assert_eq!(said(ours, "e").await.as_deref(), Some(&b""[..]), "who waits does not lead");
+    let term = first.term();
+    first.resign().await.unwrap();
+    let second = leads(next).await;
+    assert!(second.term() > term);
+    assert_eq!(sees(&mut observer, Some(b"second")).await.unwrap().term, Some(second.term()));
+    second.resign().await.unwrap();
+    assert_eq!(sees(&mut observer, None).await, None);
+
+    // The words go with the grant.
+    let guard = ours.lock("e").ttl(LONG).acquire().await.unwrap();
+    let shown = leader(theirs, "e").await.unwrap();
+    assert_eq!((shown.term, shown.value), (Some(guard.token()), None));
+    guard.release().await.unwrap();
+}
+
+/// Renewals leave the words as they are, and keep them as long as the lock.
+pub(crate) async fn renewals_keep_the_words(ours: &Fencepost, theirs: &Fencepost, ttl: Duration) {
+    let leadership = leads(campaigns(ours, "kept", b"before", ttl)).await;
+    leadership.proclaim("words").await.unwrap();
+    for _ in 0..4 {
+        let before = leadership.guard().deadline();
+        until("it is renewed", async || leadership.guard().deadline() > before).await;
+        assert_eq!(said(theirs, "kept").await.as_deref(), Some(&b"words"[..]));
+    }
+    leadership.check().unwrap();
+}
+
+/// Who has lost it has nothing to say any more.
+pub(crate) async fn a_deposed_leader_is_not_heard(ours: &Fencepost, theirs: &Fencepost) {
+    let old = leads(campaigns(ours, "deposed", b"old", LONG)).await;
+    theirs.break_lock("deposed").await.unwrap().unwrap();
+    let new = leads(campaigns(theirs, "deposed", b"new", LONG)).await;
+    assert!(old.proclaim("still me").await.is_err());
+    let shown = leader(ours, "deposed").await.unwrap();
+    assert_eq!(shown.term, Some(new.term()));
+    assert_eq!(shown.value.unwrap().as_bytes(), b"new");
+}
