@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencepost::ledger::{Entry, State};
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Turn};
-use fencepost_testbed::{Database, PgBouncer, Postgres};
+use fencepost_testbed::{Database, PgBouncer, Postgres, Proxy, Trigger};
 use tokio::sync::Barrier;
 
 use crate::common::{LONG, SOON, ask, connect, fails, session, two, until, within};
@@ -246,6 +246,42 @@ async fn failures_are_tried_again_or_recorded_and_forgotten() {
     assert!(client.once("y").forget().await.unwrap());
     assert!(!client.once("y").forget().await.unwrap());
     assert!(runs(&client, "y", "").await.unwrap());
+}
+
+/// The connection is cut after the step and before its answer: the step is sent again, and is the same one.
+#[tokio::test]
+async fn a_step_whose_answer_got_lost_is_no_second_step() {
+    let database = Database::fresh().unwrap();
+    let proxy = Proxy::to(database.server().address()).unwrap();
+    let url = format!("postgres://postgres@{}/{}", proxy.address(), database.name());
+    let client = connect(&url).await;
+    let mut cuts = 0;
+    let mut cut = |step: &str| {
+        assert_eq!(proxy.fired(), cuts, "before {step}");
+        cuts += 1;
+        proxy.cut_on(Trigger::after(format!("fencepost.{step}(")));
+    };
+    for step in ["look_up", "claim", "finish"] {
+        cut(step);
+        assert!(runs(&client, step, step).await.unwrap());
+        let entry = client.once(step).entry().await.unwrap().unwrap();
+        assert_eq!((entry.state, &*entry.result), (State::Done, step.as_bytes()));
+    }
+    cut("finish");
+    begin(&client, "x").await.give_up().await.unwrap();
+    assert_eq!(client.once("x").entry().await.unwrap(), None);
+    cut("forget");
+    assert!(client.once("claim").forget().await.unwrap());
+    cut("list_records");
+    assert_eq!(client.once_entries().await.unwrap().len(), 2);
+    cut("campaign");
+    let leadership = client.election("e").ttl(LONG).campaign("first").await.unwrap();
+    cut("proclaim");
+    leadership.proclaim("second").await.unwrap();
+    let leader = client.election("e").leader().await.unwrap().unwrap();
+    assert_eq!(leader.term, Some(leadership.term()));
+    assert_eq!(leader.value.unwrap().text(), "second");
+    cut("none");
 }
 
 /// In transaction mode two statements may reach two sessions.
