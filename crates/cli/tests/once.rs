@@ -202,7 +202,7 @@ fn what_is_kept_of_the_output() {
 #[test]
 fn readers_and_leftovers_do_not_hold_up_the_record() {
     let store = Store::new();
-    let leaves = "setsid sh -c 'echo $$ > left; until [ -e stop ]; do sleep 0.01; done' & \
+    let leaves = "setsid sh -c 'echo $$ > left; until [ -e stop ]; do sleep 0.01; done' 2> /dev/null & \
                   until [ -s left ]; do sleep 0.01; done; echo done";
     let (code, out, err) =
         store.say(&["once", "--keep-output", "leaves", "--", "sh", "-c", leaves]);

@@ -33,7 +33,7 @@ pub(crate) struct Elect {
     #[arg(long)]
     pub(crate) observe: bool,
     /// With --observe, stop after this many lines
-    #[arg(long, value_name = "N", requires = "observe")]
+    #[arg(long, value_name = "N", conflicts_with = "command")]
     pub(crate) count: Option<u64>,
     /// The command to run while leading, and its arguments
     #[arg(
