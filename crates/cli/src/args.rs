@@ -17,7 +17,7 @@ use self::advise::{ADVISE_HELP, Advise};
 use self::elect::{ELECT_HELP, Elect, LEADER_HELP, Leader};
 use self::fence::{FENCE_HELP, Fence};
 use self::lab::{LAB_HELP, Lab};
-use self::once::{ONCE_HELP, Once};
+use self::once::{ONCE_HELP, ONCE_USAGE, Once};
 use crate::duration;
 use crate::exit::exit_codes;
 
@@ -68,7 +68,8 @@ pub(crate) enum Command {
     #[command(after_help = LEADER_HELP, after_long_help = LEADER_HELP)]
     Leader(Leader),
     /// Run a command once per key, whoever comes first
-    #[command(after_help = ONCE_HELP, after_long_help = ONCE_HELP, disable_help_subcommand = true)]
+    #[command(after_help = ONCE_HELP, after_long_help = ONCE_HELP, disable_help_subcommand = true,
+              override_usage = ONCE_USAGE)]
     Once(Once),
     /// Take a lock for a script, which renews and releases it itself
     #[command(after_help = ACQUIRE_HELP, after_long_help = ACQUIRE_HELP)]

@@ -95,7 +95,7 @@ fn a_failure_can_be_recorded_and_forgotten() {
     assert_eq!(state(&store, "k")["state"], "failed");
     let (code, _, err) = store.say(&["once", "forget", "k"]);
     assert_eq!(code, Some(64), "{err}");
-    assert!(err.contains("is failed") && err.contains("--yes"), "{err}");
+    assert!(err.contains("recorded as failed") && err.contains("--yes"), "{err}");
     assert_eq!(store.say(&["once", "forget", "--yes", "k"]).0, Some(0));
     let (code, _, err) = store.say(&["once", "forget", "--yes", "k"]);
     assert_eq!(code, Some(75), "{err}");

@@ -80,6 +80,10 @@ pub(crate) struct OnceForget {
     pub(crate) yes: bool,
 }
 
+pub(crate) const ONCE_USAGE: &str = "\
+fencepost once [OPTIONS] <KEY> -- <CMD>...
+       fencepost once <ls|show|forget> ...";
+
 pub(crate) const ONCE_HELP: &str = "\
 Examples:
   fencepost once billing/$(date +%F) -- ./billing      on twelve machines, one runs it

@@ -80,7 +80,7 @@ pub(crate) async fn forget(args: &OnceForget, fp: &Fencepost, json: bool) -> Res
     let live = is_live(fp, key, &entry).await?;
     if !args.yes && !live {
         let question = format!(
-            "\"{key}\" is {}, {} ago by {} (token {})",
+            "\"{key}\" is recorded as {}, {} ago by {} (token {})",
             word(&entry, live),
             out::span(entry.since),
             entry.label,
