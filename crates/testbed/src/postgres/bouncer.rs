@@ -66,6 +66,7 @@ impl Deref for PgBouncer {
     }
 }
 
+/// A server that restarts is asked again after a second, not after fifteen: a busy machine takes its time for that.
 fn config(to: u16, port: u16, pool: u32, users: &Path) -> String {
     format!(
         "[databases]\n\
@@ -78,7 +79,8 @@ fn config(to: u16, port: u16, pool: u32, users: &Path) -> String {
          auth_file = {}\n\
          pool_mode = transaction\n\
          default_pool_size = {pool}\n\
-         max_client_conn = 500\n",
+         max_client_conn = 500\n\
+         server_login_retry = 1\n",
         users.display()
     )
 }
