@@ -182,7 +182,7 @@ fn what_is_kept_of_the_output() {
     assert_eq!((code, out.len()), (Some(0), 100_000), "{err}");
     assert!(err.contains("printed 100000 bytes: the first 65536 are kept"), "{err}");
     let late = store.output(&["once", "k", "--", "echo", "never"]);
-    assert_eq!(late.stdout, [b'x'; 65536]);
+    assert_eq!(late.stdout, vec![b'x'; 65536]);
     // Bytes that are no text come back as they were.
     let odd = ["once", "--keep-output", "odd", "--", "printf", r"\377\000\n"];
     assert_eq!(store.output(&odd).stdout, b"\xff\0\n");
