@@ -247,3 +247,24 @@ fn observers_see_terms_in_order_and_the_last_one() {
     assert_eq!(line, r#"{"label":null,"name":"web","term":null,"value":null}"#);
     store.assert_empty();
 }
+
+/// The server goes away for longer than the lease: the command is ended in time, and runs again, in a higher term,
+/// when the server is back.
+#[test]
+fn a_store_that_comes_back_is_found_again() {
+    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let (store, url, sit) = (Store::new(), server.url(), sit("a"));
+    let leader =
+        store.start(&["--on", &url, "elect", "web", "--ttl", "3s", "--", "sh", "-c", &sit]);
+    let (term, led_by) = (terms(&store, "a", 1)[0], group(&store, "a"));
+    server.kill().unwrap();
+    wait_for("the command's end", LIMIT, || running_in_group(led_by).is_empty());
+    server.start_again().unwrap();
+    assert!(terms(&store, "a", 2)[1] > term);
+    leader.signal(Signal::TERM);
+    let (code, _, err) = leader.end();
+    assert_eq!(code, Some(143), "{err}");
+    for said in ["the store can not be reached", "no longer leading", "campaigning again"] {
+        assert!(err.contains(said), "{said:?} is missing:\n{err}");
+    }
+}
