@@ -58,7 +58,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
             let opened = tokio::task::spawn_blocking(open).await;
             opened
                 .map_err(|_| crate::Error::unreachable("opening the file panicked"))?
-                .map(Store::without_ledger)
+                .map(Store::from)
         }
         #[cfg(feature = "etcd")]
         Url::Etcd(url) => Ok(Store::without_ledger(etcd::Etcd::open(*url, &around).await?)),

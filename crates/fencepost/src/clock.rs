@@ -53,7 +53,8 @@ pub(crate) fn start() -> crate::Result<()> {
     })
 }
 
-/// The wall clock, as time since 1970. It decides nothing: it is compared with a server's, and reported.
+/// The wall clock, as time since 1970. It decides nothing about a lock: it is compared with a server's, and
+/// reported. The records of the embedded store end by it, since they outlive a reboot.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
 pub fn wall() -> Duration {

@@ -39,6 +39,12 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Removes the record under `name` if it bears this token. False if there was none such.
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>>;
+
+    /// Which store this is, as no other is called: a caller's own transaction settles a record only in this one.
+    /// `None` if no transaction of a caller's can reach it. Asked after a claim.
+    fn place(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Who wants to run.

@@ -2,6 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "sqlite/done_in.rs"]
+mod done_in;
+#[path = "sqlite/elections.rs"]
+mod elections;
+#[path = "sqlite/formats.rs"]
+mod formats;
+#[path = "sqlite/records.rs"]
+mod records;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -235,8 +244,8 @@ async fn another_time_namespace_is_refused() {
 async fn a_newer_format_is_refused() {
     let place = place();
     used(&place.path, false).await;
-    edit(&place.path, "PRAGMA user_version = 2");
-    refuses(connect(&place.path).await, &ErrorKind::Refused, &["format 2", "newer"]);
+    edit(&place.path, "PRAGMA user_version = 3");
+    refuses(connect(&place.path).await, &ErrorKind::Refused, &["format 3", "newer"]);
 }
 
 #[tokio::test]

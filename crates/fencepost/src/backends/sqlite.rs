@@ -9,6 +9,7 @@
 //! (`synchronous=FULL`) before the answer. Nothing but losing the file takes it back.
 //! *Taking over at once:* a grant's row names a file that the holder's processes have locked. Once nobody
 //! has, they are all gone, and the next need not wait for the lease (presence.rs).
+//! *Values* of elections are a column of the grant's row. *Records* are a table of the file (records.rs).
 //! *Where that ends:* with the host. A file of another machine, or on a network file system, is refused;
 //! after a reboot every lease is void. A file restored from a backup, or copied, has its old counter:
 //! tokens can repeat. A disk that acknowledges syncs it has not done can lose the counter in a power cut.
@@ -25,6 +26,7 @@ mod file;
 mod host;
 mod line;
 mod presence;
+mod records;
 mod rows;
 mod steps;
 mod views;
@@ -39,6 +41,7 @@ use fencepost_core::{LockName, Moment, OwnerId, Ttl};
 
 use self::desk::Desk;
 use self::presence::Marks;
+pub(crate) use self::records::finish_in;
 use self::steps::{Answer, Ask};
 use self::wake::Post;
 use crate::backend::{
@@ -56,6 +59,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// A store in a SQLite file.
 pub struct Sqlite {
     path: PathBuf,
+    /// Which file this is, whatever it is called.
+    place: String,
     around: Surroundings,
     desk: Desk,
     marks: Arc<Marks>,
@@ -67,10 +72,10 @@ impl Sqlite {
     /// Waits for the disk.
     pub fn open(path: &Path, adopt: bool, around: &Surroundings) -> Result<Arc<Self>> {
         let file::Opened { path, db, file, marks } = file::open(path, adopt, &*around.clock)?;
-        let marks = Arc::new(marks);
+        let (marks, place) = (Arc::new(marks), file.place());
         let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
         let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
-        Ok(Arc::new(Self { path, around: around.clone(), desk, marks, post }))
+        Ok(Arc::new(Self { path, place, around: around.clone(), desk, marks, post }))
     }
 
     fn now(&self) -> Moment {
@@ -135,6 +140,7 @@ impl Backend for Sqlite {
                 owner: request.owner,
                 ttl: request.ttl,
                 label: request.label,
+                value: request.value,
                 presence: Arc::clone(&lent.mark.name),
                 tied: request.liveness == Liveness::Process,
                 queue: None,
@@ -159,8 +165,8 @@ impl Backend for Sqlite {
             let names: Vec<_> = batch.iter().map(|renewal| renewal.name.clone()).collect();
             let answers = self.desk.write(move |sheet| {
                 let renew = |renewal: &Renewal| {
-                    let Renewal { name, owner, ttl, .. } = renewal;
-                    Ok(match steps::renew(sheet, name, *owner, *ttl)? {
+                    let Renewal { name, owner, ttl, value, .. } = renewal;
+                    Ok(match steps::renew(sheet, name, *owner, *ttl, value.as_ref())? {
                         Some(renewed) => Ok(renewed),
                         None => Err(steps::why_not_held(sheet, name, *owner)?),
                     })
@@ -239,7 +245,7 @@ fn guarantees() -> Guarantees {
         clock: "CLOCK_BOOTTIME of this host",
         longest: Ttl::MAX,
         lengthens: true,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
+        records: Records::like(&Correctness::Fit),
         found: Vec::new(),
         under: [
             Kept::both("the next is granted once the last process of the holder is gone"),
@@ -248,7 +254,7 @@ fn guarantees() -> Guarantees {
                 "grants are synced before they are told; after a reboot all leases are void",
             ),
             Kept::none_such("there is one file; one of another machine is refused"),
-            Kept::both("wall clocks are not used"),
+            Kept::both("leases use no wall clock; records do: set forwards, they end early"),
             Kept::both("there is no network; a file that can not be written grants nothing"),
             Kept {
                 exclusion: Holds::No,

@@ -64,8 +64,38 @@ impl Run {
         transaction: &mut impl Transaction,
         result: impl Into<Vec<u8>>,
     ) -> Result<()> {
-        let finish = self.finish(Outcome::Done(checked(result.into())?));
-        if !transaction.finish(finish).await? {
+        let (finish, place) = self.mark(result.into())?;
+        let settled = transaction.finish(finish, place).await?;
+        self.marked(settled)
+    }
+
+    /// [`done_in`](Self::done_in) without async: a transaction of rusqlite can not be sent to another thread, so a
+    /// future that awaits while it has one can not be spawned.
+    #[cfg(feature = "sqlite")]
+    pub fn done_in_now(
+        &self,
+        transaction: &rusqlite::Transaction<'_>,
+        result: impl Into<Vec<u8>>,
+    ) -> Result<()> {
+        let (finish, place) = self.mark(result.into())?;
+        let settled = crate::backends::sqlite::finish_in(transaction, &finish, &place)?;
+        self.marked(settled)
+    }
+
+    fn mark(&self, result: Vec<u8>) -> Result<(Finish, String)> {
+        let place = self.ledger.place().ok_or_else(|| {
+            let backend = self.client.store.backend.guarantees().backend;
+            Error::refused(format!(
+                "the {backend} store has no transactions that \"{}\" could be marked in: use the \
+                 database of the effect as store (postgres: or sqlite:)",
+                self.name()
+            ))
+        })?;
+        Ok((self.finish(Outcome::Done(checked(result)?)), place))
+    }
+
+    fn marked(&self, settled: bool) -> Result<()> {
+        if !settled {
             return Err(Error::lost(self.name(), LossCause::TakenOver));
         }
         self.in_transaction.store(true, Ordering::Release);
@@ -89,8 +119,9 @@ impl fmt::Debug for Run {
 
 /// A transaction that a record can be settled in, together with the work's own writes.
 pub trait Transaction {
-    /// [`Ledger::finish`], as a part of this transaction.
-    fn finish(&mut self, finish: Finish) -> BoxFuture<'_, Result<bool>>;
+    /// [`Ledger::finish`], as a part of this transaction. Refused if it is not one of the store that is at
+    /// [`place`](Ledger::place).
+    fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>>;
 }
 
 fn checked(result: Vec<u8>) -> Result<Vec<u8>> {

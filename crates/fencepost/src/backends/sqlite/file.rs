@@ -1,11 +1,12 @@
 //! The file: its format, and what must be true of it before it is used.
 //!
 //! ```text
-//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
+//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 2
 //!   store      one row: machine, boot and time namespace that the times are of, the epoch (how often
 //!              that changed), and the last token
-//!   locks      one row per grant
+//!   locks      one row per grant, with what its holder says of itself (value, since format 2)
 //!   waiters    one row per place in a queue; the ticket is the place
+//!   fencepost_records  what is running, done or failed, since format 2 (records.rs)
 //!   broken     owners whose grant an operator ended, until it would have ended by itself
 //! PATH.d/      mode 0700
 //!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
@@ -13,7 +14,10 @@
 //!   open.lock  locked while one process sets the file up
 //! ```
 //!
-//! Times are nanoseconds of `CLOCK_BOOTTIME`. Owners are 16 bytes, so the file is the user's alone (0600).
+//! A file of an older format is brought up to date by whoever opens it. Other tables may be in it too: those of a
+//! program whose effects and records are to be committed together.
+//!
+//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. Owners are 16 bytes, so the file is the user's alone (0600).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -29,13 +33,17 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::desk::{Failure, PATIENCE, be_patient, explain, wait_for_the_file};
 use super::host::{Host, refuse_network_file_system};
 use super::presence::Marks;
+use super::records;
 use crate::clock::{BootClock, Clock, pause};
 use crate::error::{Error, Result};
 
 const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
-const SCHEMA: &str = "
+/// What makes a file of each format out of one of the format before, or out of nothing.
+const FORMATS: [&str; VERSION as usize] = [FORMAT_1, FORMAT_2];
+
+const FORMAT_1: &str = "
     CREATE TABLE store (
         id INTEGER PRIMARY KEY CHECK (id = 1),
         machine TEXT NOT NULL,
@@ -71,6 +79,21 @@ const SCHEMA: &str = "
     CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// Its table has a name of its own, since it is used beside the tables of another program.
+const FORMAT_2: &str = "
+    ALTER TABLE locks ADD COLUMN value BLOB;
+    CREATE TABLE fencepost_records (
+        name TEXT PRIMARY KEY,
+        state INTEGER NOT NULL CHECK (state IN (0, 1, 2)),
+        token INTEGER NOT NULL,
+        label TEXT NOT NULL,
+        since INTEGER NOT NULL,
+        ends INTEGER NOT NULL,
+        result BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX fencepost_records_by_end ON fencepost_records (ends);
+";
+
 /// A file that was opened.
 pub(super) struct Opened {
     pub(super) path: PathBuf,
@@ -92,7 +115,7 @@ pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<Opened
     make_private(&path)?;
     let mut db = connect(&path).map_err(|error| explain(&path, &error))?;
     be_patient();
-    if !is_ready(&db, &path)? {
+    if format_of(&db, &path)? < VERSION {
         let _alone = alone(Path::new(&directory))?;
         set_up(&mut db, &path)?;
     }
@@ -146,6 +169,11 @@ impl OpenFile {
         Ok(Self { path: path.to_owned(), inode, epoch })
     }
 
+    /// See [`place_of`].
+    pub(super) fn place(&self) -> String {
+        shown(self.inode)
+    }
+
     /// Fails closed if others, who open the path now, would not see what we write.
     pub(super) fn check(&self, db: &Connection) -> Result<(), Failure> {
         if inode(&self.path).ok() != Some(self.inode) {
@@ -156,6 +184,15 @@ impl OpenFile {
         }
         Ok(())
     }
+}
+
+/// Which file a path leads to, as no other is called on this host.
+pub(super) fn place_of(path: &Path) -> rustix::io::Result<String> {
+    inode(path).map(shown)
+}
+
+fn shown((device, inode): (u64, u64)) -> String {
+    format!("{device:x}:{inode:x}")
 }
 
 fn inode(path: &Path) -> rustix::io::Result<(u64, u64)> {
@@ -204,8 +241,8 @@ fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
     Ok(db)
 }
 
-/// Whether the file is set up; refuses one that is not ours to set up.
-fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
+/// Its format, 0 if it is to be set up; refuses one that is not ours to set up.
+fn format_of(db: &Connection, path: &Path) -> Result<i32> {
     let (application, version, tables) = (|| {
         // One transaction: another process may be setting the file up.
         let one = db.unchecked_transaction()?;
@@ -216,7 +253,7 @@ fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
     .map_err(|error| explain(path, &error))?;
     let path = path.display();
     if application == 0 && version == 0 && tables == 0 {
-        return Ok(false);
+        return Ok(0);
     }
     if application != APPLICATION {
         return Err(Error::refused(format!(
@@ -229,24 +266,31 @@ fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
              fencepost that wrote it, or name another file (sqlite:PATH)"
         )));
     }
-    Ok(true)
+    Ok(version)
 }
 
 fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
     // Another process may have been faster.
-    if is_ready(db, path)? {
+    let found = format_of(db, path)?;
+    if found == VERSION {
         return Ok(());
     }
     let host = Host::this()?;
     let done: rusqlite::Result<()> = (|| {
-        db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+        if found == 0 {
+            db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+        }
         let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
-        transaction.execute_batch(SCHEMA)?;
-        transaction.execute(
-            "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
-            (&host.machine, &host.boot, &host.time_namespace),
-        )?;
-        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        for next in FORMATS.iter().skip(usize::try_from(found).unwrap_or(0)) {
+            transaction.execute_batch(next)?;
+        }
+        if found == 0 {
+            transaction.execute(
+                "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
+                (&host.machine, &host.boot, &host.time_namespace),
+            )?;
+            transaction.pragma_update(None, "application_id", APPLICATION)?;
+        }
         transaction.pragma_update(None, "user_version", VERSION)?;
         transaction.commit()
     })();
@@ -322,7 +366,7 @@ pub(super) fn clean(db: &Connection, now: Moment) -> rusqlite::Result<()> {
         db.execute("DELETE FROM waiters WHERE deadline <= ?", [now])?;
         db.execute("DELETE FROM broken WHERE until <= ?", [now])?;
     }
-    Ok(())
+    records::clean(db)
 }
 
 /// Held while one process sets the file up: switching to WAL mode fails rather than waits.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
@@ -24,6 +24,7 @@ pub(super) struct Holder {
     pub(super) deadline: Moment,
     pub(super) pid: Option<i32>,
     pub(super) presence: Option<String>,
+    pub(super) value: Option<Value>,
 }
 
 impl Holder {
@@ -37,6 +38,7 @@ impl Holder {
             deadline: moment(row, 5)?,
             pid: row.get(6)?,
             presence: row.get(7)?,
+            value: row.get::<_, Option<Vec<u8>>>(8)?.map(|value| Value::found(&value)),
         })
     }
 
@@ -53,14 +55,15 @@ impl Holder {
             held_for: Some(now.since(self.granted)),
             remaining: Some(self.deadline.since(now)),
             endless: false,
-            value: None,
+            value: self.value,
         }
     }
 }
 
 pub(super) fn holder(db: &Connection, name: &LockName) -> rusqlite::Result<Option<Holder>> {
     db.prepare_cached(
-        "SELECT owner, token, ttl_ms, label, granted, deadline, pid, presence FROM locks \
+        "SELECT owner, token, ttl_ms, label, granted, deadline, pid, presence, value \
+         FROM locks \
          WHERE name = ?",
     )?
     .query_row([name.as_str()], Holder::read)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
+use fencepost_core::{Label, LockName, OwnerId, Token, Ttl, Value};
 use rusqlite::{Connection, OptionalExtension as _};
 
 use super::desk::Sheet;
@@ -22,6 +22,8 @@ pub(super) struct Ask {
     pub(super) owner: OwnerId,
     pub(super) ttl: Ttl,
     pub(super) label: Label,
+    /// What a candidate says of itself.
+    pub(super) value: Option<Value>,
     /// The asking process's presence file.
     pub(super) presence: Arc<str>,
     /// The grant ends with the process, not only with the lease.
@@ -75,7 +77,7 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
     if let Some(holder) = holder(db, &ask.name)? {
         if holder.lives(now, marks) {
             if holder.owner == ask.owner {
-                renew(sheet, &ask.name, ask.owner, Some(ask.ttl))?;
+                renew(sheet, &ask.name, ask.owner, Some(ask.ttl), None)?;
                 if ask.tied {
                     db.prepare_cached("UPDATE locks SET pid = ?, presence = ? WHERE name = ?")?
                         .execute((std::process::id(), &*ask.presence, ask.name.as_str()))?;
@@ -105,7 +107,7 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
     let Some(token) = draw_token(db)? else { return Ok(Answer::Exhausted) };
     let pid = ask.tied.then(std::process::id);
     let presence = ask.tied.then_some(&*ask.presence);
-    db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
+    db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
         ask.name.as_str(),
         ask.owner.bits().to_be_bytes(),
         token.get().cast_signed(),
@@ -115,6 +117,7 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
         nanos(now + ask.ttl.as_duration()),
         pid,
         presence,
+        ask.value.as_ref().map(Value::as_bytes),
     ))?;
     Ok(Answer::Granted(token))
 }
@@ -169,12 +172,14 @@ pub(super) fn renew(
     name: &LockName,
     owner: OwnerId,
     new_ttl: Option<Ttl>,
+    new_value: Option<&Value>,
 ) -> rusqlite::Result<Option<(Token, Ttl)>> {
     sheet
         .db
         .prepare_cached(
             "UPDATE locks SET ttl_ms = max(ttl_ms, coalesce(?3, 0)), \
-             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000) \
+             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000), \
+             value = coalesce(?5, value) \
              WHERE name = ?1 AND owner = ?2 AND deadline > ?4 RETURNING token, ttl_ms",
         )?
         .query_row(
@@ -183,6 +188,7 @@ pub(super) fn renew(
                 owner.bits().to_be_bytes(),
                 new_ttl.map(Ttl::as_millis),
                 nanos(sheet.now),
+                new_value.map(Value::as_bytes),
             ),
             |row| Ok((token(row, 0)?, ttl(row, 1)?)),
         )

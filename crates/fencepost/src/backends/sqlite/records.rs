@@ -1,0 +1,279 @@
+//! Records in the file: what is running, done or failed (ledger.rs has the rules).
+//!
+//! ```text
+//! fencepost_records   name, state (0 running, 1 done, 2 failed), token, label, since, ends, result
+//! ```
+//!
+//! *Why one success is recorded:* each step is one transaction with the file's write lock, so it reads what it then
+//! writes, and nobody comes between. `finish` writes only where the record is running with the caller's own token.
+//! *Time:* `since` and `ends` are milliseconds of this host's wall clock: a record has to outlive a reboot, and
+//! `CLOCK_BOOTTIME` does not. The host is the store here, so it is the store's clock, and the one for all.
+//! *Where it ends:* a wall clock that is set forwards ends records early, and work may be done again. So does a file
+//! that is lost or restored from a backup. A reboot, a crash of any process and an adopted file lose nothing.
+//!
+//! [`finish_in`] is the same step in a transaction of the caller's, on a connection of the caller's.
+
+use std::time::Duration;
+
+use fencepost_core::{LockName, Token};
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, ffi};
+
+use super::file::place_of;
+use super::rows::{label, token, unfit};
+use super::{Sqlite, desk};
+use crate::backend::BoxFuture;
+use crate::clock::wall;
+use crate::error::{Error, Result};
+use crate::fences::sqlite::explain;
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
+use crate::once;
+
+/// How many records that are over a step removes beside its own: more than it can add.
+const TIDIED: u32 = 4;
+
+/// The records of one file, at one time.
+struct Book<'a> {
+    db: &'a Connection,
+    /// What the connection calls the file: `main`, or the name that it was attached by.
+    schema: String,
+    now: i64,
+}
+
+impl<'a> Book<'a> {
+    fn of(db: &'a Connection, schema: &str) -> Self {
+        let schema = format!("\"{}\"", schema.replace('"', "\"\""));
+        Self { db, schema, now: millis(wall()) }
+    }
+
+    /// Puts the table's name in the place of `{}`.
+    fn sql(&self, text: &str) -> String {
+        text.replace("{}", &format!("{}.fencepost_records", self.schema))
+    }
+
+    fn read(&self, name: &LockName) -> rusqlite::Result<Option<Entry>> {
+        let ask = "SELECT name, state, token, label, since, ends, result FROM {} \
+                   WHERE name = ?1 AND ends > ?2";
+        self.db
+            .prepare_cached(&self.sql(ask))?
+            .query_row((name.as_str(), self.now), |row| self.entry(row))
+            .optional()
+    }
+
+    fn entry(&self, row: &Row<'_>) -> rusqlite::Result<Entry> {
+        let name: String = row.get(0)?;
+        let (since, ends): (i64, i64) = (row.get(4)?, row.get(5)?);
+        Ok(Entry {
+            name: LockName::new(&name).map_err(|bad| unfit(0, Type::Text, bad))?,
+            state: match row.get(1)? {
+                0 => State::Running,
+                1 => State::Done,
+                2 => State::Failed,
+                other => return Err(rusqlite::Error::IntegralValueOutOfRange(1, other)),
+            },
+            token: token(row, 2)?,
+            label: label(row, 3)?,
+            since: span(since, self.now),
+            kept_for: span(self.now, ends),
+            result: row.get(6)?,
+        })
+    }
+
+    fn write(
+        &self,
+        name: &LockName,
+        state: State,
+        (token, label): (Token, &str),
+        result: &[u8],
+        keep: Duration,
+    ) -> rusqlite::Result<()> {
+        let state = match state {
+            State::Running => 0,
+            State::Done => 1,
+            State::Failed => 2,
+        };
+        let write = "INSERT INTO {} (name, state, token, label, since, ends, result) \
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (name) DO UPDATE SET \
+                     state = excluded.state, token = excluded.token, label = excluded.label, \
+                     since = excluded.since, ends = excluded.ends, result = excluded.result";
+        self.db.prepare_cached(&self.sql(write))?.execute((
+            name.as_str(),
+            state,
+            token.get().cast_signed(),
+            label,
+            self.now,
+            self.now.saturating_add(millis(keep)),
+            result,
+        ))?;
+        Ok(())
+    }
+
+    fn claim(&self, claim: &Claim) -> rusqlite::Result<Claimed> {
+        self.tidy()?;
+        match self.read(&claim.name)? {
+            Some(entry) if entry.is_settled() => return Ok(Claimed::Settled(entry)),
+            Some(entry) if entry.token > claim.token => return Ok(Claimed::Overtaken),
+            _ => {}
+        }
+        let runner = (claim.token, claim.label.as_str());
+        self.write(&claim.name, State::Running, runner, &[], claim.keep)?;
+        Ok(Claimed::Ours)
+    }
+
+    fn finish(&self, finish: &Finish) -> rusqlite::Result<bool> {
+        let Finish { name, token, label, outcome, keep, over } = finish;
+        let allowed = match (over, self.read(name)?) {
+            // Settled by us already: the answer to that got lost.
+            (Over::OwnClaim, Some(entry)) if entry.token == *token && entry.is_settled() => {
+                return Ok(true);
+            }
+            (Over::OwnClaim, Some(entry)) => entry.token == *token,
+            (Over::OwnClaim, None) => *outcome == Outcome::Abandoned,
+            (Over::Older, entry) => entry.is_none_or(|entry| entry.token <= *token),
+        };
+        if allowed {
+            let runner = (*token, label.as_str());
+            match outcome {
+                Outcome::Done(result) => self.write(name, State::Done, runner, result, *keep)?,
+                Outcome::Failed(why) => self.write(name, State::Failed, runner, why, *keep)?,
+                Outcome::Abandoned => {
+                    let delete = self.sql("DELETE FROM {} WHERE name = ?");
+                    self.db.prepare_cached(&delete)?.execute([name.as_str()])?;
+                }
+            }
+        }
+        Ok(allowed)
+    }
+
+    fn entries(&self, prefix: &str) -> rusqlite::Result<Vec<Entry>> {
+        let ask = "SELECT name, state, token, label, since, ends, x'' FROM {} \
+                   WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND ends > ?2 ORDER BY name";
+        self.db
+            .prepare_cached(&self.sql(ask))?
+            .query_map((prefix, self.now), |row| self.entry(row))?
+            .collect()
+    }
+
+    fn forget(&self, name: &LockName, token: Token) -> rusqlite::Result<bool> {
+        let delete = self.sql("DELETE FROM {} WHERE name = ?1 AND token = ?2 AND ends > ?3");
+        let values = (name.as_str(), token.get().cast_signed(), self.now);
+        Ok(self.db.prepare_cached(&delete)?.execute(values)? > 0)
+    }
+
+    /// Removes some of those whose time is over. Not in a caller's transaction, which pays for its own alone.
+    fn tidy(&self) -> rusqlite::Result<()> {
+        remove_old(self.db, self.now, TIDIED)
+    }
+}
+
+/// Removes records whose time is over, at most so many, if there are any.
+fn remove_old(db: &Connection, now: i64, at_most: u32) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "DELETE FROM fencepost_records WHERE rowid IN \
+         (SELECT rowid FROM fencepost_records WHERE ends <= ?1 ORDER BY ends LIMIT ?2)",
+    )?
+    .execute((now, at_most))?;
+    Ok(())
+}
+
+/// The same now and then, for files in which nobody claims anything any more.
+pub(super) fn clean(db: &Connection) -> rusqlite::Result<()> {
+    let now = millis(wall());
+    let over = db
+        .prepare_cached("SELECT 1 FROM fencepost_records WHERE ends <= ? LIMIT 1")?
+        .exists([now])?;
+    if over { remove_old(db, now, 1000) } else { Ok(()) }
+}
+
+fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// From one time to another; nothing if the clock was set back in between.
+fn span(from: i64, to: i64) -> Duration {
+    Duration::from_millis(to.saturating_sub(from).max(0).cast_unsigned())
+}
+
+impl Sqlite {
+    async fn record<T: Send + 'static>(
+        &self,
+        act: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.desk.write(move |sheet: &mut desk::Sheet<'_>| act(&Book::of(sheet.db, "main"))).await
+    }
+
+    async fn records<T: Send + 'static>(
+        &self,
+        look: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.desk.read(move |sheet: &mut desk::Sheet<'_>| look(&Book::of(sheet.db, "main"))).await
+    }
+}
+
+impl Ledger for Sqlite {
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
+        Box::pin(self.record(move |book| book.claim(&claim)))
+    }
+
+    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(self.record(move |book| {
+            book.tidy()?;
+            book.finish(&finish)
+        }))
+    }
+
+    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+        Box::pin(self.records(move |book| book.read(&name)))
+    }
+
+    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+        let prefix = prefix.to_owned();
+        Box::pin(self.records(move |book| book.entries(&prefix)))
+    }
+
+    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(self.record(move |book| book.forget(&name, token)))
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(self.place.clone())
+    }
+}
+
+/// Settles a record in the caller's transaction, if that is one of the file that is at `place`.
+pub(crate) fn finish_in(tx: &Transaction<'_>, finish: &Finish, place: &str) -> Result<bool> {
+    let schema = schema_of(tx, place).map_err(|error| explain(&error))?.ok_or_else(|| {
+        Error::refused(format!(
+            "the transaction is one of another database than the store: \"{}\" can only be marked \
+             in the file that the store is in, where the effect must be too",
+            finish.name
+        ))
+    })?;
+    Book::of(tx, &schema).finish(finish).map_err(|error| match error.sqlite_error() {
+        Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::unreachable(
+            "another has written since this transaction read: roll back, and try it again with \
+             BEGIN IMMEDIATE",
+        ),
+        _ => explain(&error),
+    })
+}
+
+/// What the connection calls the file at `place`, if it has it open.
+fn schema_of(db: &Connection, place: &str) -> rusqlite::Result<Option<String>> {
+    let mut list = db.prepare_cached("PRAGMA database_list")?;
+    let mut rows = list.query([])?;
+    while let Some(row) = rows.next()? {
+        let (schema, file): (String, String) = (row.get(1)?, row.get(2)?);
+        if !file.is_empty() && place_of(file.as_ref()).is_ok_and(|found| found == place) {
+            return Ok(Some(schema));
+        }
+    }
+    Ok(None)
+}
+
+impl once::Transaction for Transaction<'_> {
+    fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>> {
+        // It can not be sent to another thread, so it is done before there is a future.
+        Box::pin(std::future::ready(finish_in(self, &finish, &place)))
+    }
+}

@@ -1,0 +1,187 @@
+//! Effect and mark in one transaction: both are there, or neither is.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use fencepost::ledger::State;
+use fencepost::{ErrorKind, LossCause};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+use super::records::{LONG, begin, runs};
+use super::{connect, edit, place};
+
+const INVOICES: &str = "CREATE TABLE IF NOT EXISTS invoices (id INTEGER PRIMARY KEY, by TEXT)";
+/// Says that this process is a worker, and what it is to do: how far to go, and the file.
+const WORKER: &str = "FENCEPOST_TEST_DONE_IN";
+
+fn invoices(path: &Path) -> Vec<String> {
+    let db = Connection::open(path).unwrap();
+    let mut ask = db.prepare("SELECT by FROM invoices ORDER BY id").unwrap();
+    let rows = ask.query_map([], |row| row.get(0)).unwrap();
+    rows.collect::<rusqlite::Result<_>>().unwrap()
+}
+
+fn transaction(db: &mut Connection) -> Transaction<'_> {
+    db.transaction_with_behavior(TransactionBehavior::Immediate).unwrap()
+}
+
+fn insert(tx: &Connection, by: &str) {
+    tx.execute("INSERT INTO invoices (by) VALUES (?)", [by]).unwrap();
+}
+
+#[tokio::test]
+async fn effect_and_mark_are_committed_together() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    let recorded = fp.once("x").ttl(LONG).run(async |run| {
+        let mut tx = transaction(&mut db);
+        insert(&tx, "once");
+        run.done_in(&mut tx, "1 invoice").await?;
+        tx.commit().unwrap();
+        Ok::<_, fencepost::Error>("not this one")
+    });
+    let recorded = recorded.await.unwrap();
+    assert!(recorded.ran);
+    assert_eq!(recorded.result, b"1 invoice");
+    assert_eq!(invoices(&place.path), ["once"]);
+    assert!(!runs(&fp, "x", "").await.unwrap());
+}
+
+#[tokio::test]
+async fn what_is_rolled_back_is_neither_done_nor_marked() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    let forgot = fp.once("x").ttl(LONG).run(async |run| {
+        let tx = transaction(&mut db);
+        insert(&tx, "rolled back");
+        run.done_in_now(&tx, "")?;
+        drop(tx);
+        Ok::<_, fencepost::Error>("")
+    });
+    let error = forgot.await.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Failed);
+    assert!(error.to_string().contains("not committed"), "{error}");
+    assert!(invoices(&place.path).is_empty());
+    assert!(runs(&fp, "x", "").await.unwrap());
+}
+
+/// The story of a paused runner: it is overtaken, wakes, and has its transaction before it. Its effect must go with
+/// its mark.
+#[tokio::test]
+async fn one_that_was_overtaken_marks_nothing_in_its_transaction() {
+    let place = place();
+    let (first, second) =
+        (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    let paused = begin(&first, "x").await;
+    second.break_lock("once/x").await.unwrap();
+    let next = begin(&second, "x").await;
+    let late = |db: &mut Connection| {
+        let tx = transaction(db);
+        insert(&tx, "too late");
+        let error = paused.done_in_now(&tx, "").unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Lost(LossCause::TakenOver), "{error}");
+        tx.rollback().unwrap();
+    };
+    late(&mut db);
+    let tx = transaction(&mut db);
+    insert(&tx, "in time");
+    next.done_in_now(&tx, "in time").unwrap();
+    tx.commit().unwrap();
+    let entry = next.committed().await.unwrap();
+    assert_eq!((entry.state, &*entry.result), (State::Done, &b"in time"[..]));
+    late(&mut db);
+    assert_eq!(invoices(&place.path), ["in time"]);
+    let entry = first.once("x").entry().await.unwrap().unwrap();
+    assert_eq!(entry.result, b"in time");
+}
+
+#[tokio::test]
+async fn a_transaction_of_another_database_is_refused() {
+    let (place, other) = (place(), super::place());
+    let fp = connect(&place.path).await.unwrap();
+    // Another store, in which the record of this name runs under the very same token.
+    let stranger = connect(&other.path).await.unwrap();
+    let (ours, theirs) = (begin(&fp, "x").await, begin(&stranger, "x").await);
+    assert_eq!(ours.token(), theirs.token());
+    for mut db in [Connection::open_in_memory().unwrap(), Connection::open(&other.path).unwrap()] {
+        let tx = transaction(&mut db);
+        let error = ours.done_in_now(&tx, "").unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Refused);
+        assert!(error.to_string().contains("another database"), "{error}");
+    }
+    theirs.done("").await.unwrap();
+
+    // In an attached file it is found, by whatever name.
+    let mut db = Connection::open_in_memory().unwrap();
+    let path = place.path.to_str().unwrap();
+    db.execute("ATTACH ? AS \"a \"\" b\"", [path]).unwrap();
+    let tx = transaction(&mut db);
+    ours.done_in_now(&tx, "attached").unwrap();
+    tx.commit().unwrap();
+    assert_eq!(ours.committed().await.unwrap().result, b"attached");
+}
+
+#[tokio::test]
+async fn a_store_without_transactions_says_so() {
+    let fp = fencepost::Fencepost::connect("memory:done-in").await.unwrap();
+    let fencepost::Begun::Ours(turn) = fp.once("x").may_repeat().begin().await.unwrap() else {
+        panic!("nobody did it")
+    };
+    let mut db = Connection::open_in_memory().unwrap();
+    let error = turn.done_in_now(&transaction(&mut db), "").unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("memory store"), "{error}");
+}
+
+/// Goes as far as it was told, says so, and waits to be killed.
+#[tokio::test]
+async fn worker() {
+    let Ok(order) = std::env::var(WORKER) else { return };
+    let (committed, path) = order.split_once(' ').unwrap();
+    let fp = connect(Path::new(path)).await.unwrap();
+    let mut db = Connection::open(path).unwrap();
+    let turn = begin(&fp, "x").await;
+    let tx = transaction(&mut db);
+    insert(&tx, "worker");
+    turn.done_in_now(&tx, "by the worker").unwrap();
+    let _open = if committed == "true" {
+        tx.commit().unwrap();
+        None
+    } else {
+        Some(tx)
+    };
+    println!("\nworker: ready");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_left_both() {
+    for committed in [false, true] {
+        let place = place();
+        let fp = connect(&place.path).await.unwrap();
+        edit(&place.path, INVOICES);
+        let mut worker = Command::new(std::env::current_exe().unwrap())
+            .args(["done_in::worker", "--exact", "--nocapture"])
+            .env(WORKER, format!("{committed} {}", place.path.display()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+        let ready = lines.map_while(Result::ok).any(|line| line == "worker: ready");
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        assert!(ready, "the worker should have come so far");
+        assert_eq!(runs(&fp, "x", "ours").await.unwrap(), !committed);
+        let effects: &[&str] = if committed { &["worker"] } else { &[] };
+        assert_eq!(invoices(&place.path), effects);
+        let result = fp.once("x").entry().await.unwrap().unwrap().result;
+        assert_eq!(result, if committed { &b"by the worker"[..] } else { b"ours" });
+    }
+}
