@@ -181,8 +181,8 @@ impl Term {
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<()> {
         let value = Some(Value::new(value)?);
         let hold = self.standing.hold();
-        self.standing.check()?;
-        let (name, token) = (hold.name.clone(), Some(self.number()));
+        self.standing.trusted()?;
+        let (name, token) = (hold.name.clone(), Some(self.standing.own_token()));
         let renewal = Renewal { name, owner: hold.owner, ttl: None, token, value };
         let clock = &self.client.clock;
         let call = self.client.store.backend.renew(vec![renewal]);
@@ -222,7 +222,7 @@ impl Deref for Term {
 
 impl fmt::Debug for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Term({}, {:?})", self.number(), self.state())
+        write!(f, "Term({}, {:?})", self.standing.own_token(), self.state())
     }
 }
 

@@ -168,7 +168,7 @@ impl SingleFlight {
         }
         let finish = Finish {
             name: guard.name().clone(),
-            token: guard.token(),
+            token: guard.own_token(),
             label: self.client.label.clone(),
             outcome: Outcome::Done(value.clone()),
             keep: self.keep + self.stale_for,

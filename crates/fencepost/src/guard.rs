@@ -25,6 +25,7 @@ use crate::race::{First, race};
 pub struct Guard {
     standing: Standing,
     presence: Option<Presence>,
+    unread: Unread,
     undo: Undo,
 }
 
@@ -54,6 +55,12 @@ impl Standing {
     /// The fencing token: higher than that of every earlier grant of this name.
     #[must_use]
     pub fn token(&self) -> Token {
+        self.hold.token_was_read();
+        self.token
+    }
+
+    /// The same for the library's own use, which no fence sees.
+    pub(crate) const fn own_token(&self) -> Token {
         self.token
     }
 
@@ -83,9 +90,15 @@ impl Standing {
 
     /// The token if the guard can be trusted right now, else the error that says why not.
     pub fn check(&self) -> Result<Token> {
+        self.trusted()?;
+        Ok(self.token())
+    }
+
+    /// Whether the guard can be trusted right now.
+    pub(crate) fn trusted(&self) -> Result<()> {
         match self.state() {
             GuardState::Lost(cause) => Err(Error::lost(self.name(), cause)),
-            _ => Ok(self.token),
+            _ => Ok(()),
         }
     }
 
@@ -121,7 +134,7 @@ impl Standing {
         let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
         poll_fn(|context| {
             // The clock is asked before every step: after a freeze, work and loss are ready together.
-            self.check()?;
+            self.trusted()?;
             if let Poll::Ready(cause) = lost.as_mut().poll(context) {
                 return Poll::Ready(Err(Error::lost(self.name(), cause)));
             }
@@ -137,8 +150,9 @@ impl Standing {
 }
 
 impl Guard {
-    pub(crate) const fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
-        Self { standing, presence, undo }
+    pub(crate) fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
+        let unread = Unread(Some(Arc::clone(&standing.hold)));
+        Self { standing, presence, unread, undo }
     }
 
     /// What the work under this guard can take with it.
@@ -163,7 +177,8 @@ impl Guard {
     /// Gives the lock back. `Lost` if it was not ours any more. When the store can not be reached the
     /// release goes on in the background until the lease is over.
     pub async fn release(self) -> Result<()> {
-        let Self { mut undo, standing, .. } = self;
+        let Self { mut undo, standing, unread, .. } = self;
+        drop(unread);
         let token = standing.token;
         let (client, hold) = (Arc::clone(&undo.client), Arc::clone(&undo.hold));
         let status = hold.status();
@@ -198,7 +213,9 @@ impl Guard {
     /// releases it. Meant for a [`lease_only`](crate::Lock::lease_only) lock.
     #[must_use = "without the owner nobody can renew or release the grant"]
     pub fn detach(self) -> OwnerId {
-        let Self { mut undo, .. } = self;
+        let Self { mut undo, mut unread, .. } = self;
+        // Whoever goes on with the grant has its own way to the token.
+        unread.0 = None;
         // Over before it is forgotten, or a renewal under way would put it back on the wheel.
         undo.hold.released();
         undo.client.keeper.forget(&undo.hold);
@@ -248,6 +265,17 @@ impl Changes {
         self.hold.settle();
         let status = self.status.borrow_and_update();
         (status.state, status.end())
+    }
+}
+
+/// Tells, when its guard goes, that nobody read the token though it mattered.
+struct Unread(Option<Arc<Hold>>);
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        if let Some(hold) = &self.0 {
+            hold.report_unread();
+        }
     }
 }
 

@@ -167,7 +167,7 @@ impl Once {
             Begun::Ours(turn) => turn,
             Begun::Settled(entry) => return self.settled(entry),
         };
-        let (run, token) = (turn.run.clone(), turn.token());
+        let (run, token) = (turn.run.clone(), turn.own_token());
         match turn.guard.run(work(run)).await? {
             Ok(_) if turn.run.in_transaction.load(Ordering::Acquire) => {
                 let entry = turn.committed().await?;
@@ -295,7 +295,7 @@ impl Once {
     async fn claim(&self, ledger: &dyn Ledger, guard: &Guard) -> Result<Claimed> {
         let claim = Claim {
             name: guard.name().clone(),
-            token: guard.token(),
+            token: guard.own_token(),
             label: self.runner()?,
             keep: self.keep.max(LONGEST_RUN),
         };

@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "all of this file is a test")]
 #![expect(clippy::unchecked_time_subtraction, reason = "constants; a test that is wrong panics")]
 
+#[path = "lease_logic/rails.rs"]
+mod rails;
 #[path = "lease_logic/secrets.rs"]
 mod secrets;
 #[path = "lease_logic/world.rs"]

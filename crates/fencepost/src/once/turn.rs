@@ -48,7 +48,7 @@ impl Run {
     fn finish(&self, outcome: Outcome) -> Finish {
         Finish {
             name: self.name().clone(),
-            token: self.token(),
+            token: self.own_token(),
             label: self.label.clone(),
             outcome,
             keep: self.keep,
@@ -196,7 +196,7 @@ impl Turn {
         let Run { client, ledger, .. } = &self.run;
         let entry = look_up(client, &**ledger, self.run.name()).await?;
         match entry {
-            Some(entry) if entry.state == State::Done && entry.token == self.run.token() => {
+            Some(entry) if entry.state == State::Done && entry.token == self.run.own_token() => {
                 self.let_go().await;
                 Ok(entry)
             }

@@ -20,8 +20,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
 #[tokio::test]
 async fn a_leader_is_known_by_what_it_says() {
     let place = place();
-    let (ours, theirs) =
-        (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
+    let (ours, theirs) = (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
     let election = ours.election("e").ttl(LONG);
     let watched = theirs.election("e");
     let mut observer = watched.observe().unwrap();

@@ -268,8 +268,7 @@ async fn failures_are_tried_again_or_recorded_and_forgotten() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_many_computes_a_value() {
     let place = place();
-    let clients =
-        [connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap()];
+    let clients = [connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap()];
     let computed = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let asking: Vec<_> = (0..40)
         .map(|index| {

@@ -283,13 +283,10 @@ async fn once_of_a_store_that_is_cut_off_is_unreachable(scene: &Scene) -> Verdic
     run(&ours, "before", "one").await?;
     let at_work = begin(&ours, "at work").await?;
     scene.site.cut().await?;
-    let outcome = async {
-        let fresh = once(&ours, KEY).begin().await;
-        let settled = at_work.done("done").await;
-        (fresh, settled)
-    };
-    // Two calls, of which each may wait for the store as long as the library does.
-    let (fresh, settled) = within(SOON * 4, "it is told", outcome).await?;
+    let fresh = once(&ours, KEY);
+    let both = async { tokio::join!(fresh.begin(), at_work.done("done")) };
+    // Each may wait for the store as long as the library does.
+    let (fresh, settled) = within(SOON * 3, "it is told", both).await?;
     scene.site.heal().await?;
     ensure_kind!(fresh, ErrorKind::Unreachable, "a store that is cut off");
     ensure_kind!(settled, ErrorKind::Unreachable, "a mark at a store that is cut off");

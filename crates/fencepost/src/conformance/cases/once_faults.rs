@@ -26,7 +26,7 @@ const KEYS: usize = 200;
 const KILLS: usize = 16;
 const TTL: Duration = Duration::from_secs(1);
 /// How long there is between two kills at most.
-const GAP: Duration = Duration::from_millis(150);
+const GAP: Duration = Duration::from_millis(100);
 
 async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let client = scene.client().await?;
