@@ -161,9 +161,9 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     };
     let (code, out, err) = install(&[]);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{err}");
-    assert_eq!(out, "schema \"fencepost\", locks: made version 1\n");
+    assert_eq!(out, "schema \"fencepost\", locks: made version 2\n");
     let (_, out, _) = install(&[]);
-    assert_eq!(out, "schema \"fencepost\", locks: version 1 is there already: nothing to do\n");
+    assert_eq!(out, "schema \"fencepost\", locks: version 2 is there already: nothing to do\n");
     let (_, out, _) = install(&["--json"]);
     assert_eq!(out, "{\"before\":1,\"component\":\"locks\",\"now\":1}\n");
 

@@ -70,7 +70,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         }
         #[cfg(feature = "postgres")]
         Url::Postgres(url) => {
-            Ok(Store::without_ledger(postgres::Postgres::open(*url, &around).await?))
+            Ok(Store::from(postgres::Postgres::open(*url, &around).await?))
         }
         #[cfg(feature = "zookeeper")]
         Url::ZooKeeper(url) => {

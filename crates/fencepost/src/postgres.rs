@@ -12,4 +12,4 @@ mod tls;
 
 pub(crate) use self::address::PostgresUrl;
 pub(crate) use self::faults::{Fault, FaultKind};
-pub(crate) use self::pool::{Heard, Pool, Use};
+pub(crate) use self::pool::{Heard, Parameter, Pool, Use};

@@ -1,6 +1,6 @@
 //! `postgres://USER@HOST/DATABASE` a PostgreSQL that is there already.
 //!
-//! A lock is a row of the schema `fencepost` (`locks_1.sql`), which is made when the first client connects. It shares
+//! A lock is a row of the schema `fencepost` (`locks_1.sql`, `locks_2.sql`), which is made when the first client connects. It shares
 //! nothing with advisory locks: those end with a connection and have no token, and a PgBouncer in transaction
 //! mode strands them.
 //!
@@ -22,6 +22,7 @@
 //! somebody waits); a free lock is given to nobody else while the first one's place is kept. A client
 //! LISTENs on a connection of its own from its first wait on. Where that can not work, as behind a PgBouncer in
 //! transaction mode, its waiters look every 250 ms.
+//! *Values* of elections go with the grant's row, said under its token. *Records* are rows beside it (records.rs).
 //! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
 //! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
 //! its owner, and a late acquire finds it.
@@ -29,6 +30,7 @@
 mod answers;
 mod found;
 mod listen;
+mod records;
 mod renew;
 
 use std::collections::HashSet;
@@ -36,7 +38,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl, Value};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
@@ -52,7 +54,7 @@ use crate::clock::{BootClock, Clock};
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::postgres::install::Component;
-use crate::postgres::{Fault, FaultKind, Heard, Pool, PostgresUrl, Use};
+use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use};
 use crate::race::race;
 use crate::url::Url;
 
@@ -74,7 +76,9 @@ const OLD: i64 = 3_600_000;
 
 /// What is kept in the database.
 pub(crate) const LOCKS: Component =
-    Component { name: "locks", migrations: &[include_str!("postgres/locks_1.sql")] };
+    Component { name: "locks", migrations: &[LOCKS_1, LOCKS_2] };
+const LOCKS_1: &str = include_str!("postgres/locks_1.sql");
+const LOCKS_2: &str = include_str!("postgres/locks_2.sql");
 
 /// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,11 +110,16 @@ pub async fn install(url: &str) -> Result<Installed> {
     Ok(Installed { component: LOCKS.name, before: version(done.before), now: version(done.now) })
 }
 
-const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
+// What the holder says is read as it was when the statement began: of one that came meanwhile nothing is told yet.
+const ACQUIRE: &str = "SELECT a.*, CASE WHEN a.status = 0 THEN fencepost.value_of($1, a.r_token) END AS r_value \
+                       FROM fencepost.acquire($1, $2::uuid, $3, $4, $5) a";
+const CAMPAIGN: &str = "SELECT a.*, CASE WHEN a.status = 0 THEN fencepost.value_of($1, a.r_token) END AS r_value \
+                        FROM fencepost.campaign($1, $2::uuid, $3, $4, $5, $6) a";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
-const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
-const LIST: &str = "SELECT * FROM fencepost.list()";
+// Both see one state of the store: the two functions of a statement share its snapshot.
+const INSPECT: &str = "SELECT i.*, fencepost.value_of($1, i.r_token) AS r_value FROM fencepost.inspect($1, $2) i";
+const LIST: &str = "SELECT l.*, fencepost.value_of(l.r_name, l.r_token) AS r_value FROM fencepost.list() l";
 const TIDY_UP: &str = "SELECT fencepost.tidy($1)";
 
 /// A store on one PostgreSQL server.
@@ -122,6 +131,8 @@ pub struct Postgres {
     /// Owners of whom an acquire was sent and not answered. It may be carried out late.
     unanswered: Mutex<HashSet<OwnerId>>,
     found: Arc<Mutex<Found>>,
+    /// Which store this is, as the last claim of a record heard.
+    place: Mutex<Option<String>>,
     upkeep: AbortHandle,
 }
 
@@ -136,8 +147,8 @@ impl Postgres {
         let listener = Listener::new(&client_id()?, &pool, &ears, around);
         let upkeep = around.runtime.spawn(keep_up(Arc::downgrade(&pool), Arc::clone(&found)));
         let (upkeep, clock) = (upkeep.abort_handle(), Arc::clone(&around.clock));
-        let unanswered = Mutex::default();
-        Ok(Arc::new(Self { pool, clock, listener, ears, unanswered, found, upkeep }))
+        let (unanswered, place) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { pool, clock, listener, ears, unanswered, found, place, upkeep }))
     }
 
     fn now(&self) -> Moment {
@@ -150,25 +161,25 @@ impl Postgres {
 
     /// One try, which stands in line if `waits`.
     async fn ask(&self, request: &Request, waits: bool) -> Result<Asked, Fault> {
-        let Request { name, owner, ttl, label, .. } = request;
+        let Request { name, owner, ttl, label, value, .. } = request;
         // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
         let known = !self.unanswered().insert(*owner);
         let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
         let channel = waits.then(|| self.listener.channel());
-        let heard = self
-            .pool
-            .call(
-                Use::Asking,
-                ACQUIRE,
-                &[
-                    (&name.as_str(), Type::TEXT),
-                    (&id, Type::TEXT),
-                    (&ttl_ms, Type::INT8),
-                    (&label.as_str(), Type::TEXT),
-                    (&channel, Type::TEXT),
-                ],
-            )
-            .await;
+        let (named, called) = (name.as_str(), label.as_str());
+        let value = value.as_ref().map(Value::as_bytes);
+        let parameters: [Parameter<'_>; 6] = [
+            (&named, Type::TEXT),
+            (&id, Type::TEXT),
+            (&ttl_ms, Type::INT8),
+            (&called, Type::TEXT),
+            (&channel, Type::TEXT),
+            (&value, Type::BYTEA),
+        ];
+        let heard = match value {
+            None => self.pool.call(Use::Asking, ACQUIRE, &parameters[..5]).await,
+            Some(_) => self.pool.call(Use::Asking, CAMPAIGN, &parameters).await,
+        };
         // One that was sent before may still be under way.
         let late =
             known || heard.as_ref().map_or_else(|fault| fault.unanswered, |heard| heard.again);
@@ -363,6 +374,7 @@ impl Backend for Postgres {
     fn guarantees(&self) -> Guarantees {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Guarantees {
+            records: Records::like(&found.correctness()),
             correctness: found.correctness(),
             found: found.lines(),
             ..guarantees(found.synced(), found.alone(), found.in_step())
@@ -383,7 +395,7 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
         clock: "the server's wall clock",
         longest: Ttl::MAX,
         lengthens: true,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
+        records: Records::Kept,
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),
@@ -405,7 +417,7 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
             Kept {
                 exclusion: Holds::No,
                 tokens: Holds::Yes,
-                note: "forwards: leases end early; backwards: late",
+                note: "forwards: leases and records end early; backwards: late",
             },
             Kept::both(
                 "a holder that is cut off is told before its lease ends; nobody else is granted",
@@ -434,8 +446,10 @@ async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         }
         if clock.now() >= tidy {
             tidy = clock.now() + TIDY;
-            let done = pool.call(Use::Asking, TIDY_UP, &[(&OLD, Type::INT8)]).await;
-            if let Err(fault) = done {
+            let locks = pool.call(Use::Asking, TIDY_UP, &[(&OLD, Type::INT8)]).await;
+            // A role may have been given the one and not the other.
+            let records = pool.call(Use::Asking, records::TIDY_UP, &[]).await;
+            for fault in [locks, records].into_iter().filter_map(Result::err) {
                 tracing::debug!(server = %pool.shown(), why = %fault.message, "could not tidy up");
             }
         }

@@ -64,7 +64,9 @@ impl Component {
         self.check(before, pool.shown())?;
         let limit = pool.clock().now() + WITHIN;
         match race(self.install(pool), pool.clock().alarm(limit)).await {
-            First::Left(done) => done.map_err(|fault| self.explained(fault, pool)),
+            First::Left(done) => {
+                done.map_err(|fault| self.dated(before, self.explained(fault, pool), pool.shown()))
+            }
             First::Right(()) => Err(Fault::new(
                 FaultKind::Cut,
                 format!(
@@ -178,6 +180,21 @@ impl Component {
                    AND NOT has_database_privilege(current_database(), 'CREATE')";
         let found = client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await;
         found.is_ok_and(|row| row.try_get(0).is_ok_and(|version: i32| version == self.version()))
+    }
+
+    /// What one can do about a version that is there and can not be brought up to date by this role.
+    fn dated(&self, found: i32, fault: Fault, shown: &str) -> Fault {
+        if found == 0 || fault.kind != FaultKind::Refused {
+            return fault;
+        }
+        let message = format!(
+            "the schema \"fencepost\" at {shown} has version {found} of \"{}\", this program needs version {}, and \
+             this role can not bring it up to date: run `fencepost backend install --on URL` as its owner ({})",
+            self.name,
+            self.version(),
+            fault.message
+        );
+        Fault { message, ..fault }
     }
 
     /// What one can do about a role that may not.

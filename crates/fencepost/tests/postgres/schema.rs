@@ -25,7 +25,7 @@ async fn clients_that_come_at_once_make_it_once() {
     }
     let found = database
         .psql("select component, version from fencepost.components where component = 'locks'");
-    assert_eq!(found.unwrap(), "locks|1\n");
+    assert_eq!(found.unwrap(), "locks|2\n");
 }
 
 #[tokio::test]
@@ -36,7 +36,7 @@ async fn a_schema_that_is_newer_than_ours_is_refused() {
         .psql("update fencepost.components set version = 99 where component = 'locks'")
         .unwrap();
     let refused = try_connect(&database.url()).await;
-    fails(refused, &ErrorKind::Refused, &["version 99", "version 1", "update this program"]);
+    fails(refused, &ErrorKind::Refused, &["version 99", "version 2", "update this program"]);
 }
 
 #[tokio::test]

@@ -36,7 +36,8 @@ async fn effect_and_mark_are_committed_together() {
     let fp = connect(&place.path).await.unwrap();
     edit(&place.path, INVOICES);
     let mut db = Connection::open(&place.path).unwrap();
-    let recorded = fp.once("x").ttl(LONG).run(async |run| {
+    let once = fp.once("x").ttl(LONG);
+    let recorded = once.run(async |run| {
         let mut tx = transaction(&mut db);
         insert(&tx, "once");
         run.done_in(&mut tx, "1 invoice").await?;
@@ -56,7 +57,8 @@ async fn what_is_rolled_back_is_neither_done_nor_marked() {
     let fp = connect(&place.path).await.unwrap();
     edit(&place.path, INVOICES);
     let mut db = Connection::open(&place.path).unwrap();
-    let forgot = fp.once("x").ttl(LONG).run(async |run| {
+    let once = fp.once("x").ttl(LONG);
+    let forgot = once.run(async |run| {
         let tx = transaction(&mut db);
         insert(&tx, "rolled back");
         run.done_in_now(&tx, "")?;
@@ -104,7 +106,7 @@ async fn one_that_was_overtaken_marks_nothing_in_its_transaction() {
 
 #[tokio::test]
 async fn a_transaction_of_another_database_is_refused() {
-    let (place, other) = (place(), super::place());
+    let (place, other) = (place(), place());
     let fp = connect(&place.path).await.unwrap();
     // Another store, in which the record of this name runs under the very same token.
     let stranger = connect(&other.path).await.unwrap();

@@ -16,8 +16,9 @@ const KEEP: Duration = Duration::from_hours(1);
 pub(super) const LONG: Duration = Duration::from_mins(5);
 
 pub(super) async fn runs(fp: &Fencepost, key: &str, result: &str) -> fencepost::Result<bool> {
-    let run = fp.once(key).ttl(LONG).run(|_| async { Ok::<_, std::io::Error>(result) });
-    run.await.map(|recorded| recorded.ran)
+    let once = fp.once(key).ttl(LONG);
+    let recorded = once.run(|_| async { Ok::<_, std::io::Error>(result) }).await?;
+    Ok(recorded.ran)
 }
 
 pub(super) async fn begin(fp: &Fencepost, key: &str) -> fencepost::Turn {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Token, Ttl};
+use fencepost_core::{Label, LockName, Token, Ttl, Value};
 use tokio_postgres::Row;
 
 use crate::backend::{Acquired, HolderInfo, LockInfo, WaiterInfo};
@@ -55,6 +55,7 @@ pub(super) struct Holder {
     ttl: Option<u64>,
     held: Option<u64>,
     left: Option<u64>,
+    value: Option<Vec<u8>>,
 }
 
 impl Holder {
@@ -65,6 +66,7 @@ impl Holder {
             ttl: number(row, "r_ttl"),
             held: number(row, "r_held"),
             left: number(row, "r_left"),
+            value: row.try_get("r_value").ok().flatten(),
         }
     }
 
@@ -76,7 +78,7 @@ impl Holder {
             held_for: self.held.map(Duration::from_millis),
             remaining: self.left.map(Duration::from_millis),
             endless: false,
-            value: None,
+            value: self.value.map(|value| Value::found(&value)),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Renewing leases, many in one call.
 
-use fencepost_core::Ttl;
+use fencepost_core::{Ttl, Value};
 use futures_util::future::join_all;
 use tokio_postgres::types::Type;
 
@@ -8,10 +8,11 @@ use super::answers::{self, number};
 use super::{Postgres, why_not};
 use crate::backend::{Renewal, Renewed};
 use crate::error::{Error, Result};
-use crate::postgres::{Fault, Use};
+use crate::postgres::{Fault, Parameter, Use};
 use crate::race::{First, race};
 
 const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
+const PROCLAIM: &str = "SELECT * FROM fencepost.proclaim($1, $2, $3, $4, $5)";
 
 impl Postgres {
     pub(super) async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
@@ -50,19 +51,20 @@ impl Postgres {
             .iter()
             .map(|renewal| renewal.token.map_or(0, |token| token.get().cast_signed()))
             .collect();
-        let heard = self
-            .pool
-            .call(
-                Use::Renewing,
-                RENEW,
-                &[
-                    (&names, Type::TEXT_ARRAY),
-                    (&owners, Type::TEXT_ARRAY),
-                    (&ttls, Type::INT8_ARRAY),
-                    (&tokens, Type::INT8_ARRAY),
-                ],
-            )
-            .await?;
+        let values: Vec<Option<&[u8]>> =
+            batch.iter().map(|renewal| renewal.value.as_ref().map(Value::as_bytes)).collect();
+        let parameters: [Parameter<'_>; 5] = [
+            (&names, Type::TEXT_ARRAY),
+            (&owners, Type::TEXT_ARRAY),
+            (&ttls, Type::INT8_ARRAY),
+            (&tokens, Type::INT8_ARRAY),
+            (&values, Type::BYTEA_ARRAY),
+        ];
+        let heard = if values.iter().all(Option::is_none) {
+            self.pool.call(Use::Renewing, RENEW, &parameters[..4]).await?
+        } else {
+            self.pool.call(Use::Renewing, PROCLAIM, &parameters).await?
+        };
         let mut answers: Vec<Option<Result<Renewed>>> = batch.iter().map(|_| None).collect();
         for row in &heard.rows {
             let place = number(row, "place").and_then(|place| usize::try_from(place).ok());

@@ -1,0 +1,231 @@
+//! Records on the server: what is running, done or failed (ledger.rs has the rules; `locks_2.sql` the steps).
+//!
+//! *Why one success is recorded:* each step is one function, which decides under the lock of the record's row, on the
+//! row as it is then. `finish` writes only where it is running with the caller's own token.
+//! *Where it ends:* where the server's commits end: records are kept as well as grants are, and no better. Their time is
+//! the server's: a clock that is set forwards ends them early.
+//!
+//! The same step runs in a transaction of the caller's, which then needs no more than the right to call it. The record's
+//! row is locked until that transaction ends, so a runner that freezes in it holds up the next one.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Token};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+use super::Postgres;
+use super::answers::{self, number, odd, text};
+use crate::backend::BoxFuture;
+use crate::error::{Error, Result};
+use crate::fences::postgres::explain;
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
+use crate::once;
+use crate::postgres::{Fault, Heard, Parameter, Use};
+
+const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
+const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7, $8) AS status";
+const LOOK_UP: &str = "SELECT * FROM fencepost.look_up($1)";
+const ENTRIES: &str = "SELECT * FROM fencepost.list_records($1)";
+const FORGET: &str = "SELECT fencepost.forget($1, $2)";
+pub(super) const TIDY_UP: &str = "SELECT fencepost.tidy_records(1000)";
+
+/// What a role has to be given, besides the locks.
+const GRANTS: &str = "fencepost.claim, fencepost.finish, fencepost.look_up, fencepost.list_records, \
+                      fencepost.forget, fencepost.tidy_records";
+
+fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn entry(row: &Row) -> Option<Entry> {
+    Some(Entry {
+        name: LockName::new(&text(row, "r_name")?).ok()?,
+        state: match row.try_get("r_state").ok()? {
+            0 => State::Running,
+            1 => State::Done,
+            2 => State::Failed,
+            _ => return None,
+        },
+        token: Token::new(number(row, "r_token")?).ok()?,
+        label: Label::new(&text(row, "r_label")?).ok()?,
+        result: row.try_get("r_result").ok()?,
+        since: Duration::from_millis(number(row, "r_since")?),
+        kept_for: Duration::from_millis(number(row, "r_left")?),
+    })
+}
+
+/// A finish, as the function takes it.
+struct Told<'a> {
+    name: &'a str,
+    token: i64,
+    label: &'a str,
+    state: i32,
+    result: &'a [u8],
+    keep: i64,
+    older: bool,
+    store: Option<&'a str>,
+}
+
+impl<'a> Told<'a> {
+    fn of(finish: &'a Finish, store: Option<&'a str>) -> Self {
+        let (state, result) = match &finish.outcome {
+            Outcome::Abandoned => (0, &[][..]),
+            Outcome::Done(result) => (1, &**result),
+            Outcome::Failed(why) => (2, &**why),
+        };
+        Self {
+            name: finish.name.as_str(),
+            token: finish.token.get().cast_signed(),
+            label: finish.label.as_str(),
+            state,
+            result,
+            keep: millis(finish.keep),
+            older: finish.over == Over::Older,
+            store,
+        }
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 8] {
+        [
+            (&self.name, Type::TEXT),
+            (&self.token, Type::INT8),
+            (&self.label, Type::TEXT),
+            (&self.state, Type::INT4),
+            (&self.result, Type::BYTEA),
+            (&self.keep, Type::INT8),
+            (&self.older, Type::BOOL),
+            (&self.store, Type::TEXT),
+        ]
+    }
+}
+
+impl Postgres {
+    async fn record(
+        &self,
+        usage: Use,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Heard, Fault> {
+        self.pool.call(usage, sql, parameters).await.map_err(|fault| {
+            if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
+                return fault;
+            }
+            let message = format!(
+                "this role may not use the records at {} ({}): GRANT EXECUTE ON FUNCTION {GRANTS} TO it, \
+                 as their owner",
+                self.pool.shown(),
+                fault.said
+            );
+            Fault { message, ..fault }
+        })
+    }
+
+    async fn claim_now(&self, claim: &Claim) -> Result<Claimed, Fault> {
+        let (token, keep) = (claim.token.get().cast_signed(), millis(claim.keep));
+        let (name, label) = (claim.name.as_str(), claim.label.as_str());
+        let parameters: [Parameter<'_>; 4] = [
+            (&name, Type::TEXT),
+            (&token, Type::INT8),
+            (&label, Type::TEXT),
+            (&keep, Type::INT8),
+        ];
+        let heard = self.record(Use::Asking, CLAIM, &parameters).await?;
+        let row = heard.rows.first().ok_or_else(|| odd("claim"))?;
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = text(row, "r_store");
+        if answers::status(row, "claim")? == 1 {
+            return Ok(Claimed::Ours);
+        }
+        let entry = entry(row).ok_or_else(|| odd("claim"))?;
+        Ok(if entry.is_settled() { Claimed::Settled(entry) } else { Claimed::Overtaken })
+    }
+
+    async fn finish_now(&self, finish: &Finish) -> Result<bool, Fault> {
+        let told = Told::of(finish, None);
+        let heard = self.record(Use::Releasing, FINISH, &told.parameters()).await?;
+        let row = heard.rows.first().ok_or_else(|| odd("finish"))?;
+        Ok(answers::status(row, "finish")? == 1)
+    }
+
+    async fn read(&self, sql: &str, name: &str) -> Result<Vec<Entry>, Fault> {
+        let heard = self.record(Use::Asking, sql, &[(&name, Type::TEXT)]).await?;
+        heard.rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up"))).collect()
+    }
+
+    async fn forget_now(&self, name: &LockName, token: Token) -> Result<bool, Fault> {
+        let (name, token) = (name.as_str(), token.get().cast_signed());
+        let parameters: [Parameter<'_>; 2] = [(&name, Type::TEXT), (&token, Type::INT8)];
+        let heard = self.record(Use::Asking, FORGET, &parameters).await?;
+        let gone: Option<bool> = heard.rows.first().and_then(|row| row.try_get(0).ok());
+        // Sent again, it may find that the first one was carried out.
+        Ok(gone.ok_or_else(|| odd("forget"))? || heard.again)
+    }
+}
+
+impl Ledger for Postgres {
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
+        Box::pin(async move { self.claim_now(&claim).await.map_err(Fault::into_error) })
+    }
+
+    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move { self.finish_now(&finish).await.map_err(Fault::into_error) })
+    }
+
+    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+        Box::pin(async move {
+            let mut found = self.read(LOOK_UP, name.as_str()).await.map_err(Fault::into_error)?;
+            Ok(found.pop())
+        })
+    }
+
+    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+        let prefix = prefix.to_owned();
+        Box::pin(async move { self.read(ENTRIES, &prefix).await.map_err(Fault::into_error) })
+    }
+
+    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move { self.forget_now(&name, token).await.map_err(Fault::into_error) })
+    }
+
+    fn place(&self) -> Option<String> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl once::Transaction for Transaction<'_> {
+    fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let told = Told::of(&finish, Some(&place));
+            let elsewhere = || {
+                Error::refused(format!(
+                    "the transaction is one of another database than the store: \"{}\" can only be \
+                     marked in the database that the store is in, where the effect must be too",
+                    finish.name
+                ))
+            };
+            match self.query_typed_one(FINISH, &told.parameters()).await {
+                Ok(row) => match row.try_get("status") {
+                    Ok(1) => Ok(true),
+                    Ok(0) => Ok(false),
+                    Ok(4) => Err(elsewhere()),
+                    _ => Err(odd("finish").into_error()),
+                },
+                Err(error) => match error.code() {
+                    Some(
+                        &SqlState::INVALID_SCHEMA_NAME
+                        | &SqlState::UNDEFINED_FUNCTION
+                        | &SqlState::UNDEFINED_TABLE,
+                    ) => Err(elsewhere().because(error)),
+                    Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(Error::refused(
+                        "the role of this transaction may not mark what is done: GRANT USAGE ON \
+                         SCHEMA fencepost, and EXECUTE ON FUNCTION fencepost.finish, TO it",
+                    )
+                    .because(error)),
+                    _ => Err(explain(&error)),
+                },
+            }
+        })
+    }
+}
