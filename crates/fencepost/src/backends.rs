@@ -63,7 +63,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         #[cfg(feature = "etcd")]
         Url::Etcd(url) => Ok(Store::without_ledger(etcd::Etcd::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
-        Url::Redis(url) => Ok(Store::without_ledger(redis::Redis::open(*url, &around).await?)),
+        Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redlock(url) => {
             Ok(Store::without_ledger(redlock::Redlock::open(*url, &around).await?))

@@ -19,6 +19,8 @@
 //! 250 ms. A release tells the first of them, and only that one; a free lock is given to nobody else of
 //! ours while the first one's place is kept. Other makes of client see neither queue nor word: they poll
 //! and may overtake. They publish nothing either, which is one reason to look every 250 ms.
+//! *Elections:* what a candidate says of itself lies beside the lock, under its owner's id, and ends with the
+//! lease. It is written in the script that grants or renews, so it is never another leader's.
 //! *Lateness:* a request may arrive after the one that should undo it, when it was sent on a connection that
 //! broke. A release that finds nothing leaves a note for its owner, and a late acquire finds it.
 
@@ -32,6 +34,7 @@ mod keys;
 mod lane;
 mod link;
 mod live;
+mod records;
 mod scripts;
 
 use std::collections::HashSet;
@@ -125,12 +128,14 @@ impl Redis {
 
     /// One try, which stands in line if `waits`.
     async fn ask(&self, request: &Request, keys: Keys<'_>, waits: bool) -> Result<Asked, Fault> {
-        let Request { owner, ttl, label, .. } = request;
+        let Request { owner, ttl, label, value, .. } = request;
         let (owner, ttl_ms) = (owner.reveal(), ttl.as_millis());
         let record = format!(" 0 - {owner} {ttl_ms} 0 {label}");
         let mut call = STEPS.acquire.on(keys).arg(&owner).arg(ttl_ms).arg(record);
         call = call.arg(if waits { &*self.client } else { "" }).arg(self.retention);
-        if u64::from(ttl_ms) > self.retention {
+        if let Some(value) = value {
+            call = call.arg("said").arg(value.as_bytes());
+        } else if u64::from(ttl_ms) > self.retention {
             call = call.arg("long");
         }
         let answer = self.run(call).await;
@@ -204,10 +209,13 @@ impl Redis {
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl, .. } = renewal;
+        let Renewal { name, owner, ttl, value, .. } = renewal;
         let keys = self.prefix.keys(name)?;
         let ttl = ttl.map_or(0, Ttl::as_millis);
-        let call = STEPS.renew.on(keys).arg(owner.reveal()).arg(ttl).arg(self.retention);
+        let mut call = STEPS.renew.on(keys).arg(owner.reveal()).arg(ttl).arg(self.retention);
+        if let Some(value) = value {
+            call = call.arg(word_number(self.now())).arg(value.as_bytes());
+        }
         let answer = self.run(call).await.map_err(Fault::into_error)?;
         if answer.status == 1 {
             let (token, ttl) = answer.granted(Ttl::MAX).map_err(Fault::into_error)?;
@@ -235,6 +243,12 @@ enum Asked {
 /// Whether an error is about one lock, and not about the server.
 pub(in crate::backends) fn refuses(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid)
+}
+
+/// The number of what a holder says of itself at this moment: it rises, so that the last word stays the last
+/// even if an earlier one comes late. Scripts count up to 2^53.
+pub(in crate::backends) fn word_number(now: Moment) -> u64 {
+    now.as_nanos() / 1000
 }
 
 /// How long an owner is remembered that was released before it came, in milliseconds.
@@ -362,7 +376,8 @@ impl Backend for Redis {
             Found::correctness,
         );
         let lines = found.map_or_else(Vec::new, |found| found.lines(self.link.jumps()));
-        Guarantees { correctness, found: lines, ..guarantees(synced, alone) }
+        let records = Records::like(&correctness);
+        Guarantees { correctness, records, found: lines, ..guarantees(synced, alone) }
     }
 }
 
@@ -379,7 +394,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
         clock: "the server's wall clock",
         longest: Ttl::MAX,
         lengthens: true,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
+        records: Records::Kept,
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

@@ -43,6 +43,7 @@ use crate::backend::{
 use crate::backends;
 use crate::backends::redis::{
     Call, Ears, Fault, Keys, LOOK_AGAIN, Link, Prefix, RedlockUrl, STEPS, client_id, remember,
+    word_number,
 };
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
@@ -172,7 +173,7 @@ impl Redlock {
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl, .. } = renewal;
+        let Renewal { name, owner, ttl, value, .. } = renewal;
         if let Some(ttl) = ttl.filter(|ttl| *ttl > self.max_ttl) {
             return Err(Error::invalid(format!(
                 "a TTL of {} is longer than the redlock store takes: give at most {}",
@@ -182,8 +183,11 @@ impl Redlock {
         }
         let keys = self.prefix.keys(name)?;
         let asked = ttl.map_or(0, Ttl::as_millis);
-        let call = STEPS.extend.on(keys).arg(owner.reveal()).arg(asked).arg(self.retention);
+        let mut call = STEPS.extend.on(keys).arg(owner.reveal()).arg(asked).arg(self.retention);
         let sent = self.now();
+        if let Some(value) = value {
+            call = call.arg(word_number(sent)).arg(value.as_bytes());
+        }
         let limit = (ttl.unwrap_or(self.max_ttl).as_duration() / 6).min(LOOK);
         let mut answers = self.nodes.ask(call, Way::Vote(Duration::ZERO), limit);
         let (mut kept, mut gone) = (Vec::new(), Vec::new());

@@ -86,7 +86,9 @@ impl Answer {
     /// Who holds, from a lease, a value and a record.
     pub(in crate::backends) fn holder(&self) -> Result<Option<HolderInfo>, Fault> {
         let record: Option<String> = self.get(2)?;
-        Ok(holder(self.time, self.get(0)?, self.get(1)?, record.as_deref()))
+        let holder = holder(self.time, self.get(0)?, self.get(1)?, record.as_deref());
+        let value = Said::parse(self.get(3)?).map(|said| said.value);
+        Ok(holder.map(|holder| HolderInfo { value, ..holder }))
     }
 
     pub(in crate::backends) fn why_not(&self) -> Option<LossCause> {
@@ -133,6 +135,23 @@ impl Listed {
     }
 }
 
+/// What a candidate says of itself (scripts/slow.lua).
+#[derive(Clone, Debug)]
+pub(in crate::backends) struct Said {
+    /// Rises with each thing that it says.
+    pub(in crate::backends) number: u64,
+    pub(in crate::backends) value: fencepost_core::Value,
+}
+
+impl Said {
+    fn parse(text: Option<Vec<u8>>) -> Option<Self> {
+        let text = text?;
+        let (number, value) = text.split_at(text.iter().position(|byte| *byte == b' ')?);
+        let number = std::str::from_utf8(number).ok()?.parse().ok()?;
+        Some(Self { number, value: fencepost_core::Value::found(&value[1..]) })
+    }
+}
+
 fn holder(
     time: u64,
     left_ms: i64,
@@ -167,6 +186,7 @@ pub(in crate::backends) struct Seen {
     pub(in crate::backends) value: Option<Vec<u8>>,
     left_ms: i64,
     pub(in crate::backends) record: Option<String>,
+    pub(in crate::backends) said: Option<Said>,
     pub(in crate::backends) waiting: usize,
     waiters: Vec<String>,
 }
@@ -178,8 +198,9 @@ impl Seen {
             value: answer.get(0)?,
             left_ms: answer.get(1)?,
             record: answer.get(2)?,
-            waiting: answer.get(3)?,
-            waiters: answer.get(4)?,
+            said: Said::parse(answer.get(3)?),
+            waiting: answer.get(4)?,
+            waiters: answer.get(5)?,
         })
     }
 
@@ -194,6 +215,8 @@ impl Seen {
         });
         let waiters = waiters.collect();
         let holder = holder(self.time, self.left_ms, self.value, self.record.as_deref());
+        let value = self.said.map(|said| said.value);
+        let holder = holder.map(|holder| HolderInfo { value, ..holder });
         LockInfo { name, holder, waiting: self.waiting, waiters }
     }
 }
@@ -205,20 +228,30 @@ pub(in crate::backends) async fn locks_from(
 ) -> Result<BTreeSet<LockName>, Fault> {
     let mut names = BTreeSet::new();
     for pattern in prefix.patterns() {
-        let mut cursor = 0_u64;
-        loop {
-            let mut scan = redis::cmd("SCAN");
-            scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
-            let heard = link.command(&scan).await?;
-            let (next, keys): (u64, Vec<Vec<u8>>) =
-                from_redis_value(heard.value).map_err(|_| odd("list"))?;
-            let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
-            names.extend(keys.filter_map(|key| prefix.name_in(key)));
-            cursor = next;
-            if cursor == 0 {
-                break;
-            }
-        }
+        names.extend(names_from(link, &pattern, |key| prefix.name_in(key)).await?);
     }
     Ok(names)
+}
+
+/// The names of all keys that fit a pattern and are of something, in order.
+pub(super) async fn names_from(
+    link: &Link,
+    pattern: &str,
+    name_of: impl Fn(&str) -> Option<LockName>,
+) -> Result<BTreeSet<LockName>, Fault> {
+    let mut names = BTreeSet::new();
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        let heard = link.command(&scan).await?;
+        let (next, keys): (u64, Vec<Vec<u8>>) =
+            from_redis_value(heard.value).map_err(|_| odd("list"))?;
+        let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
+        names.extend(keys.filter_map(&name_of));
+        cursor = next;
+        if cursor == 0 {
+            return Ok(names);
+        }
+    }
 }

@@ -6,6 +6,8 @@
 //! | `fencepost:record:PREFIX NAME` | string | the last token and what is known of the holder (scripts/slow.lua) | its token's time + retention |
 //! | `fencepost:queue:PREFIX NAME` | sorted set | who waits, by arrival | 1.5 s after the last word of a waiter |
 //! | `fencepost:places:PREFIX NAME` | hash | until when each place is kept, and whom to wake | the same |
+//! | `fencepost:value:PREFIX NAME` | string | what a candidate says of itself: its owner id, a number, the value | the lease's end |
+//! | `fencepost:once:PREFIX NAME` | hash | a record of what was done (records.rs) | its own time |
 //! | `fencepost:gone:OWNER` | string | an owner that was released before its acquire came | a minute at most |
 //!
 //! and one channel per client, `fencepost:wake:CLIENT`. (There is no space between prefix and name.) The
@@ -19,6 +21,7 @@ use crate::error::{Error, Result};
 const OURS: &str = "fencepost:";
 const RECORD: &str = "fencepost:record:";
 const QUEUE: &str = "fencepost:queue:";
+const ONCE: &str = "fencepost:once:";
 
 /// On which channel a client is told that its turn has come.
 pub(in crate::backends) fn channel(client: &str) -> String {
@@ -34,6 +37,8 @@ pub(in crate::backends) struct Prefix(String);
 pub(in crate::backends) struct Keys<'a> {
     prefix: &'a str,
     name: &'a LockName,
+    /// What the second key begins with.
+    kind: &'static str,
 }
 
 impl Prefix {
@@ -60,19 +65,23 @@ impl Prefix {
                  \"{OURS}\" are where it keeps its own records"
             )));
         }
-        Ok(Keys { prefix, name })
+        Ok(Keys { prefix, name, kind: RECORD })
     }
 
     /// Patterns that find every lock of ours: by its record, and by those who wait for it.
     pub(in crate::backends) fn patterns(&self) -> [String; 2] {
-        let mut escaped = String::new();
-        for character in self.0.chars() {
-            if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
-                escaped.push('\\');
-            }
-            escaped.push(character);
-        }
+        let escaped = escaped(&self.0);
         [RECORD, QUEUE].map(|kind| format!("{kind}{escaped}*"))
+    }
+
+    /// A pattern that finds every record of what was done under names that start so.
+    pub(in crate::backends) fn once_pattern(&self, start: &str) -> String {
+        format!("{ONCE}{}{}*", escaped(&self.0), escaped(start))
+    }
+
+    /// The name under which a found record of what was done lies.
+    pub(in crate::backends) fn once_in(&self, key: &str) -> Option<LockName> {
+        LockName::new(key.strip_prefix(ONCE)?.strip_prefix(&self.0)?).ok()
     }
 
     /// The lock that a found key belongs to.
@@ -84,13 +93,30 @@ impl Prefix {
 
 impl Keys<'_> {
     pub(in crate::backends) const COUNT: usize = 2;
+
+    /// With the record of what was done instead of that of the lock.
+    pub(in crate::backends) fn once(self) -> Self {
+        Self { kind: ONCE, ..self }
+    }
+}
+
+/// As it stands in a pattern that finds just that.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for character in text.chars() {
+        if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
 }
 
 impl ToRedisArgs for Keys<'_> {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        let Self { prefix, name } = self;
+        let Self { prefix, name, kind } = self;
         out.write_arg_fmt(format_args!("{prefix}{name}"));
-        out.write_arg_fmt(format_args!("{RECORD}{prefix}{name}"));
+        out.write_arg_fmt(format_args!("{kind}{prefix}{name}"));
     }
 
     fn num_of_args(&self) -> usize {
@@ -113,6 +139,10 @@ mod tests {
         assert_eq!(prefix.name_in("fencepost:queue:app[1]:invoice/42"), Some(name));
         assert_eq!(prefix.name_in("fencepost:record:other"), None);
         assert_eq!(prefix.patterns()[0], "fencepost:record:app\\[1\\]:*");
+        let name = LockName::new("once/a*").unwrap();
+        let once = prefix.keys(&name).unwrap().once().to_redis_args();
+        assert_eq!(prefix.once_in(std::str::from_utf8(&once[1]).unwrap()), Some(name));
+        assert_eq!(prefix.once_pattern("once/a*"), "fencepost:once:app\\[1\\]:once/a\\**");
     }
 
     #[test]

@@ -40,11 +40,17 @@ steps! {
     undo = "undo", "scripts/undo.lua";
     extend = "extend", "scripts/extend.lua";
     floor = "floor", "scripts/floor.lua";
+    /// The steps of a record of what was done.
+    claim = "claim", "scripts/claim.lua";
+    finish = "finish", "scripts/finish.lua";
+    look_up = "look up", "scripts/look_up.lua";
+    forget = "forget", "scripts/forget.lua";
 }
 
 impl Step {
     pub(in crate::backends) fn new(verb: &'static str, text: &str) -> Self {
         let body = text.replace("--SLOW--", include_str!("scripts/slow.lua"));
+        let body = body.replace("--BOOK--", include_str!("scripts/book.lua"));
         let digest = Script::new(&body).get_hash().to_owned();
         Self { verb, digest, body }
     }

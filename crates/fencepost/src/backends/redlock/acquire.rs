@@ -42,7 +42,7 @@ impl Redlock {
     /// One attempt, both phases.
     async fn attempt(&self, request: &Request, keys: Keys<'_>, this: Try) -> Outcome {
         let start = self.now();
-        let Request { owner, ttl, label, .. } = request;
+        let Request { owner, ttl, label, value, .. } = request;
         let patience = Nodes::patience(*ttl);
         let way = Way::Vote(self.up_for);
         let count = self.nodes.count();
@@ -83,7 +83,10 @@ impl Redlock {
             Ok(token) => {
                 let call = STEPS.accept.on(keys).arg(owner.reveal()).arg(this.number);
                 let call = call.arg(token.get()).arg(ttl.as_millis());
-                let call = call.arg(label.as_str()).arg(self.retention);
+                let mut call = call.arg(label.as_str()).arg(self.retention);
+                if let Some(value) = value {
+                    call = call.arg(value.as_bytes());
+                }
                 let mut answers = self.nodes.ask(call, way, patience);
                 loop {
                     let next = match answers.next().await {

@@ -49,6 +49,9 @@ impl Redlock {
         let value = values.into_iter().find(|(_, count)| *count >= quorum);
         let value = value.map(|(value, _)| value.to_vec());
         let waiting = seen.iter().map(|look| look.waiting).max().unwrap_or(0);
+        // Not every node has heard the holder's last word, but one of any majority has.
+        let said = seen.iter().filter(|look| value.is_some() && look.value == value);
+        let said = said.filter_map(|look| look.said.clone()).max_by_key(|said| said.number);
         let mut holders: Vec<HolderInfo> = Vec::new();
         let mut waiters = Vec::new();
         for look in seen {
@@ -59,8 +62,10 @@ impl Redlock {
                 waiters = info.waiters;
             }
         }
-        let info =
-            LockInfo { name: name.clone(), holder: agreed(&holders, quorum), waiting, waiters };
+        let value_said = said.map(|said| said.value);
+        let holder = agreed(&holders, quorum);
+        let holder = holder.map(|holder| HolderInfo { value: value_said, ..holder });
+        let info = LockInfo { name: name.clone(), holder, waiting, waiters };
         Look { info, value, floor }
     }
 

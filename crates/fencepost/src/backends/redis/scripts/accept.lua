@@ -1,9 +1,9 @@
 -- Phase 2: takes the token, if the key is still this attempt's and the token is above all that came
 -- before; or if it was taken already.
 -- {1, now} accepted   {0, now} not
--- ARGV: owner, attempt, token, ttl, label, retention
+-- ARGV: owner, attempt, token, ttl, label, retention; and what a candidate says of itself
 --SLOW--
-local owner, attempt, token, ttl, label, retention = unpack(ARGV)
+local owner, attempt, token, ttl, label, retention, words = unpack(ARGV)
 token, ttl = tonumber(token), tonumber(ttl)
 if redis.call('GET', lock) ~= owner .. ':' .. attempt then return {0, now} end
 local r = read_record()
@@ -11,5 +11,6 @@ if token < r.last or token == r.last and r.holder ~= owner then return {0, now} 
 if r.holder == owner and token == r.last then ttl = math.max(ttl, r.ttl) else r.granted = now end
 r.last, r.holder, r.ttl, r.label = token, owner, ttl, label
 write_record(r, retention)
+if words then say(owner, 0, words) end
 leave(owner)
 return {1, now}

@@ -1,9 +1,10 @@
 -- Takes the lock if it is free and nobody was first; else stands in line, or leaves it.
 -- "token": granted as asked and at that time, on the short way
--- {1, now, token, ttl} granted   {2, now, pttl, ahead, foreign} in line   {0, now, pttl, value, record} held
+-- {1, now, token, ttl} granted   {2, now, pttl, ahead, foreign} in line   {0, now, pttl, value, record, said} held
 -- {3, now} withdrawn before it came   {4, now} no tokens left
 -- ARGV: owner, ttl, " 0 - OWNER TTL 0 LABEL" (what follows the token in the record), client (to wake; empty
--- not to wait), retention; and one more if the TTL is longer than the retention
+-- not to wait), retention; and one more if the release has more to see to than the lock: if the TTL is longer than the
+-- retention, or a value follows, which is what a candidate says of itself
 if not ARGV[6] and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   local last = redis.call('GET', KEYS[2])
   local time = redis.call('TIME')
@@ -19,7 +20,7 @@ if not ARGV[6] and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   redis.call('DEL', KEYS[1])
 end
 --SLOW--
-local owner, ttl, tail, client, retention, long = unpack(ARGV)
+local owner, ttl, tail, client, retention, more, words = unpack(ARGV)
 local label = string.match(tail, '^ 0 %- %x+ %d+ 0 (.*)$')
 ttl = tonumber(ttl)
 local value = redis.call('GET', lock)
@@ -30,8 +31,9 @@ if holder_of(value) == owner then
   if r.holder ~= owner then r.last = math.max(r.last + 1, now); r.granted = now; r.ttl = lease_left() end
   r.holder, r.label, r.ttl = owner, label, math.max(ttl, r.ttl)
   redis.call('PEXPIRE', lock, r.ttl)
-  if long then mark_lock(r) end
+  if more then mark_lock(r) end
   write_record(r, retention)
+  if words then say(owner, 0, words) end
   return {1, now, r.last, r.ttl}
 end
 
@@ -44,7 +46,8 @@ if not value and (not head or head == owner) then
   r.holder, r.ttl, r.granted, r.label = owner, ttl, now, label
   write_record(r, retention)
   leave(owner)
-  if long or first() then mark_lock(r) end
+  if more or first() then mark_lock(r) end
+  if words then say(owner, 0, words) end
   return {1, now, r.last, ttl}
 end
 
@@ -57,4 +60,5 @@ if client ~= '' then
   return {2, now, left, ahead, value and holder_of(value) ~= r.holder and 1 or 0}
 end
 leave(owner)
-return {0, now, left, holder_of(value), redis.call('GET', record)}
+value = holder_of(value)
+return {0, now, left, value, redis.call('GET', record), said_by(value)}

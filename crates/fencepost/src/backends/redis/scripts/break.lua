@@ -12,7 +12,7 @@ if value ~= seen then
 end
 r.last = math.max(r.last + 1, now)
 if r.last > MAX_TOKEN then return {4, now} end
-redis.call('DEL', lock)
+redis.call('DEL', lock, said)
 if r.holder == value then r.broken = value end
 r.holder, r.ttl, r.granted, r.label = '-', 0, now, '-'
 write_record(r, retention)

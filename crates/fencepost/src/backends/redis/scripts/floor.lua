@@ -4,7 +4,7 @@
 --SLOW--
 local owner, floor, retention = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local value = redis.call('GET', lock)
-if holder_of(value) == owner then redis.call('DEL', lock); value = false end
+if holder_of(value) == owner then redis.call('DEL', lock, said); value = false end
 local r = read_record()
 if floor <= r.last then return {0, now} end
 if r.holder == owner then r.broken = owner end

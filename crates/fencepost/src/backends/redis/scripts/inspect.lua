@@ -1,4 +1,4 @@
--- {1, now, value, pttl, record, waiting, {since, label, ...}} with at most `shown` waiters.
+-- {1, now, value, pttl, record, said, waiting, {since, label, ...}} with at most `shown` waiters.
 -- ARGV: shown
 --SLOW--
 local shown = tonumber(ARGV[1])
@@ -16,4 +16,5 @@ for i = 1, #line, 2 do
     end
   end
 end
-return {1, now, holder_of(value), left, redis.call('GET', record), waiting, waiters}
+value = holder_of(value)
+return {1, now, value, left, redis.call('GET', record), said_by(value), waiting, waiters}

@@ -9,7 +9,7 @@ if value == ARGV[1] and not ARGV[4] then return redis.call('DEL', KEYS[1]) end
 local owner, retention, remember = unpack(ARGV)
 local held = holder_of(value) == owner
 if held then
-  redis.call('DEL', lock)
+  redis.call('DEL', lock, said)
   redis.call('PEXPIRE', record, keep_record(read_record(), 0, retention))
 end
 local waited = leave(owner)

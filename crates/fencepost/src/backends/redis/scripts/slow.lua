@@ -9,8 +9,11 @@
 --   queue   a sorted set of the owners who wait, by when they came (µs)
 --   places  a hash, owner to "DEADLINE CLIENT LABEL": a place is a lease as well
 --   gone    is there if this owner was released before it came
+--   said    "OWNER NUMBER VALUE": what a candidate says of itself, and in which word of its own; it counts
+--           only while the lock is that owner's
 local lock, record = KEYS[1], KEYS[2]
 local queue, places = 'fencepost:queue:' .. lock, 'fencepost:places:' .. lock
+local said = 'fencepost:value:' .. lock
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 -- How long a place in the queue is kept without a word from its waiter, in µs.
@@ -46,7 +49,7 @@ local function holder_of(value)
   return value and string.match(value, '^(%x+)[+:]') or value
 end
 
--- Its release shall look at the queue, or cut short a record that was kept for a long lease. Only what the
+-- Its release shall look at the queue and at what was said, or cut short a record that was kept for a long lease. Only what the
 -- record says is ours is marked: the value of another make of client is its own, however alike it looks.
 local function mark_lock(r)
   if redis.call('GET', lock) == r.holder then redis.call('APPEND', lock, '+') end
@@ -89,6 +92,24 @@ local function lease_left()
   -- One that was made to last for ever by hand is as long as ours can be; one about to end, as short.
   if left == -1 then return 86400000 end
   return math.max(left, 100)
+end
+
+-- What this owner says of itself, as "NUMBER VALUE"; false if nothing.
+local function said_by(owner)
+  local text = owner and redis.call('GET', said)
+  if not text then return false end
+  local who = string.match(text, '^(%S+) %d+ ')
+  return who == owner and string.sub(text, #who + 2)
+end
+
+-- For as long as the lease runs. A word that comes late does not replace a later one.
+local function say(owner, number, value)
+  local before = said_by(owner)
+  if before and tonumber(string.match(before, '^%d+')) > tonumber(number) then
+    redis.call('PEXPIRE', said, lease_left())
+  else
+    redis.call('SET', said, owner .. ' ' .. number .. ' ' .. value, 'PX', lease_left())
+  end
 end
 
 -- Remembers that an owner was released, for as long as a message of it may be under way. Without memory for

@@ -6,7 +6,7 @@
 local owner, attempt, remember = unpack(ARGV)
 local value = redis.call('GET', lock)
 if value == owner .. ':' .. attempt then
-  redis.call('DEL', lock)
+  redis.call('DEL', lock, said)
   wake(owner)
   return {1, now}
 end

@@ -1,6 +1,6 @@
 -- Phase 1 of an attempt at several nodes: the key, if it is free or ours.
 -- {1, now, last, mine} ours; mine is 1 if the last token was accepted from this owner
--- {0, now, pttl, value, record} somebody else's; who waits is written down here
+-- {0, now, pttl, value, record, said} somebody else's; who waits is written down here
 -- {3, now} withdrawn before it came
 -- ARGV: owner, attempt (a number that rises), ttl, label, client (to wake; empty not to wait)
 --SLOW--
@@ -12,7 +12,8 @@ local mine = holder_of(value) == owner
 if mine and tonumber(string.match(value, ':(%d+)$') or 0) > tonumber(attempt) then return {3, now} end
 if value and not mine then
   if client ~= '' then stand_in_line(owner, client, label) else leave(owner) end
-  return {0, now, redis.call('PTTL', lock), holder_of(value), redis.call('GET', record)}
+  value = holder_of(value)
+  return {0, now, redis.call('PTTL', lock), value, redis.call('GET', record), said_by(value)}
 end
 local note = 'fencepost:gone:' .. owner
 if redis.call('EXISTS', note, note .. ':' .. attempt) > 0 then return {3, now} end
