@@ -73,9 +73,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
             Ok(Store::from(postgres::Postgres::open(*url, &around).await?))
         }
         #[cfg(feature = "zookeeper")]
-        Url::ZooKeeper(url) => {
-            Ok(Store::without_ledger(zookeeper::ZooKeeper::open(*url, &around).await?))
-        }
+        Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
     }
 }
 

@@ -37,15 +37,20 @@ mod faults;
 mod found;
 mod grants;
 mod keep;
+mod ledger;
 mod line;
 mod names;
 mod nodes;
+mod notes;
 mod ops;
 mod patience;
 mod pipe;
 mod places;
+mod record;
 mod session;
 mod shared;
+mod shelves;
+mod time;
 mod tls;
 mod views;
 mod wire;
@@ -61,6 +66,7 @@ use tokio::task::AbortHandle;
 pub(crate) use self::address::ZooKeeperUrl;
 use self::faults::Fault;
 use self::names::path_of;
+use self::notes::check_value;
 use self::places::Place;
 use self::shared::{CLOSE, Shared};
 use crate::backend::{
@@ -130,6 +136,10 @@ impl Backend for ZooKeeper {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
             let shared = &self.shared;
+            check_value(request.value.as_ref())?;
+            if request.value.is_some() && request.liveness == Liveness::LeaseOnly {
+                return Err(grants::lease_only_refused(&request.name));
+            }
             let dir = path_of(&shared.chroot, &request.name);
             let place = shared.places.enter(Place::new(&request, dir));
             if let Some(grant) = shared.granted_before(&place).await? {
@@ -184,7 +194,8 @@ impl Backend for ZooKeeper {
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
-        Guarantees { found: lines, correctness, ..guarantees() }
+        let records = Records::like(&correctness);
+        Guarantees { found: lines, correctness, records, ..guarantees() }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -207,7 +218,7 @@ fn guarantees() -> Guarantees {
         clock: "the leader's monotonic clock",
         longest: Ttl::MAX,
         lengthens: false,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
+        records: Records::Kept,
         found: Vec::new(),
         under: [
             Kept::both(
@@ -218,7 +229,7 @@ fn guarantees() -> Guarantees {
             Kept::both(
                 "the new leader has every grant, and gives each session its whole timeout again",
             ),
-            Kept::none_such("no wall clock is used"),
+            Kept::none_such("no lock goes by a wall clock; records are kept by the leader's"),
             Kept::both(
                 "a holder that is cut off is told before its session ends; without a quorum nobody \
                  is granted",

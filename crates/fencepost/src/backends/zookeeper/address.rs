@@ -49,6 +49,12 @@ pub(super) enum Style {
     Curator,
     /// Stock kazoo does.
     Kazoo,
+    /// Curator's `LeaderLatch` does.
+    Latch,
+}
+
+impl Style {
+    pub(super) const ALL: [Self; 3] = [Self::Curator, Self::Kazoo, Self::Latch];
 }
 
 impl ZooKeeperUrl {
@@ -63,8 +69,10 @@ impl ZooKeeperUrl {
         let style = match url.take("style").as_deref() {
             None | Some("curator") => Style::Curator,
             Some("kazoo") => Style::Kazoo,
+            Some("latch") => Style::Latch,
             Some(other) => {
-                return Err(url.bad("style", other, "give style=curator or style=kazoo"));
+                let remedy = "give style=curator, style=kazoo or style=latch";
+                return Err(url.bad("style", other, remedy));
             }
         };
         let access = match url.take("acl").as_deref() {

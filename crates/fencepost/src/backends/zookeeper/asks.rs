@@ -48,6 +48,16 @@ impl Session {
         async move { asked.await.map(|(found, _)| found) }
     }
 
+    /// With a word when it is set, or goes; or when the connection breaks.
+    pub(super) fn data_watched(
+        &self,
+        path: &str,
+    ) -> impl Future<Output = Result<(Vec<u8>, oneshot::Receiver<()>), Fault>> + Send + use<> {
+        let (watch, told) = oneshot::channel();
+        let asked = self.ask(Op::data_watched(path), Some(watch), ops::read_data);
+        async move { asked.await.map(|((data, _), _)| (data, told)) }
+    }
+
     /// The node's stat, and from when it counts.
     pub(super) fn set(
         &self,

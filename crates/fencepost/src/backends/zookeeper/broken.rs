@@ -17,7 +17,8 @@ use super::address::Style;
 use super::faults::{Code, Fault};
 use super::line::gone;
 use super::names::{RESERVED, path_of};
-use super::nodes::{Contender, Mark, Note, hex, holder, in_order};
+use super::nodes::{Contender, Mark, hex, in_order};
+use super::notes::{Note, holder};
 use super::ops::{Access, Make, Op};
 use super::session::Session;
 use super::shared::{PATIENCE, Shared};
@@ -53,7 +54,7 @@ impl Shared {
         dir: &str,
         mark: Mark,
     ) -> Result<Ended, Fault> {
-        let markers = [Style::Curator, Style::Kazoo].map(|it| self.marker(dir, &mark.prefix(it)));
+        let markers = Style::ALL.map(|it| self.marker(dir, &mark.prefix(it)));
         let asked = markers.map(|marker| (session.data(&marker), marker));
         let mut ended = Ended::Otherwise;
         for (found, marker) in asked {
@@ -115,7 +116,8 @@ impl Shared {
             let Some(contender) = in_order(&children).into_iter().next() else { return Ok(None) };
             match session.data(&format!("{dir}/{}", contender.node)).await {
                 Ok((data, stat)) => {
-                    let (ours, holder) = (Note::read(&data).is_some(), holder(&data, &stat));
+                    let ours = contender.is_ours() || Note::read(&data).is_some();
+                    let holder = holder(&contender, &data, &stat);
                     let (label, token) = (holder.label, holder.token);
                     return Ok(Some(Target { contender, czxid: stat.czxid, ours, label, token }));
                 }

@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use super::broken::Ended;
 use super::faults::{Code, Fault};
 use super::names::path_of;
-use super::nodes::{Key, Mark, Note, in_order, token_of};
+use super::nodes::{Mark, in_order, token_of};
+use super::notes::{Key, Note, check_value};
 use super::places::{Going, Place};
 use super::session::Session;
 use super::shared::{BREATH, PATIENCE, Shared};
@@ -23,7 +24,8 @@ const LATER: Duration = Duration::from_secs(5);
 
 /// Renews one grant.
 pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Renewed> {
-    let Renewal { name, owner, ttl, token: meant, value: _ } = renewal;
+    let Renewal { name, owner, ttl, token: meant, value } = renewal;
+    check_value(value.as_ref())?;
     let place = match shared.places.get(name, *owner) {
         Some(place) if place.granted() => place,
         Some(_) => return Err(Error::not_held(name, None)),
@@ -32,22 +34,34 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
             None => find(shared, name, *owner).await?,
         },
     };
+    if value.is_some() && place.liveness == Liveness::LeaseOnly {
+        return Err(lease_only_refused(name));
+    }
     let give_up = shared.now() + PATIENCE;
+    let mut said = value.as_ref();
     loop {
-        let (session, node, written, grant) = {
-            let stand = place.stand();
-            (stand.session.clone(), stand.node.clone(), stand.written.clone(), stand.grant)
+        let (session, token, asked) = {
+            let mut stand = place.stand();
+            let (Some(session), Some(node), Some((token, kept))) =
+                (stand.session.clone(), stand.node.clone(), stand.grant)
+            else {
+                return Err(Error::not_held(name, None));
+            };
+            if meant.is_some_and(|meant| meant != token) {
+                return Err(Error::not_held(name, Some(LossCause::TakenOver)));
+            }
+            if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
+                return Err(longer_refused(name, kept, longer));
+            }
+            // What is said last stays: it is noted in one step with its sending, so that no heartbeat with an
+            // older value comes behind it. If this attempt fails, the next heartbeat may say it.
+            if let Some(value) = said.take() {
+                stand.written = value.as_bytes().to_vec();
+            }
+            let asked = session.set(&node, &stand.written);
+            (session, token, asked)
         };
-        let (Some(session), Some(node), Some((token, kept))) = (session, node, grant) else {
-            return Err(Error::not_held(name, None));
-        };
-        if meant.is_some_and(|meant| meant != token) {
-            return Err(Error::not_held(name, Some(LossCause::TakenOver)));
-        }
-        if let Some(longer) = ttl.filter(|ttl| *ttl > kept) {
-            return Err(longer_refused(name, kept, longer));
-        }
-        match session.set(&node, &written).await {
+        match asked.await {
             Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
                 let ttl = session.ttl().map_err(Fault::into_error)?;
                 // A server with other limits may have changed it: the caller asks for this one from now on.
@@ -74,6 +88,14 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
             Err(fault) => return Err(fault.into_error()),
         }
     }
+}
+
+/// Of a grant that outlives its process: the node has no room for a value.
+pub(super) fn lease_only_refused(name: &LockName) -> Error {
+    Error::refused(format!(
+        "\"{name}\" can not be an election and lease-only on ZooKeeper: a candidate's node has its value \
+         and nothing else. Campaign from a process that stays"
+    ))
 }
 
 fn longer_refused(name: &LockName, kept: Ttl, asked: Ttl) -> Error {

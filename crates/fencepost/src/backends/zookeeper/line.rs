@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use super::faults::{Code, Fault};
 use super::keep::look_after;
-use super::nodes::{Contender, Key, Note, holder, in_order, token_of};
+use super::nodes::{Contender, in_order, token_of};
+use super::notes::{Key, Note, holder};
 use super::ops::Make;
 use super::places::Place;
 use super::session::{Kept, Session};
@@ -219,15 +220,7 @@ impl Line<'_> {
                 return Ok(node);
             }
         }
-        let sealed = match place.liveness {
-            Liveness::Process => None,
-            Liveness::LeaseOnly => {
-                Some(session.key().seal(&place.name, place.owner).ok_or_else(|| {
-                    Fault::NotNow("the system has no random numbers to seal a session".into())
-                })?)
-            }
-        };
-        let written = Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes();
+        let written = self.written(session)?;
         place.stand().written.clone_from(&written);
         let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
         for _ in 0..VANISHED {
@@ -253,6 +246,23 @@ impl Line<'_> {
             }
         }
         Err(Fault::NotNow(format!("the directory of \"{}\" keeps vanishing", place.name)))
+    }
+
+    /// What is to stand in our node.
+    fn written(&self, session: &Session) -> Result<Vec<u8>, Fault> {
+        let place = self.place;
+        if let Some(value) = &place.value {
+            return Ok(value.as_bytes().to_vec());
+        }
+        let sealed = match place.liveness {
+            Liveness::Process => None,
+            Liveness::LeaseOnly => {
+                Some(session.key().seal(&place.name, place.owner).ok_or_else(|| {
+                    Fault::NotNow("the system has no random numbers to seal a session".into())
+                })?)
+            }
+        };
+        Ok(Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes())
     }
 
     /// Our node of this session, if an attempt whose answer was lost has made one.
@@ -339,7 +349,7 @@ impl Line<'_> {
             self.shared.close_later(session);
         }
         Ok(Stood::Held(match seen {
-            Ok((data, stat)) => Some(holder(&data, &stat)),
+            Ok((data, stat)) => Some(holder(first, &data, &stat)),
             Err(Fault::Said(Code::NoAuth)) => Some(HolderInfo::stranger()),
             Err(_) => None,
         }))

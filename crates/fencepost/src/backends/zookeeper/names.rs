@@ -76,6 +76,26 @@ fn push_part(path: &mut String, part: &str, reserved: bool) {
     }
 }
 
+/// A whole name as one part of a path, for a record.
+pub(super) fn one_part(name: &LockName) -> String {
+    let mut part = String::with_capacity(name.as_str().len() + 8);
+    for (number, piece) in name.as_str().split('/').enumerate() {
+        if number > 0 {
+            part.push_str("%2F");
+        }
+        if !piece.is_empty() {
+            push_part(&mut part, piece, false);
+        }
+    }
+    part
+}
+
+/// The name that has this part; `None` if none has.
+pub(super) fn name_of_part(part: &str) -> Option<LockName> {
+    let name = LockName::new(&read_part(part)?).ok()?;
+    (one_part(&name) == part).then_some(name)
+}
+
 /// What ZooKeeper takes in no path: it looks at UTF-16, so everything beyond U+FFFF is refused as well.
 fn refused(sign: char) -> bool {
     sign.is_control() || matches!(sign, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)

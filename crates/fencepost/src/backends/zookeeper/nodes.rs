@@ -1,25 +1,23 @@
-//! The contenders for a lock: what their nodes are called, in which order they stand, what is written in them.
+//! The contenders for a lock: what their nodes are called, and in which order they stand.
 //!
 //! ```text
-//! name   _c_<uuid>-lock-NNNNNNNNNN     what Curator's InterProcessMutex makes
-//!        <32 hex>__lock__NNNNNNNNNN    what kazoo's Lock makes; its readers make <32 hex>__rlock__NNNNNNNNNN
-//! data   <label> LF fencepost 1 <ttl in ms> <sealed session in hex, or ->
+//! name   _c_<uuid>-lock-NNNNNNNNNN     what Curator's InterProcessMutex and LeaderSelector make
+//!        _c_<uuid>-latch-NNNNNNNNNN    what its LeaderLatch makes
+//!        <32 hex>__lock__NNNNNNNNNN    what kazoo's Lock and Election make; its readers make <32 hex>__rlock__N...
 //! ```
 //!
 //! The number comes from the server, one counter for each directory, whatever the name before it: the lowest
 //! holds. It is 32 bits wide and runs over to negative ones, so numbers are compared by their distance.
 //!
 //! The name is there for all to see, so nobody must be able to get from it to the owner: the uuid is a hash
-//! of the owner and the lock's name. What another process needs to carry on a grant, the session and its
-//! password, is sealed with a key that only the owner's bits make.
+//! of the owner and the lock's name. It is of version 8, which is for such; Curator and kazoo draw theirs, of
+//! version 4. So a node of ours is known by its name, whatever is written in it (notes.rs).
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::digest::{Context, SHA256};
-use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
+use fencepost_core::{LockName, OwnerId, Token};
 
 use super::address::Style;
 use super::wire::Stat;
-use crate::backend::{HolderInfo, strangers_label};
 
 /// Which nodes are an owner's: what stands in their names.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,29 +28,31 @@ impl Mark {
         let hash = hash("fencepost zookeeper node", name, owner);
         let mut bits = [0; 16];
         bits.copy_from_slice(&hash[..16]);
+        // The version and the variant of a UUID that is a hash of its maker's choice.
+        (bits[6], bits[8]) = (bits[6] & 0x0f | 0x80, bits[8] & 0x3f | 0x80);
         Self(bits)
     }
 
     /// The name of a new node, up to its number.
     pub(super) fn prefix(self, style: Style) -> String {
         let hex = hex(&self.0);
-        match style {
-            Style::Kazoo => format!("{hex}__lock__"),
-            Style::Curator => {
-                let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]);
-                format!("_c_{a}-{b}-{c}-{d}-{}-lock-", &hex[20..])
-            }
-        }
+        let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]);
+        let kind = match style {
+            Style::Kazoo => return format!("{hex}__lock__"),
+            Style::Curator => "lock",
+            Style::Latch => "latch",
+        };
+        format!("_c_{a}-{b}-{c}-{d}-{}-{kind}-", &hex[20..])
     }
 
-    /// Says of a node whether it is of this owner, in either style.
+    /// Says of a node whether it is of this owner, in any style.
     pub(super) fn finder(self) -> impl Fn(&str) -> bool {
-        let prefixes = [Style::Curator, Style::Kazoo].map(|style| self.prefix(style));
+        let prefixes = Style::ALL.map(|style| self.prefix(style));
         move |node| prefixes.iter().any(|prefix| node.starts_with(prefix))
     }
 }
 
-fn hash(purpose: &str, name: &LockName, owner: OwnerId) -> [u8; 32] {
+pub(super) fn hash(purpose: &str, name: &LockName, owner: OwnerId) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
     context.update(purpose.as_bytes());
     context.update(&owner.bits().to_be_bytes());
@@ -67,12 +67,6 @@ pub(super) fn hex(bytes: &[u8]) -> String {
         ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     let digits = |byte: &u8| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
     bytes.iter().flat_map(digits).collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?)).collect()
 }
 
 /// One who wants the lock.
@@ -93,12 +87,21 @@ impl Contender {
     pub(super) fn prefix(&self) -> &str {
         split(&self.node).map_or("", |(prefix, _)| prefix)
     }
+
+    /// Whether one of us made it, going by its name.
+    pub(super) fn is_ours(&self) -> bool {
+        let uuid = self.node.strip_prefix("_c_").unwrap_or(&self.node);
+        let mut digits = uuid.bytes().filter(|byte| *byte != b'-');
+        let is_hex = digits.by_ref().take(32).all(|byte| byte.is_ascii_hexdigit());
+        let version = uuid.bytes().filter(|byte| *byte != b'-').nth(12);
+        is_hex && version == Some(b'8')
+    }
 }
 
-/// A contender's name and number: `lock-` or `lock__` and, as Java's `%010d` writes it, a number.
+/// A contender's name and number: `lock-`, `latch-` or `lock__` and, as Java's `%010d` writes it, a number.
 fn split(node: &str) -> Option<(&str, i32)> {
     let end = |mark: &str| node.rfind(mark).map(|at| at + mark.len());
-    let at = end("lock-").max(end("__lock__")).max(end("__rlock__"))?;
+    let at = ["lock-", "latch-", "__lock__", "__rlock__"].into_iter().filter_map(end).max()?;
     let (prefix, number) = node.split_at_checked(at)?;
     let digits = number.strip_prefix('-').unwrap_or(number);
     if number.len() < 10 || digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -125,85 +128,9 @@ pub(super) fn in_order(children: &[String]) -> Vec<Contender> {
     found
 }
 
-/// What is written in a node of ours.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    pub(super) label: Label,
-    pub(super) ttl: Ttl,
-    /// For a grant that outlives its process.
-    pub(super) sealed: Option<Vec<u8>>,
-}
-
-impl Note {
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        let sealed = self.sealed.as_ref().map_or_else(|| "-".to_owned(), |sealed| hex(sealed));
-        format!("{}\nfencepost 1 {} {sealed}", self.label, self.ttl.as_millis()).into_bytes()
-    }
-
-    /// `None` for another client's.
-    pub(super) fn read(data: &[u8]) -> Option<Self> {
-        let (label, line) = std::str::from_utf8(data).ok()?.split_once('\n')?;
-        let mut words = line.strip_prefix("fencepost 1 ")?.split(' ');
-        let millis: u64 = words.next()?.parse().ok()?;
-        let ttl = Ttl::new(std::time::Duration::from_millis(millis)).ok()?;
-        let sealed = match words.next()? {
-            "-" => None,
-            sealed => Some(unhex(sealed)?),
-        };
-        Some(Self { label: Label::new(label).ok()?, ttl, sealed })
-    }
-}
-
-/// What a person is told of who holds, by its node.
-pub(super) fn holder(data: &[u8], stat: &Stat) -> HolderInfo {
-    let token = token_of(stat);
-    match Note::read(data) {
-        Some(note) => {
-            HolderInfo { label: note.label, token, ttl: Some(note.ttl), ..HolderInfo::stranger() }
-        }
-        None => HolderInfo { label: strangers_label(data), token, ..HolderInfo::stranger() },
-    }
-}
-
 /// The fencing token of a node; `None` beyond what JSON keeps whole (an epoch of 2^21).
 pub(super) fn token_of(stat: &Stat) -> Option<Token> {
     u64::try_from(stat.czxid).ok().and_then(|czxid| Token::new(czxid).ok())
-}
-
-/// A session as another process needs it.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Key {
-    pub(super) session: i64,
-    pub(super) password: Vec<u8>,
-}
-
-impl Key {
-    /// Only who knows the owner can read it. A waiter whose session ended seals another one with the same
-    /// key, so the nonce is drawn.
-    pub(super) fn seal(&self, name: &LockName, owner: OwnerId) -> Option<Vec<u8>> {
-        let mut nonce = [0; 12];
-        getrandom::fill(&mut nonce).ok()?;
-        let mut text = self.session.to_be_bytes().to_vec();
-        text.extend(&self.password);
-        let sealing = sealing(name, owner)?;
-        let whole = Nonce::assume_unique_for_key(nonce);
-        sealing.seal_in_place_append_tag(whole, Aad::empty(), &mut text).ok()?;
-        Some([&nonce[..], &text].concat())
-    }
-
-    pub(super) fn unseal(sealed: &[u8], name: &LockName, owner: OwnerId) -> Option<Self> {
-        let (nonce, text) = sealed.split_first_chunk::<12>()?;
-        let mut text = text.to_vec();
-        let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = sealing(name, owner)?.open_in_place(nonce, Aad::empty(), &mut text).ok()?;
-        let (session, password) = opened.split_first_chunk::<8>()?;
-        Some(Self { session: i64::from_be_bytes(*session), password: password.to_vec() })
-    }
-}
-
-fn sealing(name: &LockName, owner: OwnerId) -> Option<LessSafeKey> {
-    let key = hash("fencepost zookeeper session", name, owner);
-    UnboundKey::new(&AES_256_GCM, &key).ok().map(LessSafeKey::new)
 }
 
 #[cfg(test)]
@@ -270,42 +197,6 @@ mod tests {
             assert_eq!(numbers, [i32::MAX - 1, i32::MAX, i32::MIN, i32::MIN + 1]);
         }
         assert_eq!(Contender::read("n__lock__-000000001").unwrap().number, -1);
-    }
-
-    #[test]
-    fn a_note_comes_back() {
-        let ttl = Ttl::new(std::time::Duration::from_secs(30)).unwrap();
-        for sealed in [None, Some(vec![0, 0xab, 0xff])] {
-            let note = Note { label: Label::new("host:1 ü").unwrap(), ttl, sealed };
-            assert_eq!(Note::read(&note.bytes()), Some(note));
-        }
-        for bad in [
-            &b""[..],
-            b"127.0.0.1",
-            b"\xff\xfe",
-            b"x\nfencepost 1",
-            b"x\nfencepost 2 100 -",
-            b"x\nfencepost 1 100 abc",
-            b"x\nfencepost 1 100 zz",
-            b"x\nfencepost 1 5 -",
-            b"\nfencepost 1 100 -",
-        ] {
-            assert_eq!(Note::read(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn only_the_owner_opens_the_seal() {
-        let key = Key { session: -5, password: vec![9; 16] };
-        let sealed = key.seal(&name("a"), owner(1)).unwrap();
-        assert!(Key::unseal(&sealed, &name("a"), owner(1)) == Some(key.clone()));
-        assert!(Key::unseal(&sealed, &name("a"), owner(2)).is_none());
-        assert!(Key::unseal(&sealed, &name("b"), owner(1)).is_none());
-        assert!(!sealed.windows(16).any(|bytes| bytes == key.password));
-        for cut in 0..sealed.len() {
-            assert!(Key::unseal(&sealed[..cut], &name("a"), owner(1)).is_none(), "{cut}");
-        }
-        assert!(key.seal(&name("a"), owner(1)).unwrap() != sealed, "a nonce of its own");
     }
 
     #[test]

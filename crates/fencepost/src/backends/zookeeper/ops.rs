@@ -11,6 +11,7 @@ const EXISTS: i32 = 3;
 const GET_DATA: i32 = 4;
 const SET_DATA: i32 = 5;
 const SYNC: i32 = 9;
+const CHECK: i32 = 13;
 /// Answers with the children and the node's own stat.
 const GET_CHILDREN: i32 = 12;
 const MULTI: i32 = 14;
@@ -95,6 +96,10 @@ impl Op {
         Self::read(GET_DATA, path, None)
     }
 
+    pub(super) fn data_watched(path: &str) -> Self {
+        Self::read(GET_DATA, path, Some(Watched::Node))
+    }
+
     pub(super) fn children(path: &str) -> Self {
         Self::read(GET_CHILDREN, path, None)
     }
@@ -103,8 +108,18 @@ impl Op {
         Self::read(GET_CHILDREN, path, Some(Watched::Children))
     }
 
+    /// Whatever its version.
     pub(super) fn set(path: &str, data: &[u8]) -> Self {
-        Self::new(SET_DATA, Out::default().string(path).buffer(data).i32(-1))
+        Self::set_version(path, data, -1)
+    }
+
+    pub(super) fn set_version(path: &str, data: &[u8], version: i32) -> Self {
+        Self::new(SET_DATA, Out::default().string(path).buffer(data).i32(version))
+    }
+
+    /// Fails unless the node has this version. In a multi only.
+    pub(super) fn check(path: &str, version: i32) -> Self {
+        Self::new(CHECK, Out::default().string(path).i32(version))
     }
 
     /// What comes after it on this connection is read no earlier than now.
@@ -174,7 +189,7 @@ pub(super) fn read_multi(body: &[u8]) -> Result<Option<(usize, i32)>, Malformed>
             SET_DATA => {
                 fields.stat()?;
             }
-            DELETE => {}
+            DELETE | CHECK => {}
             _ => return Err(Malformed),
         }
         number += 1;
@@ -224,7 +239,7 @@ mod tests {
         let end = |out: Out| out.i32(-1).bool(true).i32(-1).0;
         let failed = |out: Out, error| out.i32(-1).bool(false).i32(error).i32(error);
         let done = Out::default().i32(CREATE).bool(false).i32(0).string("/m");
-        let done = end(done.i32(DELETE).bool(false).i32(0));
+        let done = end(done.i32(DELETE).bool(false).i32(0).i32(CHECK).bool(false).i32(0));
         assert_eq!(read_multi(&done), Ok(None));
         let second = end(failed(failed(Out::default(), 0), -101));
         assert_eq!(read_multi(&second), Ok(Some((1, -101))));

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 
@@ -24,6 +24,8 @@ pub(super) struct Place {
     pub(super) dir: String,
     pub(super) mark: Mark,
     pub(super) label: Label,
+    /// What a candidate says of itself when it takes its place.
+    pub(super) value: Option<Value>,
     pub(super) asked: Ttl,
     pub(super) liveness: Liveness,
     pub(super) loss: LossSignal,
@@ -71,6 +73,7 @@ impl Place {
             dir,
             mark: Mark::of(&request.name, request.owner),
             label: request.label.clone(),
+            value: request.value.clone(),
             asked: request.ttl,
             liveness: request.liveness,
             loss: request.loss.clone(),

@@ -23,7 +23,7 @@ use super::beat::Beat;
 use super::conn::{Conn, Over, Watch};
 use super::dial::{Greeting, Servers};
 use super::faults::{Fault, malformed};
-use super::nodes::Key;
+use super::notes::Key;
 use super::ops::Op;
 use super::patience::Patience;
 use super::wire::{Hello, Malformed};

@@ -13,10 +13,13 @@ use super::broken::Ended;
 use super::dial::Servers;
 use super::faults::{Code, Fault};
 use super::found::Found;
-use super::nodes::{Key, Mark, in_order};
+use super::names::RESERVED;
+use super::nodes::{Mark, in_order};
+use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
 use super::session::Session;
+use super::time::Reading;
 use crate::backend::{Grant, Liveness, LossCause, Surroundings};
 use crate::counted::Counted;
 use crate::error::Result;
@@ -46,6 +49,8 @@ pub(super) struct Shared {
     pub(super) closing: watch::Sender<usize>,
     /// What was last read of the servers, and when.
     found: Mutex<(Found, Moment)>,
+    /// What time it was at the leader, when it was last asked.
+    reading: Mutex<Option<Reading>>,
 }
 
 impl Shared {
@@ -63,6 +68,7 @@ impl Shared {
             containers: AtomicBool::new(true),
             closing: watch::Sender::new(0),
             found: Mutex::default(),
+            reading: Mutex::default(),
         }
     }
 
@@ -81,6 +87,10 @@ impl Shared {
 
     pub(super) fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads what kind of servers these are.
@@ -173,23 +183,35 @@ impl Shared {
         dir: &str,
         access: Access,
     ) -> Result<(), Fault> {
+        let below = |containers| if containers { Make::Container } else { Make::Persistent };
+        self.make_path(session, dir, below, access).await
+    }
+
+    /// Makes a directory and what is missing above it. What lies below the chroot is made as `below` says of
+    /// servers that know containers, or do not.
+    pub(super) async fn make_path(
+        &self,
+        session: &Session,
+        dir: &str,
+        below: impl Fn(bool) -> Make,
+        access: Access,
+    ) -> Result<(), Fault> {
+        let reserved = format!("{}/{RESERVED}", self.chroot);
         loop {
             let containers = self.containers.load(Ordering::Relaxed);
             let ends = dir.match_indices('/').map(|(at, _)| at).skip(1).chain([dir.len()]);
             // All at once: what is there already says so.
             let asked: Vec<_> = ends
                 .map(|end| {
-                    let make = if containers && end > self.chroot.len() {
-                        Make::Container
-                    } else {
-                        Make::Persistent
+                    let (make, access) = match &dir[..end] {
+                        above if above.len() <= self.chroot.len() => {
+                            (Make::Persistent, self.access)
+                        }
+                        // All who use this path have something there.
+                        ours if ours == reserved => (below(containers), Access::Open),
+                        _ => (below(containers), access),
                     };
-                    session.create(
-                        &dir[..end],
-                        b"",
-                        make,
-                        if end > self.chroot.len() { access } else { self.access },
-                    )
+                    session.create(&dir[..end], b"", make, access)
                 })
                 .collect();
             let (mut first, mut last) = (None, Ok(()));

@@ -8,10 +8,11 @@ use tokio::sync::oneshot;
 
 use super::faults::{Code, Fault};
 use super::names::{RESERVED, name_of, path_of};
-use super::nodes::{Contender, Note, holder, in_order};
+use super::nodes::{Contender, in_order};
+use super::notes::{holder, label};
 use super::session::Session;
 use super::shared::{PATIENCE, Shared};
-use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo, strangers_label};
+use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo};
 use crate::error::Result;
 use crate::race::race;
 
@@ -47,25 +48,23 @@ impl Shared {
             wanted.map(|one| control.data(&format!("{dir}/{}", one.node))).collect();
         let mut found = Vec::new();
         let mut left = line.len();
-        for answer in asked {
+        for (one, answer) in line.iter().zip(asked) {
             match answer.await {
-                Ok(node) => found.push(Some(node)),
+                Ok((data, stat)) => found.push((one, Some((data, stat)))),
                 // Gone since the list was made.
                 Err(Fault::Said(Code::NoNode)) => left -= 1,
-                Err(Fault::Said(Code::NoAuth)) => found.push(None),
+                Err(Fault::Said(Code::NoAuth)) => found.push((one, None)),
                 Err(fault) => return Err(fault),
             }
         }
         let mut found = found.into_iter();
-        let first = found.next().map(|first| match first {
-            Some((data, stat)) => holder(&data, &stat),
+        let first = found.next().map(|(node, said)| match said {
+            Some((data, stat)) => holder(node, &data, &stat),
             None => HolderInfo::stranger(),
         });
-        let waiters = found.map(|waiter| {
-            let label = match waiter {
-                Some((data, _)) => {
-                    Note::read(&data).map_or_else(|| strangers_label(&data), |note| note.label)
-                }
+        let waiters = found.map(|(node, said)| {
+            let label = match said {
+                Some((data, _)) => label(node, &data),
                 None => HolderInfo::stranger().label,
             };
             WaiterInfo { label, waiting_for: None }
@@ -139,13 +138,35 @@ impl Shared {
         let dir = path_of(&self.chroot, &name);
         loop {
             // Before the look, so that nothing is missed in between.
-            let told = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
+            let watched = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
+            let (mut told, first) = watched;
             let info = self.inspect(&name, LockInfo::SHOWN_WAITERS).await?;
             if seen != Some(info.glimpse()) {
                 return Ok(info);
             }
-            let again = self.around.clock.alarm(self.now() + LOOK_AGAIN);
-            race(told, again).await;
+            let moved = race(&mut told, self.around.clock.alarm(self.now() + LOOK_AGAIN));
+            let value = info.holder.and_then(|holder| holder.value);
+            match value.zip(first) {
+                Some((value, node)) => {
+                    race(moved, self.says_otherwise(&node, value.as_bytes())).await;
+                }
+                // A lock has nothing to say.
+                None => drop(moved.await),
+            }
+        }
+    }
+
+    /// Resolves once the node says something else, or nothing is known of it. Each heartbeat sets its data:
+    /// what it says is read again then, and no more.
+    async fn says_otherwise(&self, node: &str, value: &[u8]) {
+        loop {
+            match self.control().data_watched(node).await {
+                Ok((data, set)) if data == value => drop(set.await),
+                // Not for us to read: then it is not for us to follow.
+                Err(Fault::Said(Code::NoAuth)) => return std::future::pending().await,
+                Ok(_) | Err(Fault::Said(Code::NoNode)) => return,
+                Err(_) => return self.breathe().await,
+            }
         }
     }
 
@@ -165,11 +186,17 @@ impl Shared {
     }
 }
 
-/// Tells when contenders come or go, or the directory does.
-async fn watch(control: Arc<Session>, dir: String) -> Result<oneshot::Receiver<()>, Fault> {
+/// Tells when contenders come or go, or the directory does; and who is first now.
+async fn watch(
+    control: Arc<Session>,
+    dir: String,
+) -> Result<(oneshot::Receiver<()>, Option<String>), Fault> {
     match control.children_watched(&dir).await {
-        Ok((_, _, told)) => Ok(told),
-        Err(Fault::Said(Code::NoNode)) => Ok(control.exists_watched(&dir).await?.1),
+        Ok((children, _, told)) => {
+            let first = in_order(&children).into_iter().next();
+            Ok((told, first.map(|first| format!("{dir}/{}", first.node))))
+        }
+        Err(Fault::Said(Code::NoNode)) => Ok((control.exists_watched(&dir).await?.1, None)),
         Err(fault) => Err(fault),
     }
 }
