@@ -69,9 +69,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
             Ok(Store::without_ledger(redlock::Redlock::open(*url, &around).await?))
         }
         #[cfg(feature = "postgres")]
-        Url::Postgres(url) => {
-            Ok(Store::from(postgres::Postgres::open(*url, &around).await?))
-        }
+        Url::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
         Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
     }

@@ -75,8 +75,7 @@ const TIDY: Duration = Duration::from_mins(10);
 const OLD: i64 = 3_600_000;
 
 /// What is kept in the database.
-pub(crate) const LOCKS: Component =
-    Component { name: "locks", migrations: &[LOCKS_1, LOCKS_2] };
+pub(crate) const LOCKS: Component = Component { name: "locks", migrations: &[LOCKS_1, LOCKS_2] };
 const LOCKS_1: &str = include_str!("postgres/locks_1.sql");
 const LOCKS_2: &str = include_str!("postgres/locks_2.sql");
 
@@ -118,8 +117,10 @@ const CAMPAIGN: &str = "SELECT a.*, CASE WHEN a.status = 0 THEN fencepost.value_
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
 // Both see one state of the store: the two functions of a statement share its snapshot.
-const INSPECT: &str = "SELECT i.*, fencepost.value_of($1, i.r_token) AS r_value FROM fencepost.inspect($1, $2) i";
-const LIST: &str = "SELECT l.*, fencepost.value_of(l.r_name, l.r_token) AS r_value FROM fencepost.list() l";
+const INSPECT: &str =
+    "SELECT i.*, fencepost.value_of($1, i.r_token) AS r_value FROM fencepost.inspect($1, $2) i";
+const LIST: &str =
+    "SELECT l.*, fencepost.value_of(l.r_name, l.r_token) AS r_value FROM fencepost.list() l";
 const TIDY_UP: &str = "SELECT fencepost.tidy($1)";
 
 /// A store on one PostgreSQL server.

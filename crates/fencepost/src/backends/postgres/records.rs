@@ -126,12 +126,8 @@ impl Postgres {
     async fn claim_now(&self, claim: &Claim) -> Result<Claimed, Fault> {
         let (token, keep) = (claim.token.get().cast_signed(), millis(claim.keep));
         let (name, label) = (claim.name.as_str(), claim.label.as_str());
-        let parameters: [Parameter<'_>; 4] = [
-            (&name, Type::TEXT),
-            (&token, Type::INT8),
-            (&label, Type::TEXT),
-            (&keep, Type::INT8),
-        ];
+        let parameters: [Parameter<'_>; 4] =
+            [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&keep, Type::INT8)];
         let heard = self.record(Use::Asking, CLAIM, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| odd("claim"))?;
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = text(row, "r_store");

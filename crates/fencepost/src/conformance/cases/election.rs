@@ -46,9 +46,11 @@ async fn election_a_leader_is_seen(scene: &Scene) -> Verdict {
     let election = ours.election(NAME).ttl(LONG).label("candidate");
     let leadership = within(SOON, "we lead", election.campaign("10.0.0.7:80")).await??;
     let seen = leader(&theirs).await?;
-    let shown = seen.as_ref().map(|seen| (seen.term, seen.label.as_str().to_owned()));
-    let ourselves = (Some(leadership.term()), "candidate".to_owned());
-    ensure!(shown == Some(ourselves), "{} is shown as {shown:?}", leadership.term());
+    let term = seen.as_ref().and_then(|seen| seen.term);
+    ensure!(term == Some(leadership.term()), "{} is shown as {seen:?}", leadership.term());
+    // Where a candidate's place is shared with other makes of client, its value is all there is room for.
+    let label = seen.as_ref().map(|seen| seen.label.as_str());
+    ensure!(matches!(label, Some("candidate" | "10.0.0.7:80")), "it is shown as {label:?}");
     ensure!(said(seen.as_ref()).as_deref() == Some("10.0.0.7:80"), "it says {seen:?}");
     // The same wherever a holder is shown.
     let listed = theirs.list().await?.into_iter().find(|info| info.name.as_str() == NAME);

@@ -8,6 +8,7 @@ use fencepost_core::{Label, LockName, Token};
 use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
+use crate::client::Fencepost;
 use crate::conformance::scene::{LONG, SOON, Scene, ensure, ledger, until, within};
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 
@@ -33,6 +34,8 @@ const BRIEF: Duration = Duration::from_secs(1);
 struct Key {
     ledger: Arc<dyn Ledger>,
     name: LockName,
+    /// Its thread serves the ledger.
+    client: Fencepost,
 }
 
 fn token(number: u64) -> Verdict<Token> {
@@ -41,12 +44,12 @@ fn token(number: u64) -> Verdict<Token> {
 
 impl Key {
     async fn of(scene: &Scene, name: &str) -> Verdict<Self> {
-        let client = scene.client().await?;
-        Self::on(&ledger(&client)?, name)
+        Self::on(&scene.client().await?, name)
     }
 
-    fn on(ledger: &Arc<dyn Ledger>, name: &str) -> Verdict<Self> {
-        Ok(Self { ledger: Arc::clone(ledger), name: LockName::new(name)? })
+    fn on(client: &Fencepost, name: &str) -> Verdict<Self> {
+        let (ledger, client) = (ledger(client)?, client.clone());
+        Ok(Self { ledger, name: LockName::new(name)?, client })
     }
 
     async fn claim(&self, number: u64) -> Verdict<Claimed> {
@@ -132,7 +135,7 @@ async fn ledger_steps_are_idempotent(scene: &Scene) -> Verdict {
     }
     ensure!(key.finish(5, Outcome::Abandoned).await?, "settled by this token, and refused");
     key.stands(State::Done, 5, b"first").await?;
-    let failed = Key::on(&key.ledger, "once/again/failed")?;
+    let failed = Key::on(&key.client, "once/again/failed")?;
     failed.claim(6).await?;
     for _ in 0..2 {
         ensure!(failed.finish(6, Outcome::Failed(b"why".to_vec())).await?, "a failure refused");
@@ -194,7 +197,7 @@ async fn ledger_what_is_settled_stays(scene: &Scene) -> Verdict {
         ensure!(settled == (number == 3), "a finish by {number} said {settled}");
     }
     key.stands(State::Done, 3, b"kept").await?;
-    let failed = Key::on(&key.ledger, "once/settled/failed")?;
+    let failed = Key::on(&key.client, "once/settled/failed")?;
     failed.claim(3).await?;
     failed.finish(3, Outcome::Failed("kaputt: ü".into())).await?;
     let claimed = failed.claim(4).await?;
@@ -229,7 +232,7 @@ async fn ledger_a_value_is_replaced_by_no_older_one(scene: &Scene) -> Verdict {
     ensure!(!put(9, b"nine").await?, "a value was replaced by an older one");
     key.stands(State::Done, 10, b"ten").await?;
     // Whatever state it is in.
-    let claimed = Key::on(&key.ledger, "flight/claimed")?;
+    let claimed = Key::on(&key.client, "flight/claimed")?;
     claimed.claim(5).await?;
     let put = claimed.finish_over(6, done(b"six"), LONG, Over::Older).await?;
     ensure!(put, "a claim that is older kept a value out");
@@ -243,7 +246,7 @@ async fn ledger_a_record_ends_with_its_time(scene: &Scene) -> Verdict {
     let ledger = ledger(&client)?;
     let [running, settled, value, kept] =
         ["once/end/running", "once/end/settled", "once/end/value", "once/end/kept"]
-            .map(|name| Key::on(&ledger, name));
+            .map(|name| Key::on(&client, name));
     let (running, settled, value, kept) = (running?, settled?, value?, kept?);
     kept.claim(7).await?;
     kept.finish(7, done(b"kept")).await?;
@@ -290,7 +293,7 @@ async fn ledger_lists_by_prefix_in_order(scene: &Scene) -> Verdict {
     let names =
         ["once/b", "once/a/1", "once/a", "once/ä", "flight/a", "once/a%", "once/a_", "oncex"];
     for name in names {
-        let key = Key::on(&ledger, name)?;
+        let key = Key::on(&client, name)?;
         key.claim(1).await?;
         key.finish(1, done(b"not shown in a list")).await?;
     }
@@ -325,15 +328,15 @@ async fn ledger_forgets_by_token(scene: &Scene) -> Verdict {
 }
 
 async fn ledger_of_many_clients_one_is_done(scene: &Scene) -> Verdict {
-    let mut ledgers = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..4 {
-        ledgers.push(ledger(&scene.client().await?)?);
+        clients.push(scene.client().await?);
     }
     for round in 0..8 {
         let name = format!("once/race/{round}");
         let mut runners = JoinSet::new();
         for number in 1..=24_u64 {
-            let key = Key::on(&ledgers[number as usize % ledgers.len()], &name)?;
+            let key = Key::on(&clients[number as usize % clients.len()], &name)?;
             runners.spawn(async move {
                 let claimed = key.claim(number).await?;
                 if claimed != Claimed::Ours {
@@ -354,7 +357,7 @@ async fn ledger_of_many_clients_one_is_done(scene: &Scene) -> Verdict {
         }
         ensure!(winners.len() == 1, "{name} was done by {winners:?}");
         let number = winners[0];
-        let key = Key::on(&ledgers[0], &name)?;
+        let key = Key::on(&clients[0], &name)?;
         key.stands(State::Done, number, number.to_string().as_bytes()).await?;
     }
     Ok(())

@@ -46,7 +46,7 @@ async fn run_one(
     ttl: Duration,
     dice: &mut Dice,
 ) -> Verdict<bool> {
-    let (before, after) = (dice.below(WORK / 2), dice.below(WORK / 2));
+    let (before, after) = (dice.below(WORK / 4), dice.below(WORK / 4 * 3));
     let once = client.once(key).may_repeat().ttl(ttl);
     let recorded = once.run(|run| async move {
         pass(before).await;
