@@ -11,13 +11,21 @@ mod common;
 mod correctness;
 #[path = "postgres/crashes.rs"]
 mod crashes;
+#[path = "postgres/done_in.rs"]
+mod done_in;
+#[path = "postgres/elections.rs"]
+mod elections;
 #[path = "postgres/hammer.rs"]
 mod hammer;
 #[path = "postgres/late.rs"]
 mod late;
 #[path = "postgres/limits.rs"]
 mod limits;
+#[path = "postgres/records.rs"]
+mod records;
 #[path = "postgres/schema.rs"]
 mod schema;
 #[path = "postgres/sessions.rs"]
 mod sessions;
+#[path = "postgres/versions.rs"]
+mod versions;

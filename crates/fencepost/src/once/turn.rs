@@ -58,7 +58,9 @@ impl Run {
 
     /// Marks the key as done inside the caller's own transaction: when that commits, effect and mark are both
     /// there, and if it does not, neither is. The transaction must be one of the database that the store is
-    /// in. An error of kind `Lost` says that this run was overtaken: roll back.
+    /// in, PostgreSQL or SQLite. An error of kind `Lost` says that this run was overtaken: roll back.
+    ///
+    /// Mark last, and commit soon: others who want the key wait meanwhile.
     pub async fn done_in(
         &self,
         transaction: &mut impl Transaction,
@@ -71,6 +73,32 @@ impl Run {
 
     /// [`done_in`](Self::done_in) without async: a transaction of rusqlite can not be sent to another thread, so a
     /// future that awaits while it has one can not be spawned.
+    ///
+    /// The tables of the effect are in the store's file. Let fencepost make that file, then add them to it.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use fencepost::Fencepost;
+    /// use fencepost::rusqlite::{Connection, TransactionBehavior::Immediate};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("shop.db");
+    /// let fp = Fencepost::connect(&format!("sqlite:{}", path.display())).await?;
+    /// let mut shop = Connection::open(&path)?;
+    /// shop.busy_timeout(std::time::Duration::from_secs(5))?;
+    /// shop.execute_batch("CREATE TABLE IF NOT EXISTS invoice (customer INTEGER, sum INTEGER)")?;
+    ///
+    /// let billing = fp.once("billing/2026-11-16");
+    /// let done = billing.run(async |run| {
+    ///     let tx = shop.transaction_with_behavior(Immediate)?;
+    ///     tx.execute("INSERT INTO invoice VALUES (42, 1000)", [])?;
+    ///     run.done_in_now(&tx, "1 invoice")?;
+    ///     tx.commit()?; // both, or neither
+    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>("")
+    /// });
+    /// assert_eq!(done.await?.result, b"1 invoice");
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     #[cfg(feature = "sqlite")]
     pub fn done_in_now(
         &self,

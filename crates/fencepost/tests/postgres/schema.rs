@@ -4,12 +4,16 @@ use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::Database;
 
 use crate::common::{LONG, connect, fails, nothing_is_left, try_connect};
+use crate::records::runs;
 
-/// What docs/backends/postgres.md tells to grant.
-fn grants() -> String {
+/// What docs/backends/postgres.md tells to grant: for locks, and for records.
+fn grants() -> [String; 2] {
     let page = include_str!("../../../../docs/backends/postgres.md");
-    let (_, rest) = page.split_once("```sql\n").expect("the page has the SQL");
-    rest.split_once("```").expect("which ends").0.to_owned()
+    let mut parts = page.split("```sql\n").skip(1);
+    [(); 2].map(|()| {
+        let part = parts.next().expect("the page has the SQL");
+        part.split_once("```").expect("which ends").0.to_owned()
+    })
 }
 
 #[tokio::test]
@@ -60,14 +64,24 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
         &["permission denied for function", "docs/backends/postgres.md"],
     );
 
-    database.psql(&grants().replace("app", &app)).unwrap();
+    let [locks, records] = grants().map(|sql| sql.replace("app", &app));
+    database.psql(&locks).unwrap();
     let client = connect(&database.url_as(&app)).await;
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
     assert_eq!(client.list().await.unwrap().len(), 1);
     client.break_lock("x").await.unwrap().expect("it was held");
     drop(guard);
     nothing_is_left(&client, "x").await;
-    for table in ["locks", "waiters", "notes", "tokens"] {
+    let leadership = client.election("e").ttl(LONG).campaign("me").await.unwrap();
+    leadership.proclaim("still me").await.unwrap();
+    assert!(client.election("e").leader().await.unwrap().is_some());
+    let refused = runs(&client, "k", "").await;
+    fails(refused, &ErrorKind::Refused, &["GRANT EXECUTE ON FUNCTION", "fencepost.look_up"]);
+    database.psql(&records).unwrap();
+    assert!(runs(&client, "k", "").await.unwrap());
+    assert_eq!(client.once_entries().await.unwrap().len(), 1);
+    assert!(client.once("k").forget().await.unwrap());
+    for table in ["locks", "waiters", "notes", "tokens", "records", "store"] {
         let error =
             database.psql_as(&app, &format!("select * from fencepost.{table}")).unwrap_err();
         assert!(error.to_string().contains("permission denied"), "{error}");

@@ -208,17 +208,16 @@ impl once::Transaction for Transaction<'_> {
                     Ok(4) => Err(elsewhere()),
                     _ => Err(odd("finish").into_error()),
                 },
-                Err(error) => match error.code() {
-                    Some(
-                        &SqlState::INVALID_SCHEMA_NAME
-                        | &SqlState::UNDEFINED_FUNCTION
-                        | &SqlState::UNDEFINED_TABLE,
-                    ) => Err(elsewhere().because(error)),
-                    Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(Error::refused(
+                Err(error) => match error.as_db_error().map(|said| (said.code(), said.message())) {
+                    Some((
+                        &SqlState::INVALID_SCHEMA_NAME | &SqlState::UNDEFINED_FUNCTION,
+                        said,
+                    )) => Err(elsewhere().because(said)),
+                    Some((&SqlState::INSUFFICIENT_PRIVILEGE, said)) => Err(Error::refused(
                         "the role of this transaction may not mark what is done: GRANT USAGE ON \
                          SCHEMA fencepost, and EXECUTE ON FUNCTION fencepost.finish, TO it",
                     )
-                    .because(error)),
+                    .because(said)),
                     _ => Err(explain(&error)),
                 },
             }

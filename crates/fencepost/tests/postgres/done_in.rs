@@ -1,0 +1,199 @@
+//! Effect and mark in one transaction: both are there, or neither is.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use fencepost::{ErrorKind, LossCause};
+use fencepost_testbed::Database;
+use tokio_postgres::{Client, Transaction};
+
+use crate::common::{LONG, ask, connect, fails, session, two};
+use crate::records::{begin, runs};
+
+/// Says that this process is a worker, and what it is to do: how far to go, and where.
+const WORKER: &str = "FENCEPOST_TEST_DONE_IN";
+
+async fn place() -> (Database, Client) {
+    let database = Database::fresh().unwrap();
+    database.psql("create table invoices (id serial primary key, by text)").unwrap();
+    let client = session(&database.url()).await;
+    (database, client)
+}
+
+async fn effect(tx: &Transaction<'_>, by: &str) {
+    tx.execute("insert into invoices (by) values ($1)", &[&by]).await.unwrap();
+}
+
+fn effects(database: &Database) -> String {
+    database.psql("select by from invoices order by id").unwrap()
+}
+
+#[tokio::test]
+async fn effect_and_mark_are_committed_together() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let once = client.once("x").ttl(LONG);
+    let recorded = once.run(async |run| {
+        let mut tx = db.transaction().await.unwrap();
+        effect(&tx, "once").await;
+        run.done_in(&mut tx, "1 invoice").await?;
+        tx.commit().await.unwrap();
+        Ok::<_, fencepost::Error>("not this one")
+    });
+    let recorded = recorded.await.unwrap();
+    assert!(recorded.ran);
+    assert_eq!(recorded.result, b"1 invoice");
+    assert_eq!(effects(&database), "once\n");
+    assert!(!runs(&client, "x", "").await.unwrap());
+}
+
+#[tokio::test]
+async fn what_is_rolled_back_is_neither_done_nor_marked() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let once = client.once("x").ttl(LONG);
+    let forgot = once.run(async |run| {
+        let mut tx = db.transaction().await.unwrap();
+        effect(&tx, "rolled back").await;
+        run.done_in(&mut tx, "").await?;
+        tx.rollback().await.unwrap();
+        Ok::<_, fencepost::Error>("")
+    });
+    fails(forgot.await, &ErrorKind::Failed, &["not committed"]);
+    assert_eq!(effects(&database), "");
+    assert!(runs(&client, "x", "").await.unwrap());
+}
+
+/// The story of a paused runner: it is overtaken, wakes, and has its transaction before it. Its effect must go with
+/// its mark.
+#[tokio::test]
+async fn one_that_was_overtaken_marks_nothing_in_its_transaction() {
+    let (database, mut db) = place().await;
+    let (ours, theirs) = two(&database.url()).await;
+    let paused = begin(&ours, "x").await;
+    // It began before it was overtaken.
+    let mut late = session(&database.url()).await;
+    let mut tx = late.transaction().await.unwrap();
+    effect(&tx, "too late").await;
+    theirs.break_lock("once/x").await.unwrap();
+    let next = begin(&theirs, "x").await;
+    let lost = ErrorKind::Lost(LossCause::TakenOver);
+    fails(paused.done_in(&mut tx, "").await, &lost, &["once/x"]);
+    tx.rollback().await.unwrap();
+
+    let mut tx = db.transaction().await.unwrap();
+    effect(&tx, "in time").await;
+    next.done_in(&mut tx, "in time").await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(next.committed().await.unwrap().result, b"in time");
+    // Once it is done as well.
+    let mut tx = late.transaction().await.unwrap();
+    fails(paused.done_in(&mut tx, "").await, &lost, &["once/x"]);
+    tx.rollback().await.unwrap();
+    assert_eq!(effects(&database), "in time\n");
+}
+
+/// One whose mark is in an open transaction keeps the row: nobody else takes the key over meanwhile.
+#[tokio::test]
+async fn a_mark_that_is_not_committed_yet_is_waited_for() {
+    let (database, mut db) = place().await;
+    let (ours, theirs) = two(&database.url()).await;
+    let first = begin(&ours, "x").await;
+    let mut tx = db.transaction().await.unwrap();
+    effect(&tx, "first").await;
+    first.done_in(&mut tx, "first").await.unwrap();
+    theirs.break_lock("once/x").await.unwrap();
+    let taking = tokio::spawn(async move { runs(&theirs, "x", "second").await });
+    crate::common::until_blocked(&database, 1).await;
+    tx.commit().await.unwrap();
+    assert!(!taking.await.unwrap().unwrap(), "it is done");
+    assert_eq!(effects(&database), "first\n");
+}
+
+#[tokio::test]
+async fn a_transaction_of_another_database_is_refused() {
+    let database = Database::fresh().unwrap();
+    let (other, empty) = (Database::fresh().unwrap(), Database::fresh().unwrap());
+    let client = connect(&database.url()).await;
+    // Another store, in which the record of this name runs under the very same token.
+    let stranger = connect(&other.url()).await;
+    let (ours, theirs) = (begin(&client, "x").await, begin(&stranger, "x").await);
+    assert_eq!(ours.token(), theirs.token());
+    for database in [&other, &empty] {
+        let mut session = session(&database.url()).await;
+        let mut tx = session.transaction().await.unwrap();
+        let marked = ours.done_in(&mut tx, "").await;
+        fails(marked, &ErrorKind::Refused, &["another database than the store"]);
+    }
+    theirs.done("").await.unwrap();
+}
+
+/// The application's role marks by the function alone.
+#[tokio::test]
+async fn a_role_that_may_only_mark_can_mark() {
+    let (database, _db) = place().await;
+    let client = connect(&database.url()).await;
+    let app = format!("app_{}", database.name());
+    database.psql(&format!("create role {app} login")).unwrap();
+    database.psql(&format!("grant usage on schema fencepost to {app}")).unwrap();
+    let turn = begin(&client, "x").await;
+    let mut db = session(&database.url_as(&app)).await;
+    let mut tx = db.transaction().await.unwrap();
+    let words = ["fencepost.finish", "permission denied"];
+    fails(turn.done_in(&mut tx, "").await, &ErrorKind::Refused, &words);
+    tx.rollback().await.unwrap();
+    database.psql(&format!("grant execute on function fencepost.finish to {app}")).unwrap();
+    let mut tx = db.transaction().await.unwrap();
+    turn.done_in(&mut tx, "").await.unwrap();
+    tx.commit().await.unwrap();
+    turn.committed().await.unwrap();
+    assert!(db.query("select * from fencepost.records", &[]).await.is_err());
+}
+
+/// Goes as far as it was told, says so, and waits to be killed.
+#[tokio::test]
+async fn worker() {
+    let Ok(order) = std::env::var(WORKER) else { return };
+    let (committed, url) = order.split_once(' ').unwrap();
+    let client = connect(url).await;
+    let turn = begin(&client, "x").await;
+    let mut db = session(url).await;
+    let mut tx = db.transaction().await.unwrap();
+    effect(&tx, "worker").await;
+    turn.done_in(&mut tx, "by the worker").await.unwrap();
+    let _open = if committed == "true" {
+        tx.commit().await.unwrap();
+        None
+    } else {
+        Some(tx)
+    };
+    println!("\nworker: ready");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_left_both() {
+    for committed in [false, true] {
+        let (database, db) = place().await;
+        let client = connect(&database.url()).await;
+        let mut worker = Command::new(std::env::current_exe().unwrap())
+            .args(["done_in::worker", "--exact", "--nocapture"])
+            .env(WORKER, format!("{committed} {}", database.url()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+        let ready = lines.map_while(Result::ok).any(|line| line == "worker: ready");
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        assert!(ready, "the worker should have come so far");
+        // Its lease would run for another minute.
+        client.break_lock("once/x").await.unwrap();
+        assert_eq!(runs(&client, "x", "ours").await.unwrap(), !committed);
+        assert_eq!(effects(&database), if committed { "worker\n" } else { "" });
+        let done: i64 = ask(&db, "select count(*) from fencepost.records where state = 1").await;
+        assert_eq!(done, 1);
+        let result = client.once("x").entry().await.unwrap().unwrap().result;
+        assert_eq!(result, if committed { &b"by the worker"[..] } else { b"ours" });
+    }
+}
