@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | `count` | name, file, log, rounds, `locked` or `unlocked` | `done` | |
 //! | `hold` | name, TTL in ms, label | `granted TOKEN presence\|lease`, `lost CAUSE` | `look`, `release` |
-//! | `stand` | name, TTL in ms, label, resource | `leading TERM wrote\|stale`, `lost CAUSE` | `write`, `write unchecked`, `campaign`, `resign` |
+//! | `stand` | name, TTL in ms, label, resource | `leading TERM wrote\|stale`, `lost CAUSE` | `write`, `write unchecked`, `write unfenced`, `campaign`, `resign` |
 //! | `once` | diary, count of keys, TTL in ms, seed | `done` | |
 //! | `claim` | diary, count of items, TTL in ms, `works` or `hangs` | `at KEY` if it hangs, `done` | |
 //! | `begin` | key, TTL in ms | `begun TOKEN`, `recorded` or `not recorded: WHY` | `finish` |

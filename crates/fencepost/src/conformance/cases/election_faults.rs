@@ -183,9 +183,16 @@ async fn election_a_frozen_leader_is_followed_and_fenced(scene: &Scene) -> Verdi
             old.tell("campaign")?;
             until_waiting(&stage.client, NAME, 2).await?;
             stage.others.push(old);
+            continue;
         }
+        stage.check_resource()?;
+        // The control: without the fence the same write lands, and the check sees it.
+        old.tell("write unfenced")?;
+        let said = old.answer(SOON).await?;
+        ensure!(said == "wrote", "an unfenced write: \"{said}\"");
+        ensure!(stage.check_resource().is_err(), "the check sees no write of an earlier term");
     }
-    stage.check_resource()
+    Ok(())
 }
 
 async fn election_a_cut_off_leader_is_followed_and_fenced(scene: &Scene) -> Verdict {

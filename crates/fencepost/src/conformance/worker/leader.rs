@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
-use rusqlite::Connection;
+use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::say;
@@ -41,7 +41,7 @@ impl Candidate<'_> {
                 Err(error) => return Err(error.into()),
             };
             // A leader's first act is to enter: from here on no earlier one can write.
-            let entered = self.write(leadership.term())?;
+            let entered = self.write(leadership.term(), true)?;
             say(&format!("leading {} {entered}", leadership.term()));
             if self.reign(leadership, orders).await? {
                 return Ok(());
@@ -70,11 +70,12 @@ impl Candidate<'_> {
             };
             match order.as_deref() {
                 Some("write") => match leadership.check() {
-                    Ok(term) => say(self.write(term)?),
+                    Ok(term) => say(self.write(term, true)?),
                     Err(error) => say(&format!("not sent: {error}")),
                 },
                 // As one does that looked before it froze.
-                Some("write unchecked") => say(self.write(leadership.term())?),
+                Some("write unchecked") => say(self.write(leadership.term(), true)?),
+                Some("write unfenced") => say(self.write(leadership.term(), false)?),
                 Some("campaign") => return Ok(false),
                 Some("resign") => {
                     leadership.resign().await?;
@@ -86,15 +87,18 @@ impl Candidate<'_> {
         }
     }
 
-    fn write(&self, term: Token) -> Verdict<&'static str> {
+    fn write(&self, term: Token, fenced: bool) -> Verdict<&'static str> {
         let name = LockName::new(self.name)?;
         let mut connection = Connection::open(self.resource)?;
         connection.busy_timeout(Duration::from_secs(10))?;
-        let tx = match fences::sqlite::begin(&mut connection, &name, term) {
-            Ok(tx) => tx,
-            Err(error) if *error.kind() == ErrorKind::Stale => return Ok("stale"),
-            Err(error) => return Err(error.into()),
-        };
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if fenced {
+            match fences::sqlite::enter(&tx, &name, term) {
+                Ok(()) => {}
+                Err(error) if *error.kind() == ErrorKind::Stale => return Ok("stale"),
+                Err(error) => return Err(error.into()),
+            }
+        }
         let table = "CREATE TABLE IF NOT EXISTS writes
                      (number INTEGER PRIMARY KEY, term INTEGER NOT NULL, leader TEXT NOT NULL)";
         tx.execute(table, [])?;
