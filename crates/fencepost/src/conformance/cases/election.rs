@@ -89,6 +89,8 @@ async fn election_values_are_bytes(scene: &Scene) -> Verdict {
         let shown = shown.as_ref().map(Value::as_bytes);
         ensure!(shown == Some(&value), "{} bytes came back as {shown:?}", value.len());
         leadership.proclaim("other").await?;
+        let other = said(leader(&client).await?.as_ref());
+        ensure!(other.as_deref() == Some("other"), "\"other\" was proclaimed, and is {other:?}");
         leadership.proclaim(&value).await?;
         let shown = leader(&client).await?.and_then(|leader| leader.value);
         let shown = shown.as_ref().map(Value::as_bytes);

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{Verdict, cases};
 use crate::client::Fencepost;
 use crate::conformance::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, until,
+    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, pass, until,
     until_free, until_waiting, within,
 };
 use crate::error::ErrorKind;
@@ -94,6 +94,8 @@ async fn once_of_many_callers_one_runs(scene: &Scene) -> Verdict {
                 let once = once(&client, &format!("many/{round}"));
                 let recorded = once.run(|run| async move {
                     ran.fetch_add(1, Ordering::SeqCst);
+                    // Long enough for the others to come.
+                    pass(Duration::from_millis(20)).await;
                     Ok::<_, std::io::Error>(run.token().to_string())
                 });
                 recorded.await
