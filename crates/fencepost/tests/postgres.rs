@@ -1,7 +1,7 @@
 //! What only a PostgreSQL server can do to us: crash, stand still, end our sessions, refuse, follow another.
 //! Against a real one.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "postgres/addresses.rs"]
 mod addresses;

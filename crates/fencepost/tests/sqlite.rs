@@ -1,6 +1,6 @@
 //! What only the embedded store can get wrong: its file.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "sqlite/done_in.rs"]
 mod done_in;
