@@ -61,7 +61,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
                 .map(Store::from)
         }
         #[cfg(feature = "etcd")]
-        Url::Etcd(url) => Ok(Store::without_ledger(etcd::Etcd::open(*url, &around).await?)),
+        Url::Etcd(url) => Ok(etcd::Etcd::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]
         Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]

@@ -15,6 +15,9 @@
 //! leader that was replaced may revoke leases that are alive (etcd#12528, #15247): the store then grants
 //! early, and the old holder learns of it at its next renewal; that is for the fence.
 //!
+//! *Elections:* the key of a candidate is the same, and its value is what it says, as Go's `concurrency.Election`
+//! has it. So `etcdctl elect` reads ours, and we read theirs.
+//!
 //! *Waiting:* each watches the one before it, and only that one (line.rs). First come, first served, other
 //! makes of client included.
 //! *Lateness:* what an acquire has sent is seen through to its end even if nobody waits for it any more, and
@@ -29,6 +32,7 @@ mod found;
 mod keys;
 mod line;
 mod link;
+mod records;
 mod renew;
 mod through;
 mod views;
@@ -344,16 +348,17 @@ fn correctness(version: Version, voters: usize) -> Correctness {
 fn guarantees(version: Version, voters: usize) -> Guarantees {
     // etcd#12528, #15247: a leader that stood still ends leases that are not its own any more.
     let mended = since(version, 31, 13);
+    let correctness = correctness(version, voters);
     Guarantees {
         backend: "etcd",
         scope: "all who use this cluster, other makes of client included",
-        correctness: correctness(version, voters),
+        records: Records::like(&correctness),
+        correctness,
         fifo: true,
         wake: "each waiter watches the one before it",
         clock: "the monotonic clock of the cluster's leader",
         longest: Ttl::MAX,
         lengthens: false,
-        records: Records::None { why: "it is not built yet".into(), remedy: String::new() },
         found: Vec::new(),
         under: [
             Kept::both("the lock is free when the lease has run out"),

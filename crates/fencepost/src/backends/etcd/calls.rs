@@ -197,6 +197,16 @@ pub(super) fn made_at(key: Vec<u8>, revision: i64) -> api::Compare {
     }
 }
 
+/// The key was last changed at this revision; zero for one that is not there.
+pub(super) fn changed_at(key: Vec<u8>, revision: i64) -> api::Compare {
+    api::Compare {
+        result: api::compare::CompareResult::Equal.into(),
+        target: api::compare::CompareTarget::Mod.into(),
+        key,
+        target_union: Some(api::compare::TargetUnion::ModRevision(revision)),
+    }
+}
+
 /// What the ranges of a transaction found, in their order.
 pub(super) fn found(response: api::TxnResponse) -> Vec<Vec<api::KeyValue>> {
     let ranges = response.responses.into_iter().filter_map(|each| match each.response {

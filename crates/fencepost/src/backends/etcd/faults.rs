@@ -42,7 +42,7 @@ impl Fault {
             }
             Code::PermissionDenied => Self::Refused(format!(
                 "this user may not do that at {shown}: give its role readwrite on the keys of the \
-                 locks and on fencepost.broken/ (etcdctl role grant-permission)"
+                 locks and on those that begin with fencepost. (etcdctl role grant-permission)"
             )),
             Code::ResourceExhausted if has("space exceeded") => Self::Unreachable(format!(
                 "{shown} is full and takes no writes: compact and defragment it, then `etcdctl alarm \

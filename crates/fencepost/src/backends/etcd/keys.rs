@@ -2,23 +2,31 @@
 //! service of etcd itself share it.
 //!
 //! ```text
-//! key                      value                  lease
-//! NAME/<lease, hex>        LABEL \n fencepost 1   that lease     somebody holds NAME or waits for it
-//! fencepost.broken/<lease, hex>.<token>           one minute     that grant was broken
+//! key                                     value                  lease
+//! NAME/<lease, hex>                       LABEL \n fencepost 1   that lease     somebody holds NAME or waits for it
+//! NAME/<lease, hex>                       what it says           that lease     the same for a candidate
+//! fencepost.candidate/<lease, hex>.label  LABEL                  that lease     beside the key of a candidate of ours
+//! fencepost.broken/<lease, hex>.<token>                          one minute     that grant was broken
+//! fencepost.once/NAME.                    a record (records.rs)  of its own     what was done under NAME
 //! ```
 //!
+//! The prefix of the URL stands before NAME, and before `fencepost.once`.
+//!
 //! The lowest `create_revision` among the keys of a name holds it. Other makes leave the value empty, or have
-//! the proposal of an election in it. A key counts only if it has that form and is tied to the lease it
-//! names: `a/b/<hex>` is not of the lock `a`, nor is a key `a/42` that somebody keeps data in.
+//! the proposal of an election in it, and nothing else, so that each reads what the other says. A key counts
+//! only if it has that form and is tied to the lease it names: `a/b/<hex>` is not of the lock `a`, nor is a key
+//! `a/42` that somebody keeps data in, nor a record, whose key ends with a dot.
 
 use aws_lc_rs::digest;
-use fencepost_core::{Label, LockName, OwnerId};
+use fencepost_core::{Label, LockName, OwnerId, Value};
 
 use super::api::KeyValue;
 use crate::backend::strangers_label;
 
 const OURS: &str = "\nfencepost 1";
 const BROKEN: &str = "fencepost.broken/";
+const CANDIDATE: &str = "fencepost.candidate/";
+const ONCE: &str = "fencepost.once/";
 
 /// What stands before every name on this store.
 #[derive(Clone, Debug)]
@@ -30,12 +38,31 @@ impl Prefix {
         Queue { start: format!("{}{name}/", self.0).into_bytes() }
     }
 
-    /// Where all keys of all locks lie.
-    pub(super) fn all(&self) -> (Vec<u8>, Vec<u8>) {
+    /// Where all keys of all locks lie: before the records, and behind them.
+    pub(super) fn all(&self) -> [(Vec<u8>, Vec<u8>); 2] {
         let start = self.0.clone().into_bytes();
         let end = after(&start);
+        let (first, behind) = self.records("");
         // An empty key is no key: the first one there can be.
-        (if start.is_empty() { vec![0] } else { start }, end)
+        [(if start.is_empty() { vec![0] } else { start }, first), (behind, end)]
+    }
+
+    /// Where the records lie whose names start so.
+    pub(super) fn records(&self, start: &str) -> (Vec<u8>, Vec<u8>) {
+        let start = format!("{}{ONCE}{start}", self.0).into_bytes();
+        let end = after(&start);
+        (start, end)
+    }
+
+    /// Where the record of this name lies.
+    pub(super) fn record(&self, name: &LockName) -> Vec<u8> {
+        format!("{}{ONCE}{name}.", self.0).into_bytes()
+    }
+
+    /// Under which name this record lies, if it is one.
+    pub(super) fn name_of_record(&self, key: &[u8]) -> Option<LockName> {
+        let key = std::str::from_utf8(key).ok()?.strip_prefix(&*self.0)?;
+        LockName::new(key.strip_prefix(ONCE)?.strip_suffix('.')?).ok()
     }
 
     /// Which lock this key is of, if it is of one.
@@ -98,21 +125,52 @@ pub(super) fn broken_prefix(lease: i64) -> (Vec<u8>, Vec<u8>) {
     (start, end)
 }
 
+/// What stands beside the key of a candidate of ours.
+pub(super) fn label_key(lease: i64) -> Vec<u8> {
+    format!("{CANDIDATE}{}.label", hex(lease)).into_bytes()
+}
+
+/// The value of the key of a lock.
 pub(super) fn value_of(label: &Label) -> Vec<u8> {
     format!("{label}{OURS}").into_bytes()
 }
 
-/// Whether we made this key: then its lease is of this one grant.
-pub(super) fn is_ours(kv: &KeyValue) -> bool {
-    kv.value.ends_with(OURS.as_bytes())
+/// Whether a candidate may say this: not what we would take for a lock that is no election.
+pub(super) fn may_be_said(value: &Value) -> bool {
+    !value.as_bytes().ends_with(OURS.as_bytes())
 }
 
-/// Who a person reads as the holder.
-pub(super) fn label_of(kv: &KeyValue) -> Label {
-    let text = std::str::from_utf8(&kv.value).unwrap_or_default();
-    match text.strip_suffix(OURS).map(Label::new) {
-        Some(Ok(label)) => label,
-        _ => strangers_label(&kv.value),
+/// Who is behind a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Identity {
+    /// What a person reads as the holder.
+    pub(super) label: Label,
+    /// We made the key: then its lease is of this one grant.
+    pub(super) ours: bool,
+    /// What it says of itself, if it is a candidate.
+    pub(super) value: Option<Value>,
+}
+
+impl Identity {
+    /// Of a lock of ours, which tells all of it.
+    pub(super) fn of_lock(kv: &KeyValue) -> Option<Self> {
+        let text = std::str::from_utf8(&kv.value).ok()?.strip_suffix(OURS)?;
+        Some(Self { label: Label::new(text).ok()?, ours: true, value: None })
+    }
+
+    /// Of another key, with what stands beside it if it is a candidate of ours.
+    pub(super) fn of_candidate(kv: &KeyValue, beside: Option<&KeyValue>) -> Self {
+        let label = beside.and_then(|beside| std::str::from_utf8(&beside.value).ok());
+        let value = Value::found(&kv.value);
+        match label.and_then(|label| Label::new(label).ok()) {
+            Some(label) => Self { label, ours: true, value: Some(value) },
+            // Another make's lock has an empty value.
+            None => Self {
+                label: strangers_label(&kv.value),
+                ours: false,
+                value: Some(value).filter(|value| !value.as_bytes().is_empty()),
+            },
+        }
     }
 }
 
@@ -149,7 +207,12 @@ mod tests {
         let of = |key: &str| prefix.lock_of(&kv(key, 42)).map(|name| name.to_string());
         assert_eq!(of("a/b/2a").as_deref(), Some("a/b"));
         assert_eq!(of("fencepost.broken/2a.7"), None);
+        assert_eq!(of("fencepost.candidate/2a.label"), None);
         assert_eq!(of("2a"), None);
+        // A record can be named like any lease.
+        let record = prefix.record(&LockName::new("once/2a").unwrap());
+        assert_eq!(of(std::str::from_utf8(&record).unwrap()), None);
+        assert_eq!(prefix.name_of_record(&record).unwrap().as_str(), "once/2a");
         let prefix = Prefix("locks/".into());
         assert_eq!(prefix.lock_of(&kv("locks/a/2a", 42)).unwrap().as_str(), "a");
         assert_eq!(prefix.lock_of(&kv("other/a/2a", 42)), None);
@@ -160,7 +223,12 @@ mod tests {
         assert_eq!(after(b"a/"), b"a0");
         assert_eq!(after(b"a\xff"), b"b");
         assert_eq!(after(b""), b"\0");
-        assert_eq!(Prefix(String::new()).all(), (vec![0], vec![0]));
+        let [before, behind] = Prefix(String::new()).all();
+        assert_eq!((before.0, behind.1), (vec![0], vec![0]));
+        assert_eq!(
+            (before.1, behind.0),
+            (b"fencepost.once/".to_vec(), b"fencepost.once0".to_vec())
+        );
     }
 
     #[test]
@@ -176,13 +244,25 @@ mod tests {
 
     #[test]
     fn a_holder_has_a_name_whatever_its_make() {
-        let named = |value: &[u8]| {
-            label_of(&KeyValue { value: value.to_vec(), ..KeyValue::default() }).to_string()
+        let kv = |value: &[u8]| KeyValue { value: value.to_vec(), ..KeyValue::default() };
+        let lock = Identity::of_lock(&kv(&value_of(&Label::new("web-1:77").unwrap()))).unwrap();
+        assert_eq!((lock.label.as_str(), lock.ours, lock.value), ("web-1:77", true, None));
+        let stranger = |value: &[u8]| {
+            assert_eq!(Identity::of_lock(&kv(value)), None);
+            let found = Identity::of_candidate(&kv(value), None);
+            assert!(!found.ours);
+            (found.label.to_string(), found.value.map(|value| value.as_bytes().to_vec()))
         };
-        assert_eq!(named(&value_of(&Label::new("web-1:77").unwrap())), "web-1:77");
-        assert_eq!(named(b""), "another client");
-        assert_eq!(named(b"node-3"), "another client (node-3)");
-        assert_eq!(named(b"\xff\xfe"), "another client");
-        assert_eq!(named(b"a\nb"), "another client");
+        assert_eq!(stranger(b""), ("another client".into(), None));
+        assert_eq!(
+            stranger(b"node-3"),
+            ("another client (node-3)".into(), Some(b"node-3".to_vec()))
+        );
+        assert_eq!(stranger(b"\xff\xfe").0, "another client");
+        assert_eq!(stranger(b"a\nb").0, "another client");
+        let ours = Identity::of_candidate(&kv(b""), Some(&kv(b"web-1:77")));
+        assert_eq!((ours.label.as_str(), ours.ours), ("web-1:77", true));
+        assert_eq!(ours.value.unwrap().as_bytes(), b"", "it says nothing, and is a candidate");
+        assert!(!may_be_said(&Value::new("x\nfencepost 1").unwrap()));
     }
 }

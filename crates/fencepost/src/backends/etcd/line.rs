@@ -10,11 +10,12 @@
 //! (etcd#11456).
 
 use fencepost_core::{LockName, Moment, Token};
+use futures_util::future::join;
 
 use super::api::{self, range_request::SortOrder, range_request::SortTarget};
 use super::calls::{Sight, delete, found, get, made_at, put, range_of};
 use super::faults::Fault;
-use super::keys::{Queue, broken_key, label_of, value_of};
+use super::keys::{Identity, Queue, broken_key, label_key, may_be_said, value_of};
 use super::{BREATH, Desk, OUTAGE, OVERTIME, ttl_from};
 use crate::backend::{HolderInfo, Request};
 use crate::race::{First, race};
@@ -79,9 +80,20 @@ impl Desk {
         let key = queue.key(lease);
         // What was just made is the youngest, and the one before it is the next.
         let last_two = api::RangeRequest { limit: 2, ..youngest_of(&queue) };
+        let mut made = match &request.value {
+            None => vec![put(key.clone(), value_of(&request.label), lease)],
+            // The value is what it says, for all makes to read: that it is ours must stand elsewhere.
+            Some(value) if may_be_said(value) => {
+                let label = request.label.as_str().as_bytes().to_vec();
+                let beside = put(label_key(lease), label, lease);
+                vec![put(key.clone(), value.as_bytes().to_vec(), lease), beside]
+            }
+            Some(_) => return Err(unspeakable()),
+        };
+        made.push(get(last_two));
         let txn = api::TxnRequest {
             compare: vec![made_at(key.clone(), 0)],
-            success: vec![put(key.clone(), value_of(&request.label), lease), get(last_two)],
+            success: made,
             failure: vec![get(range_of((key.clone(), Vec::new())))],
         };
         // One after the other: sent at once, the key comes first every few times, is refused for want of
@@ -278,18 +290,40 @@ impl Desk {
         kv: &api::KeyValue,
         limit: Moment,
     ) -> Result<HolderInfo, Fault> {
-        let lease = self.link.time_to_live(kv.lease, limit).await?;
+        let asked = join(self.link.time_to_live(kv.lease, limit), self.identify(kv, limit));
+        let (lease, identity) = asked.await;
+        let lease = lease?;
+        let Identity { label, value, .. } = identity?;
         let remaining = u64::try_from(lease.ttl).ok().map(std::time::Duration::from_secs);
         let ttl = ttl_from(lease.granted_ttl).ok();
         Ok(HolderInfo {
-            label: label_of(kv),
+            label,
             token: token_from(kv.create_revision).ok(),
             ttl,
             held_for: None,
             remaining: remaining.map(|left| ttl.map_or(left, |ttl| left.min(ttl.as_duration()))),
             endless: false,
-            value: None,
+            value,
         })
+    }
+
+    /// Who is behind a key.
+    pub(super) async fn identify(
+        &self,
+        kv: &api::KeyValue,
+        limit: Moment,
+    ) -> Result<Identity, Fault> {
+        if let Some(identity) = Identity::of_lock(kv) {
+            return Ok(identity);
+        }
+        let beside = range_of((label_key(kv.lease), Vec::new()));
+        let beside = match self.link.range(&beside, limit).await {
+            Ok(answer) => answer.kvs.into_iter().next(),
+            // A user who may not read that sees a candidate of ours as another make's.
+            Err(Fault::Refused(_)) => None,
+            Err(fault) => return Err(fault),
+        };
+        Ok(Identity::of_candidate(kv, beside.as_ref()))
     }
 
     /// Ends the grant of this key, and says so where its owner can read it. False if it was gone before.
@@ -313,6 +347,15 @@ impl Desk {
         let notes = found(answer.value).pop().unwrap_or_default();
         Ok(answer.again && notes.iter().any(|kv| kv.lease == note))
     }
+}
+
+/// What is said to a candidate whose words would not be taken for such.
+pub(super) fn unspeakable() -> Fault {
+    Fault::Refused(
+        "on etcd a value must not end with a line \"fencepost 1\", which is how a lock that is no election is \
+         told: leave that out"
+            .into(),
+    )
 }
 
 fn deletion_of(key: Vec<u8>) -> api::WatchCreateRequest {

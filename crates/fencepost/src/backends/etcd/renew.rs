@@ -6,17 +6,19 @@
 //! applied. A read through the cluster comes after an entry of the present leader's own term. So if the
 //! keep-alive carries the same term, it was answered under that leader, who still led when we read. If the
 //! terms differ, it does not count, and we ask again.
+//!
+//! A leader's proclamation is a renewal, and then a put of its key that is compared with what the renewal read.
 
 use std::sync::atomic::Ordering;
 
-use fencepost_core::{Moment, Ttl};
+use fencepost_core::{LockName, Moment, Ttl, Value};
 use futures_util::future::{join, join_all};
 
 use super::api;
-use super::calls::{delete, found, get, made_at, range_of};
+use super::calls::{changed_at, delete, found, get, made_at, put, range_of};
 use super::faults::Fault;
-use super::keys::{broken_prefix, lease_of};
-use super::line::token_from;
+use super::keys::{broken_prefix, lease_of, may_be_said};
+use super::line::{token_from, unspeakable};
 use super::{Desk, PATIENCE, ttl_from};
 use crate::backend::{BoxFuture, LossCause, Renewal, Renewed, short};
 use crate::error::{Error, Result};
@@ -94,7 +96,7 @@ impl Desk {
     }
 
     async fn judge(&self, renewal: &Renewal, kept: Kept, limit: Moment) -> Result<Renewed> {
-        let Renewal { name, owner, ttl: asked, token: granted, value: _ } = renewal;
+        let Renewal { name, owner, ttl: asked, token: granted, value } = renewal;
         let lease = lease_of(name, *owner);
         let Some(key) = kept.key.filter(|_| kept.ttl > 0) else {
             let cause = match self.why_not(lease, limit).await {
@@ -124,7 +126,54 @@ impl Desk {
             }
             return Err(Error::not_held(name, Some(LossCause::TakenOver)));
         }
+        if let Some(value) = value {
+            self.proclaim(name, key, value, limit).await?;
+        }
         Ok(Renewed { token, ttl, sent: kept.sent })
+    }
+
+    /// Has the key of a grant say something else. Compared with what was read: neither can it touch the key of
+    /// a later grant, nor can a word that comes late replace a later one.
+    async fn proclaim(
+        &self,
+        name: &LockName,
+        mut key: api::KeyValue,
+        value: &Value,
+        limit: Moment,
+    ) -> Result<()> {
+        if !may_be_said(value) {
+            return Err(unspeakable().into_error());
+        }
+        let made = key.create_revision;
+        let gone = |cause| Err(Error::not_held(name, Some(cause)));
+        for _ in 0..TRIES * 4 {
+            let txn = api::TxnRequest {
+                compare: vec![changed_at(key.key.clone(), key.mod_revision)],
+                success: vec![put(key.key.clone(), value.as_bytes().to_vec(), key.lease)],
+                failure: vec![get(range_of((key.key.clone(), Vec::new())))],
+            };
+            let answer = match self.link.txn(&txn, limit).await {
+                Ok(answer) => answer.value,
+                Err(Fault::NoLease { .. }) => return gone(LossCause::SessionGone),
+                Err(fault) => return Err(fault.into_error()),
+            };
+            if answer.succeeded {
+                return Ok(());
+            }
+            match found(answer).into_iter().flatten().next() {
+                // The answer to our first try got lost.
+                Some(now) if now.create_revision == made && now.value == value.as_bytes() => {
+                    return Ok(());
+                }
+                Some(now) if now.create_revision == made => key = now,
+                Some(_) => return gone(LossCause::TakenOver),
+                None => {
+                    let cause = self.why_not(key.lease, limit).await;
+                    return gone(cause.unwrap_or(LossCause::SessionGone));
+                }
+            }
+        }
+        Err(Error::unreachable(format!("\"{name}\" is proclaimed by too many at once: try again")))
     }
 
     /// Why a lease that should be there is not: an operator broke its grant, or nobody knows.

@@ -8,7 +8,6 @@ use futures_util::future::join_all;
 use super::api;
 use super::calls::{Sight, range_of};
 use super::faults::Fault;
-use super::keys::{is_ours, label_of};
 use super::line::{PAGE, oldest_of, token_from};
 use super::{BREATH, Desk, OUTAGE, PATIENCE};
 use crate::backend::{Broken, Glimpse, LockInfo, WaiterInfo};
@@ -61,8 +60,11 @@ impl Desk {
             Some(kv) => Some(self.holder_info(&kv, limit).await?),
             None => None,
         };
-        let waiters =
-            shown.map(|kv| WaiterInfo { label: label_of(&kv), waiting_for: None }).collect();
+        let shown: Vec<_> = shown.collect();
+        let mut waiters = Vec::new();
+        for waiter in join_all(shown.iter().map(|kv| self.identify(kv, limit))).await {
+            waiters.push(WaiterInfo { label: waiter?.label, waiting_for: None });
+        }
         let waiting = line.len().saturating_sub(1);
         let info = LockInfo { name: name.clone(), holder, waiting, waiters };
         Ok(Seen { info, revision })
@@ -70,32 +72,33 @@ impl Desk {
 
     pub(super) async fn list(&self) -> Result<Vec<LockInfo>, Fault> {
         let limit = self.now() + OUTAGE;
-        let (mut key, range_end) = self.prefix.all();
         // The oldest key of each lock, and how many there are.
         let mut locks: BTreeMap<LockName, (api::KeyValue, usize)> = BTreeMap::new();
         let mut revision = 0;
-        loop {
-            let page = api::RangeRequest {
-                keys_only: true,
-                limit: PAGE,
-                revision,
-                ..range_of((key.clone(), range_end.clone()))
-            };
-            let page = self.link.range(&page, limit).await?;
-            // All pages show the same moment.
-            revision = page.header.map_or(0, |header| header.revision).max(revision);
-            let last = page.kvs.last().map(|kv| kv.key.clone());
-            for kv in page.kvs {
-                let Some(name) = self.prefix.lock_of(&kv) else { continue };
-                let (oldest, count) = locks.entry(name).or_insert_with(|| (kv.clone(), 0));
-                *count += 1;
-                if kv.create_revision < oldest.create_revision {
-                    *oldest = kv;
+        for (mut key, range_end) in self.prefix.all() {
+            loop {
+                let page = api::RangeRequest {
+                    keys_only: true,
+                    limit: PAGE,
+                    revision,
+                    ..range_of((key.clone(), range_end.clone()))
+                };
+                let page = self.link.range(&page, limit).await?;
+                // All pages show the same moment.
+                revision = page.header.map_or(0, |header| header.revision).max(revision);
+                let last = page.kvs.last().map(|kv| kv.key.clone());
+                for kv in page.kvs {
+                    let Some(name) = self.prefix.lock_of(&kv) else { continue };
+                    let (oldest, count) = locks.entry(name).or_insert_with(|| (kv.clone(), 0));
+                    *count += 1;
+                    if kv.create_revision < oldest.create_revision {
+                        *oldest = kv;
+                    }
                 }
-            }
-            match last {
-                Some(last) if page.more => key = [&*last, &[0]].concat(),
-                _ => break,
+                match last {
+                    Some(last) if page.more => key = [&*last, &[0]].concat(),
+                    _ => break,
+                }
             }
         }
         let mut infos = Vec::with_capacity(locks.len());
@@ -125,6 +128,7 @@ impl Desk {
         let limit = self.now() + PATIENCE;
         // Whom it is to hit is looked up first: asked again after a cut, it must not hit the next one.
         let Some(kv) = self.holder(name, limit).await? else { return Ok(None) };
+        let identity = self.identify(&kv, limit).await?;
         // Until its holder has asked for a renewal, which may be a TTL away.
         let ttl = self.link.time_to_live(kv.lease, limit).await?.granted_ttl;
         let note = self.link.grant(0, ttl.clamp(NOTE, DAY), limit).await?.value.id;
@@ -132,12 +136,12 @@ impl Desk {
             let _ = self.link.revoke(note, limit).await;
             return Ok(None);
         }
-        if is_ours(&kv) {
+        if identity.ours {
             // Its lease is of this one grant. Another make's may carry more than this lock.
             let _ = self.link.revoke(kv.lease, limit).await;
         }
         Ok(Some(Broken {
-            label: label_of(&kv),
+            label: identity.label,
             token: token_from(kv.create_revision).ok(),
             // Whoever waits has its token already: the next revision may be one of theirs.
             floor: token_from(kv.create_revision + 1)?,
