@@ -8,6 +8,8 @@
 mod rails;
 #[path = "lease_logic/secrets.rs"]
 mod secrets;
+#[path = "lease_logic/terms.rs"]
+mod terms;
 #[path = "lease_logic/world.rs"]
 mod world;
 

@@ -54,10 +54,10 @@ impl Diary {
         file.write_all(format!("{what} {key} {token}\n").as_bytes())
     }
 
-    /// How many keys were noted as done so far.
-    pub(super) fn count_done(&self) -> usize {
+    /// How many runs have begun so far.
+    pub(super) fn count_begun(&self) -> usize {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
-        text.lines().filter(|line| line.starts_with("done ")).count()
+        text.lines().filter(|line| line.starts_with("begin ")).count()
     }
 
     /// Every key has one recorded success, and what was written down fits it.

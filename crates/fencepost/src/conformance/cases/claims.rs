@@ -86,9 +86,12 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
     let took = now().since(from);
     let entries = client.once_entries().await?;
     let tally = Diary::at(&path).check(&keys(ITEMS), &entries)?;
-    scene.report(&format!("{tally:?} by {WORKERS} workers in {took:.1?}; one died {at}"));
+    let begun = tally.begun;
+    scene.report(&format!(
+        "{ITEMS} items by {WORKERS} workers, {begun} runs, in {took:.1?}; one died {at}"
+    ));
     // The one that was killed, and nobody else, left an item to be done again. A machine that stands still
     // for a whole lease can add to that.
-    ensure!(tally.begun > ITEMS, "the killed worker's item was not taken over");
+    ensure!(begun > ITEMS, "the killed worker's item was not taken over");
     Ok(())
 }

@@ -6,12 +6,12 @@ use fencepost_core::Token;
 
 use super::{Verdict, cases};
 use crate::client::Fencepost;
-use crate::conformance::diary::Diary;
+use crate::conformance::diary::{Diary, Tally};
 use crate::conformance::process::Worker;
 use crate::conformance::scene::{
-    LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, pass, within,
+    LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, pass, until, within,
 };
-use crate::conformance::worker::runner::keys;
+use crate::conformance::worker::runner::{WORK, keys};
 use crate::ledger::State;
 use crate::once::{Begun, Turn};
 
@@ -25,8 +25,6 @@ const WORKERS: usize = 12;
 const KEYS: usize = 200;
 const KILLS: usize = 16;
 const TTL: Duration = Duration::from_secs(1);
-/// How long there is between two kills at most.
-const GAP: Duration = Duration::from_millis(100);
 
 async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let client = scene.client().await?;
@@ -49,15 +47,17 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     for worker in &mut workers {
         worker.tell("go")?;
     }
-    let mut killed = 0;
-    while killed < KILLS && diary.count_done() < KEYS {
-        pass(dice.below(GAP)).await;
+    // Spread over the work, however fast the store is; and then at any point of a run.
+    for kill in 1..=KILLS {
+        let begun = kill * KEYS / (KILLS + 2);
+        let what = format!("{begun} runs have begun");
+        until(SOON * 5, &what, async || Ok(diary.count_begun() >= begun)).await?;
+        pass(dice.below(WORK)).await;
         let victim = dice.next() as usize % workers.len();
         workers.swap_remove(victim).kill()?;
         let mut next = start(dice.next())?;
         next.tell("go")?;
         workers.push(next);
-        killed += 1;
     }
     for worker in &mut workers {
         let said = worker.answer(SOON * 10).await?;
@@ -66,7 +66,10 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let took = now().since(from);
     let entries = client.once_entries().await?;
     let tally = diary.check(&keys(KEYS), &entries)?;
-    scene.report(&format!("{tally:?} by {WORKERS} processes, {killed} killed, in {took:.1?}"));
+    let Tally { keys, begun } = tally;
+    scene.report(&format!(
+        "{keys} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
+    ));
     let left = client.list().await?;
     ensure!(left.iter().all(|info| info.waiting == 0), "some still wait: {left:?}");
     Ok(())

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::once::Begun;
 
 /// How long the work of one key takes at most.
-const WORK: Duration = Duration::from_millis(120);
+pub(in crate::conformance) const WORK: Duration = Duration::from_millis(120);
 
 /// The keys of this many, by name.
 pub(in crate::conformance) fn keys(count: usize) -> Vec<String> {
