@@ -9,6 +9,8 @@
 mod common;
 #[path = "interop/contender.rs"]
 mod contender;
+#[path = "interop/zookeeper_elections.rs"]
+mod elections;
 #[path = "interop/mixed.rs"]
 mod mixed;
 #[path = "interop/servers.rs"]

@@ -10,6 +10,8 @@ mod common;
 mod cuts;
 #[path = "zookeeper/drains.rs"]
 mod drains;
+#[path = "zookeeper/elections.rs"]
+mod elections;
 #[path = "zookeeper/ensemble.rs"]
 mod ensemble;
 #[path = "zookeeper/frozen.rs"]
@@ -28,6 +30,8 @@ mod nodes;
 mod outages;
 #[path = "zookeeper/raw.rs"]
 mod raw;
+#[path = "zookeeper/records.rs"]
+mod records;
 #[path = "zookeeper/scripts.rs"]
 mod scripts;
 #[path = "zookeeper/sessions.rs"]

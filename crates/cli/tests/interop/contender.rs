@@ -71,6 +71,16 @@ impl Contender {
         assert_eq!(self.worker.end(), Some(0));
     }
 
+    /// Tells it something; what it says behind `before`.
+    pub(crate) fn ask(&mut self, order: &str, before: &str) -> String {
+        let heard = self.worker.lines().len();
+        self.worker.tell(order);
+        self.worker.wait_for_line(|lines| {
+            let mut new = lines.iter().skip(heard);
+            new.find_map(|line| line.strip_prefix(before).map(str::to_owned))
+        })
+    }
+
     /// `kill -9`.
     pub(crate) fn kill(&self) {
         self.worker.kill();

@@ -74,7 +74,7 @@ impl Scene {
     pub(crate) fn worker(&self, make: Make, name: &str, session: Duration) -> Worker {
         let mut command = match make {
             Make::Kazoo | Make::WideKazoo => python("kazoo_lock.py"),
-            Make::Curator => curator(),
+            Make::Curator => java("CuratorLock"),
             Make::Ours | Make::OursAsKazoo => unreachable!("that is us"),
         };
         let hosts = self.member().address().to_string();
@@ -121,12 +121,13 @@ impl Scene {
     }
 }
 
-fn curator() -> Command {
-    assert_installed("CuratorLock.java", "java/CuratorLock.java");
+/// A worker in Java, with Curator.
+pub(crate) fn java(class: &str) -> Command {
+    assert_installed(&format!("{class}.java"), &format!("java/{class}.java"));
     let mut command = Command::new("java");
     // It lives for seconds and does little.
     command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx64m"]);
     command.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error");
-    command.args(["-cp", &format!("{TOOLS}/java:{}", java_classpath().unwrap()), "CuratorLock"]);
+    command.args(["-cp", &format!("{TOOLS}/java:{}", java_classpath().unwrap()), class]);
     command
 }

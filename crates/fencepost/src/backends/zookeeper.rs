@@ -22,6 +22,8 @@
 //! is taken back at the end of its lease, since the session goes on for the others. A script's grant has a
 //! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
 //! that another process can carry on.
+//! *Elections:* the same line, but that a candidate's node has its value and nothing else (notes.rs), as Curator's
+//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (ledger.rs).
 //! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
 //! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
 //! attached to another server nothing sent through the old one is. So after a break we look whether a node with

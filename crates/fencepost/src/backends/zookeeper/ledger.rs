@@ -54,33 +54,34 @@ impl Shared {
     }
 
     /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile; as often as it
-    /// takes. `decide` is told whether an earlier attempt may have been carried out.
+    /// takes. `decide` is told whether an earlier attempt may have removed it.
     async fn step<T>(
         self: &Arc<Self>,
         name: &LockName,
         decide: impl Fn(Option<Entry>, bool) -> Next<T>,
     ) -> Result<T> {
         let site = Site::of(&self.records(), name);
-        let (give_up, mut again) = (self.now() + PATIENCE, false);
+        let (give_up, mut removing) = (self.now() + PATIENCE, false);
         loop {
             let session = self.control();
             let attempt = async {
                 let found = self.read_record(&session, &site).await?;
                 let entry = found.record.as_ref();
                 let entry = entry.map(|(record, stat)| record.entry(name, stat, found.now));
-                self.carry_out(&session, &site, &found, decide(entry, again)).await
+                let next = decide(entry, removing);
+                removing |= matches!(next, Next::Remove(_));
+                self.carry_out(&session, &site, &found, next).await
             };
             match attempt.await {
                 Ok(Some(answer)) => return Ok(answer),
                 // Somebody was faster: what they did decides.
-                Ok(None) if self.now() < give_up => {}
+                Ok(None) if self.now() < give_up => removing = false,
                 Ok(None) => {
                     return Err(Error::unreachable(format!(
                         "the record of \"{name}\" keeps changing at ZooKeeper: try again"
                     )));
                 }
                 Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {
-                    again = true;
                     self.breathe().await;
                 }
                 Err(fault) => return Err(fault.into_error()),
@@ -198,13 +199,111 @@ impl Ledger for ZooKeeper {
 
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
-            let decide = |found: Option<Entry>, again: bool| match found {
+            let decide = |found: Option<Entry>, removing: bool| match found {
                 Some(entry) if entry.token == token => Next::Remove(true),
                 Some(_) => Next::Tell(false),
                 // If we asked before, it may have gone by that.
-                None => Next::Tell(again),
+                None => Next::Tell(removing),
             };
             self.shared.step(&name, decide).await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fencepost_core::Label;
+    use fencepost_testbed::ZooKeeper as Server;
+
+    use super::*;
+    use crate::backend::Surroundings;
+    use crate::backends::zookeeper::ZooKeeperUrl;
+    use crate::clock::BootClock;
+    use crate::ledger::{Outcome, Over};
+
+    async fn open(server: &Server) -> Arc<ZooKeeper> {
+        let url = ZooKeeperUrl::parse(&format!("//{}/t", server.address())).unwrap();
+        let runtime = tokio::runtime::Handle::current();
+        let around = Surroundings { clock: Arc::new(BootClock), runtime };
+        ZooKeeper::open(url, &around).await.unwrap()
+    }
+
+    fn claim_of(number: u64) -> Claim {
+        Claim {
+            name: LockName::new("once/a").unwrap(),
+            token: Token::new(number).unwrap(),
+            label: Label::new("me").unwrap(),
+            keep: Duration::from_hours(1),
+        }
+    }
+
+    fn finish_of(number: u64, outcome: Outcome) -> Finish {
+        let Claim { name, token, label, keep } = claim_of(number);
+        Finish { name, token, label, outcome, keep, over: Over::OwnClaim }
+    }
+
+    /// One that read a record and then stood still, while the record was removed and another came to stand there
+    /// with the same version: it must not write over that.
+    #[tokio::test]
+    async fn a_record_that_was_made_anew_is_another() {
+        let server = Server::builder().start().unwrap();
+        let (slow, quick) = (open(&server).await, open(&server).await);
+        let site = Site::of(&slow.shared.records(), &claim_of(1).name);
+        assert_eq!(quick.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        let session = slow.shared.control();
+        let read = slow.shared.read_record(&session, &site).await.unwrap();
+        let (record, stat) = read.record.as_ref().unwrap();
+        let seen = record.entry(&claim_of(2).name, stat, read.now);
+        assert!(quick.finish(finish_of(1, Outcome::Abandoned)).await.unwrap());
+        assert_eq!(quick.claim(claim_of(3)).await.unwrap(), Claimed::Ours);
+        let next = record::claim(Some(seen), &claim_of(2));
+        assert!(matches!(next, Next::Put(..)));
+        let carried = slow.shared.carry_out(&session, &site, &read, next).await.unwrap();
+        assert_eq!(carried, None, "it wrote over a record that it had not read");
+        assert_eq!(slow.claim(claim_of(2)).await.unwrap(), Claimed::Overtaken);
+        assert!(quick.finish(finish_of(3, Outcome::Done(b"x".to_vec()))).await.unwrap());
+        assert!(!slow.finish(finish_of(1, Outcome::Done(b"y".to_vec()))).await.unwrap());
+        // Asked again, it says the same; another's token is another's.
+        assert!(quick.finish(finish_of(3, Outcome::Done(b"z".to_vec()))).await.unwrap());
+        let entry = slow.look_up(claim_of(1).name).await.unwrap().unwrap();
+        assert_eq!((entry.token.get(), &*entry.result), (3, &b"x"[..]));
+        assert!(!slow.forget(entry.name.clone(), Token::new(2).unwrap()).await.unwrap());
+        assert!(slow.forget(entry.name.clone(), entry.token).await.unwrap());
+        assert!(!slow.forget(entry.name, entry.token).await.unwrap());
+    }
+
+    /// Without a lock between them: each that claims with the highest token yet runs, and of all who finish one is
+    /// recorded.
+    #[tokio::test]
+    async fn of_many_who_finish_at_once_one_is_recorded() {
+        let server = Server::builder().start().unwrap();
+        let stores = [open(&server).await, open(&server).await, open(&server).await];
+        for round in 0..5 {
+            let name = LockName::new(&format!("once/{round}")).unwrap();
+            let tasks: Vec<_> = (1..=16)
+                .map(|number| {
+                    let (store, name) = (Arc::clone(&stores[number % 3]), name.clone());
+                    tokio::spawn(async move {
+                        let token = u64::try_from(number).unwrap();
+                        let claim = Claim { name: name.clone(), ..claim_of(token) };
+                        if store.claim(claim).await.unwrap() != Claimed::Ours {
+                            return None;
+                        }
+                        let outcome = Outcome::Done(token.to_string().into_bytes());
+                        let finish = Finish { name, ..finish_of(token, outcome) };
+                        store.finish(finish).await.unwrap().then_some(token)
+                    })
+                })
+                .collect();
+            let mut done = Vec::new();
+            for task in tasks {
+                done.extend(task.await.unwrap());
+            }
+            let entry = stores[0].look_up(name).await.unwrap().unwrap();
+            assert_eq!(done, [entry.token.get()], "round {round}");
+            assert_eq!(entry.result, entry.token.to_string().into_bytes());
+        }
     }
 }

@@ -74,7 +74,7 @@ impl Place {
             mark: Mark::of(&request.name, request.owner),
             label: request.label.clone(),
             value: request.value.clone(),
-            asked: request.ttl,
+            asked: if request.value.is_some() { short_of(request.ttl) } else { request.ttl },
             liveness: request.liveness,
             loss: request.loss.clone(),
             cause: OnceCell::new(),
@@ -164,6 +164,12 @@ impl Place {
     pub(super) fn lease_end(&self) -> Moment {
         Moment::from_nanos(self.lease.load(Ordering::SeqCst))
     }
+}
+
+/// The lease of a candidate: so short that its session's timeout, half as long again, is the TTL that was asked
+/// for. Then the next one leads within that TTL and a tick, if the leader dies.
+fn short_of(ttl: Ttl) -> Ttl {
+    Ttl::new(ttl.as_duration() * 2 / 3).unwrap_or(Ttl::MIN)
 }
 
 type Whose = (LockName, OwnerId);

@@ -19,6 +19,7 @@ use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
 use super::session::Session;
+use super::shelves::Swept;
 use super::time::Reading;
 use crate::backend::{Grant, Liveness, LossCause, Surroundings};
 use crate::counted::Counted;
@@ -51,6 +52,7 @@ pub(super) struct Shared {
     found: Mutex<(Found, Moment)>,
     /// What time it was at the leader, when it was last asked.
     reading: Mutex<Option<Reading>>,
+    swept: Mutex<Option<Swept>>,
 }
 
 impl Shared {
@@ -69,6 +71,7 @@ impl Shared {
             closing: watch::Sender::new(0),
             found: Mutex::default(),
             reading: Mutex::default(),
+            swept: Mutex::default(),
         }
     }
 
@@ -91,6 +94,10 @@ impl Shared {
 
     pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn swept(&self) -> MutexGuard<'_, Option<Swept>> {
+        self.swept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads what kind of servers these are.

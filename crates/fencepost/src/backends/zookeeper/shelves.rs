@@ -3,8 +3,9 @@
 //! Whoever removes records sets their directory in the same step: ledger.rs tells why.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
 use super::faults::{Code, Fault};
@@ -17,9 +18,15 @@ use super::shared::Shared;
 use crate::counted::Counted;
 use crate::ledger::Entry;
 
-/// How many records a finish looks at in each of two directories: more than it makes, so that what is over goes
-/// faster than new ones come.
+/// How many records a finish looks at in each directory: more than it makes, so that what is over goes faster than
+/// new ones come.
 const SWEPT: usize = 4;
+/// How many other directories it looks at, and how often at most.
+const SHELVES: u8 = 16;
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// When others were last looked at, and from which one on.
+pub(super) type Swept = (Moment, u8);
 /// How many nodes are read at once. Each may have 64 KiB.
 const AT_ONCE: usize = 64;
 
@@ -51,25 +58,38 @@ impl Shared {
         });
     }
 
-    /// Looks at a few records of the same directory, and of another: all get their turn, since a token comes once.
+    /// After a finish: looks at a few records of the same directory and, now and then, of some others, in the
+    /// background. Where it begins is a matter of the token, which comes once: so all get their turn.
     pub(super) fn sweep_records(self: &Arc<Self>, name: &LockName, token: Token) {
-        let (shared, records) = (Arc::clone(self), self.records());
         let turn = token.get().wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes();
-        let shards = [Site::of(&records, name).shard, format!("{records}/{}", hex(&turn[..1]))];
+        let (shared, records) = (Arc::clone(self), self.records());
+        let mut shards = vec![Site::of(&records, name).shard];
+        let others = self.shelves_due(turn[0]).into_iter();
+        shards.extend(others.map(|number| format!("{records}/{}", hex(&[number]))));
         let counted = Counted::new(&self.closing);
         self.around.runtime.spawn(async move {
             let _counted = counted;
             let session = shared.control();
-            for shard in shards {
-                let first = usize::from(u16::from_be_bytes([turn[1], turn[2]]));
-                let few = |all: &[String]| {
-                    let some = all.iter().cycle().skip(first % all.len().max(1));
-                    some.take(SWEPT.min(all.len())).cloned().collect()
-                };
-                // Nobody waits for it, and the next one does as much.
-                let _ = shared.read_shelf(&session, &shard, few).await;
-            }
+            let first = usize::from(u16::from_be_bytes([turn[1], turn[2]]));
+            let few = |all: &[String]| {
+                let some = all.iter().cycle().skip(first % all.len().max(1));
+                some.take(SWEPT.min(all.len())).cloned().collect()
+            };
+            // Nobody waits for it, and the next one does as much.
+            join_all(shards.iter().map(|shard| shared.read_shelf(&session, shard, few))).await;
         });
+    }
+
+    /// Which other directories it is time to look at.
+    fn shelves_due(&self, begin: u8) -> Vec<u8> {
+        let (mut swept, now) = (self.swept(), self.now());
+        let next = match *swept {
+            Some((last, _)) if now.since(last) < PAUSE => return Vec::new(),
+            Some((_, last)) => last.wrapping_add(SHELVES),
+            None => begin,
+        };
+        *swept = Some((now, next));
+        (0..SHELVES).map(|number| next.wrapping_add(number)).collect()
     }
 
     /// Reads those records of a directory that are `wanted`; those whose time is over are left out, and go.

@@ -1,0 +1,187 @@
+//! Elections: a candidate's node has its value, the leader's is seen by all, and terms rise.
+
+use std::time::Duration;
+
+use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
+
+use super::common::{LONG, SOON, Site, connect, fails, until, until_waiting, within};
+use super::ensemble::Three;
+
+async fn campaign(client: &Fencepost, name: &str, value: &str) -> Leadership {
+    let election = client.election(name).ttl(LONG);
+    within(SOON, "it leads", election.campaign(value)).await.unwrap()
+}
+
+async fn next(observer: &mut Observer) -> Option<Leader> {
+    within(SOON, "word of the election", observer.next()).await.unwrap()
+}
+
+/// What the nodes in the line for this name have in them, in order.
+fn said(site: &Site, name: &str) -> Vec<String> {
+    let mut nodes = site.children(&format!("/{name}"));
+    nodes.sort_by_key(|node| node[node.len() - 10..].to_owned());
+    let get = |node: &String| site.server.get(&format!("{}/{name}/{node}", site.chroot)).unwrap();
+    nodes.iter().filter_map(get).collect()
+}
+
+#[tokio::test]
+async fn a_candidates_node_has_its_value_and_nothing_else() {
+    let site = Site::shared();
+    for (style, kind) in [("", "-lock-"), ("?style=kazoo", "__lock__"), ("?style=latch", "-latch-")]
+    {
+        let ours = connect(&format!("{}{style}", site.url())).await;
+        let first = campaign(&ours, "boss", "10.0.0.7:80").await;
+        let second = ours.clone();
+        let waiting = tokio::spawn(async move { campaign(&second, "boss", "10.0.0.8:80").await });
+        until_waiting(&ours, "boss", 1).await;
+        assert!(site.children("/boss").iter().all(|node| node.contains(kind)));
+        assert_eq!(said(&site, "boss"), ["10.0.0.7:80", "10.0.0.8:80"]);
+        let info = ours.inspect("boss").await.unwrap();
+        let holder = info.holder.unwrap();
+        assert_eq!(holder.value, Some(Value::new("10.0.0.7:80").unwrap()));
+        assert_eq!((holder.label.as_str(), holder.token), ("10.0.0.7:80", Some(first.term())));
+        assert_eq!(info.waiters[0].label.as_str(), "10.0.0.8:80");
+        // What it says is said in the heartbeats as well.
+        first.proclaim("busy").await.unwrap();
+        assert_eq!(said(&site, "boss"), ["busy", "10.0.0.8:80"]);
+        fails(first.proclaim("x\nfencepost 1 1000 -").await, &ErrorKind::Invalid, &["value"]);
+        let term = first.term();
+        first.resign().await.unwrap();
+        let second = within(SOON, "the next", waiting).await.unwrap();
+        assert!(second.term() > term);
+        let leader = ours.election("boss").leader().await.unwrap().unwrap();
+        assert_eq!(leader.value, Some(Value::new("10.0.0.8:80").unwrap()));
+        second.resign().await.unwrap();
+        assert!(ours.election("boss").leader().await.unwrap().is_none());
+    }
+}
+
+/// A lock, an election, and what other makes have there stand in one line.
+#[tokio::test]
+async fn a_lock_and_an_election_share_one_line() {
+    let site = Site::shared();
+    let (ours, theirs) = (site.client().await, site.client().await);
+    let leader = campaign(&ours, "shared", "").await;
+    let held = theirs.lock("shared").try_acquire().await.unwrap();
+    assert!(held.is_none());
+    assert_eq!(ours.inspect("shared").await.unwrap().holder.unwrap().value, Value::new("").ok());
+    leader.resign().await.unwrap();
+    let guard = theirs.lock("shared").ttl(LONG).label("plain").acquire().await.unwrap();
+    let seen = ours.election("shared").leader().await.unwrap().unwrap();
+    assert_eq!((seen.value, seen.label.as_str()), (None, "plain"));
+    guard.release().await.unwrap();
+    for (node, data, value) in [
+        ("_c_x-lock-0000000000", "127.0.0.1", Some("127.0.0.1")),
+        ("_c_x-latch-0000000000", "a latch", Some("a latch")),
+        ("abc__lock__0000000000", "", None),
+    ] {
+        let path = format!("{}/shared/{node}", site.chroot);
+        site.server.create(&path, data).unwrap();
+        let seen = ours.election("shared").leader().await.unwrap().unwrap();
+        assert_eq!(seen.value, value.map(|value| Value::new(value).unwrap()), "{node}");
+        assert!(theirs.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
+        site.server.delete(&path).unwrap();
+    }
+}
+
+/// A leader that is broken is told why, though its node has no note that says whose it is.
+#[tokio::test]
+async fn a_broken_leader_is_told() {
+    let site = Site::shared();
+    let (ours, theirs) = (site.client().await, site.client().await);
+    let leader = campaign(&ours, "broken", "me").await;
+    let broken = theirs.break_lock("broken").await.unwrap().unwrap();
+    assert_eq!((broken.label.as_str(), broken.token), ("me", Some(leader.term())));
+    assert_eq!(within(SOON, "told", leader.guard().lost()).await, LossCause::Broken);
+    until("no marker is left", async || site.children("/.fencepost/broken").is_empty()).await;
+    let refused = leader.proclaim("still me").await;
+    fails(refused, &ErrorKind::Lost(LossCause::Broken), &[]);
+}
+
+/// Proclamations and heartbeats cross: the last word stays. Heartbeats are forced by renewing from all sides.
+#[tokio::test]
+async fn no_heartbeat_takes_back_what_was_proclaimed() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let leader = campaign(&client, "words", "0").await;
+    let owner = leader.guard().owner();
+    for number in 1..=50 {
+        let word = number.to_string();
+        let beat = || client.renew("words", owner, None);
+        let (a, said, b, c) = tokio::join!(beat(), leader.proclaim(&word), beat(), beat());
+        said.unwrap();
+        (a.unwrap(), b.unwrap(), c.unwrap());
+        assert_eq!(said_first(&site), word);
+    }
+    leader.resign().await.unwrap();
+}
+
+fn said_first(site: &Site) -> String {
+    said(site, "words").remove(0)
+}
+
+/// What is proclaimed through one server is seen through another, in order, and the last of it for sure.
+#[tokio::test]
+async fn observers_on_other_servers_see_terms_in_order() {
+    let three = Three::take();
+    let member = |number: usize| {
+        format!("zookeeper://{}{}", three.members()[number].address(), three.chroot)
+    };
+    let (ours, theirs, third) =
+        (connect(&member(0)).await, connect(&member(1)).await, connect(&member(2)).await);
+    let mut observers =
+        [theirs.election("o").observe().unwrap(), third.election("o").observe().unwrap()];
+    for observer in &mut observers {
+        assert_eq!(next(observer).await, None);
+    }
+    let mut last = None;
+    for round in 0..5 {
+        let client = [&ours, &theirs, &third][round % 3];
+        let leader = campaign(client, "o", &format!("start {round}")).await;
+        for word in ["one", "two"] {
+            leader.proclaim(format!("{word} {round}")).await.unwrap();
+        }
+        let (term, value) = (leader.term(), Value::new(format!("two {round}")).ok());
+        for observer in &mut observers {
+            loop {
+                let Some(seen) = next(observer).await else { continue };
+                assert!(seen.term >= last, "{seen:?} after {last:?}");
+                if seen.term == Some(term) && seen.value == value {
+                    break;
+                }
+            }
+        }
+        last = Some(term);
+        leader.resign().await.unwrap();
+    }
+}
+
+/// An observer of a quiet leader is not told anything by its heartbeats.
+#[tokio::test]
+async fn heartbeats_are_no_news() {
+    let site = Site::shared();
+    let (ours, theirs) = (site.client().await, site.client().await);
+    let leader = campaign(&ours, "quiet", "still").await;
+    let mut observer = theirs.election("quiet").observe().unwrap();
+    assert_eq!(next(&mut observer).await.unwrap().term, Some(leader.term()));
+    let owner = leader.guard().owner();
+    let beats = async {
+        for _ in 0..100 {
+            ours.renew("quiet", owner, None).await.unwrap();
+        }
+        leader.proclaim("moved").await.unwrap();
+    };
+    let (seen, ()) = tokio::join!(next(&mut observer), beats);
+    assert_eq!(seen.unwrap().value, Value::new("moved").ok());
+}
+
+/// A candidate asks for a session of the TTL itself, so that the next leads by then; its lease is two thirds.
+#[tokio::test]
+async fn a_leaders_lease_ends_before_the_ttl_that_was_asked_for() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let ttl = Duration::from_secs(9);
+    let leader = client.election("lease").ttl(ttl).campaign("x").await.unwrap();
+    assert_eq!(leader.guard().ttl().as_duration(), ttl * 2 / 3);
+    leader.resign().await.unwrap();
+}
