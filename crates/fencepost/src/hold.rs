@@ -3,9 +3,8 @@
 //! What must hold (P4): from `deadline` on, measured on the clock and without asking anybody, the state is
 //! `Lost`. Every reader settles that question itself, so a process that was frozen learns the truth from
 //! its first look, whether or not the keeper has woken yet. `Lost` and `Released` are final.
-//!
-//! A hold also tells of near misses (R28), once per episode: renewals that come late, the end of `max_hold` that
-//! comes near, a token that nobody read. They change nothing.
+
+mod rails;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,9 +13,9 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::watch;
 
-use crate::backend::{LossCause, Renewed, short};
+use crate::backend::{LossCause, Renewed};
 use crate::clock::Clock;
-use crate::counts::{RAILS, Tally, up};
+use crate::counts::{Tally, up};
 
 /// Where a guard stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,63 +275,6 @@ impl Hold {
     pub(crate) fn progress_overdue(&self, now: Moment) -> bool {
         let last = Moment::from_nanos(self.last_progress.load(Ordering::Relaxed));
         self.bounds.progress_within.is_some_and(|within| last + within <= now)
-    }
-}
-
-/// Near misses.
-impl Hold {
-    /// Tells, once each, that the last renewal is old and that the end of `max_hold` is near.
-    pub(crate) fn look_back(&self) {
-        let (status, now) = (self.status(), self.clock.now());
-        if status.over() {
-            return;
-        }
-        let (ttl, name) = (status.ttl.as_duration(), &self.name);
-        let since = now.since(status.sent);
-        let sent = status.sent.as_nanos();
-        if since >= ttl / 3 * 2 && self.told_late.swap(sent, Ordering::Relaxed) != sent {
-            up(&self.tally.late_renewals);
-            tracing::warn!(
-                target: RAILS,
-                %name,
-                "held for {} without a renewal, of a TTL of {}: if no renewal comes the lock is lost in {}; \
-                 use a longer TTL if this happens often",
-                short(since),
-                short(ttl),
-                short(status.end().since(now)),
-            );
-        }
-        if now >= status.near {
-            self.status.send_if_modified(|status| {
-                status.near = Moment::NEVER;
-                false
-            });
-            up(&self.tally.near_max_hold);
-            tracing::warn!(
-                target: RAILS,
-                %name,
-                "its max_hold is nearly reached: the lock is lost in {}; finish, or allow more",
-                short(status.until.since(now)),
-            );
-        }
-    }
-
-    /// Somebody has the token now who may show it to a fence.
-    pub(crate) fn token_was_read(&self) {
-        self.token_read.store(true, Ordering::Relaxed);
-    }
-
-    /// The guard is given back: tells if it was for correctness and nobody can have checked its token.
-    pub(crate) fn report_unread(&self) {
-        if self.bounds.for_correctness && !self.token_read.load(Ordering::Relaxed) {
-            up(&self.tally.unread_tokens);
-            tracing::warn!(
-                target: RAILS,
-                name = %self.name,
-                "was taken for correctness and its token was never read: nothing keeps a holder out that \
-                 froze past its lease; send the token along, and have the resource check it",
-            );
-        }
     }
 }
 

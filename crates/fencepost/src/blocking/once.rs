@@ -224,3 +224,84 @@ impl SingleFlight {
         block_on(self.0.get_or(|| async move { compute() }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crate::ErrorKind;
+    use crate::blocking::{Begun, Fencepost};
+
+    type Failure = std::io::Error;
+
+    /// Work that blocks its thread all the while: the others wait, and the heartbeat does not.
+    #[test]
+    fn of_many_threads_one_works() {
+        let fp = Fencepost::connect("memory:blocking-threads").unwrap();
+        let (ran, computed, meeting) = (AtomicUsize::new(0), AtomicUsize::new(0), Barrier::new(8));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    meeting.wait();
+                    let recorded = fp.once("a").may_repeat().run(|run| {
+                        ran.fetch_add(1, Ordering::SeqCst);
+                        // Whatever blocks, and calls us again meanwhile.
+                        let inner = fp.once("inner").may_repeat().run(|_| Ok::<_, Failure>("in"));
+                        assert_eq!(inner.unwrap().result, b"in");
+                        run.check().map(|_| "done")
+                    });
+                    assert_eq!(recorded.unwrap().result, b"done");
+                    let value = fp.single_flight("a").get_or(|| {
+                        computed.fetch_add(1, Ordering::SeqCst);
+                        Ok::<_, Failure>("value")
+                    });
+                    assert_eq!(value.unwrap(), b"value");
+                });
+            }
+        });
+        assert_eq!((ran.into_inner(), computed.into_inner()), (1, 1));
+        assert_eq!(fp.once_entries().unwrap().len(), 2);
+        assert!(fp.once("a").forget().unwrap());
+        assert!(fp.once("a").entry().unwrap().is_none());
+    }
+
+    #[test]
+    fn items_are_claimed_and_settled() {
+        let fp = Fencepost::connect("memory:blocking-claims").unwrap();
+        let claims = fp.claim(["a", "b"]).may_repeat();
+        let first = claims.take().unwrap().unwrap();
+        let second = claims.take().unwrap().unwrap();
+        assert_eq!((first.key(), second.key()), ("a", "b"));
+        assert!(claims.take().unwrap().is_none());
+        first.done("").unwrap();
+        second.give_up().unwrap();
+        claims.take().unwrap().unwrap().failed("broken").unwrap();
+        assert!(claims.take().unwrap().is_none());
+        let failed = fp.once("b").may_repeat().run(|_| Ok::<_, Failure>("")).unwrap_err();
+        assert_eq!(*failed.kind(), ErrorKind::Failed, "{failed}");
+        assert!(matches!(fp.once("a").may_repeat().begin().unwrap(), Begun::Settled(_)));
+    }
+
+    #[test]
+    fn a_leader_is_followed() {
+        let fp = Fencepost::connect("memory:blocking-leader").unwrap();
+        let election = fp.election("a");
+        let mut observer = election.observe().unwrap();
+        assert!(observer.wait_next().unwrap().is_none());
+        let first = election.campaign("one").unwrap();
+        let seen = observer.wait_next().unwrap().unwrap();
+        assert_eq!(seen.term, Some(first.term()));
+        first.proclaim("two").unwrap();
+        let seen = observer.wait_next().unwrap().unwrap();
+        assert_eq!(seen.value.unwrap().text(), "two");
+        let held = election.campaign_within("late", std::time::Duration::from_millis(50));
+        assert!(matches!(held.unwrap_err().kind(), ErrorKind::Held(_)));
+        fp.break_lock("a").unwrap();
+        let _ = first.wait_lost();
+        let second = election.campaign("three").unwrap();
+        assert!(second.term() > first.term());
+        assert_eq!(election.leader().unwrap().unwrap().term, Some(second.term()));
+        second.resign().unwrap();
+    }
+}

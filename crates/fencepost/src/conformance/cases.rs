@@ -22,6 +22,7 @@ mod flight;
 mod guarantees;
 mod ledger;
 mod names;
+mod observers;
 mod once;
 mod once_faults;
 mod owners;
@@ -67,6 +68,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         guarantees::CASES,
         ledger::CASES,
         election::CASES,
+        observers::CASES,
         election_faults::CASES,
         once::CASES,
         once_faults::CASES,

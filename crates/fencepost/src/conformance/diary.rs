@@ -76,8 +76,7 @@ struct Runs {
 fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Tally> {
     let mut runs: BTreeMap<&str, Runs> = BTreeMap::new();
     let mut tally = Tally { keys: keys.len(), begun: 0 };
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
+    for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let [what, key, token] = words[..] else {
             ensure!(false, "the diary says \"{line}\"");

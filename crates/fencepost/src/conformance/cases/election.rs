@@ -2,18 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use fencepost_core::{Token, Value};
+use fencepost_core::Value;
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
 use crate::client::Fencepost;
 use crate::conformance::scene::{
-    LONG, SOON, Scene, Stop, ensure, ensure_kind, now, pass, until, until_free, until_waiting,
-    within,
+    LONG, SOON, Scene, Stop, ensure, ensure_kind, pass, until, until_free, until_waiting, within,
 };
 use crate::election::Leader;
 use crate::error::ErrorKind;
@@ -23,7 +21,6 @@ cases![
     election_values_are_bytes,
     election_candidates_lead_one_after_the_other,
     election_shares_its_name_with_a_lock,
-    election_observers_end_on_the_last_leader,
     election_lead_is_cancelled_on_loss_and_begins_again,
     election_dropped_work_gives_up_the_leadership,
     election_resign_after_drains_first,
@@ -36,7 +33,7 @@ async fn leader(client: &Fencepost) -> Verdict<Option<Leader>> {
     Ok(within(SOON, "who leads", client.election(NAME).leader()).await??)
 }
 
-fn said(leader: Option<&Leader>) -> Option<String> {
+pub(super) fn said(leader: Option<&Leader>) -> Option<String> {
     leader.and_then(|leader| leader.value.as_ref()).map(|value| value.text().into_owned())
 }
 
@@ -155,104 +152,6 @@ async fn election_shares_its_name_with_a_lock(scene: &Scene) -> Verdict {
     let leadership = within(SOON, "the candidate leads", waiting).await???;
     ensure!(leadership.term() > token, "term {} after {token}", leadership.term());
     ensure!(ours.lock(NAME).try_acquire().await?.is_none(), "the lock of a leader was granted");
-    Ok(())
-}
-
-/// Whom an observer was told of, in order.
-#[derive(Clone, Default)]
-pub(super) struct Seen(Arc<Mutex<Vec<Option<Leader>>>>);
-
-impl Seen {
-    /// Follows the election from another client, whatever happens to its line.
-    pub(super) async fn by(scene: &Scene, name: &'static str) -> Verdict<(Self, Following)> {
-        let client = scene.client().await?;
-        let seen = Self::default();
-        let to = seen.clone();
-        let following = tokio::spawn(async move {
-            let mut observer = client.election(name).observe()?;
-            loop {
-                match observer.next().await {
-                    Ok(leader) => to.0.lock().unwrap_or_else(PoisonError::into_inner).push(leader),
-                    Err(error) if *error.kind() == ErrorKind::Unreachable => {
-                        pass(Duration::from_millis(20)).await;
-                    }
-                    Err(error) => return Err::<(), _>(error),
-                }
-            }
-        });
-        Ok((seen, Following(following)))
-    }
-
-    fn all(&self) -> Vec<Option<Leader>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits until it was told this last, and looks whether the terms came in order.
-    pub(super) async fn ends_on(&self, term: Token, value: &str, limit: Duration) -> Verdict {
-        let last = |all: &[Option<Leader>]| {
-            let last = all.last().and_then(Option::as_ref);
-            (last.and_then(|last| last.term), said(last))
-        };
-        let wanted = (Some(term), Some(value.to_owned()));
-        let end = now() + limit;
-        while last(&self.all()) != wanted {
-            ensure!(now() < end, "an observer does not end on {wanted:?}: {:?}", self.all());
-            pass(Duration::from_millis(5)).await;
-        }
-        let terms: Vec<_> = self.all().iter().flatten().filter_map(|seen| seen.term).collect();
-        ensure!(terms.is_sorted(), "an observer was told of the terms {terms:?}");
-        Ok(())
-    }
-}
-
-/// An observer at work. Dropping it ends it.
-pub(super) struct Following(JoinHandle<crate::Result<()>>);
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-async fn election_observers_end_on_the_last_leader(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
-    let (one, _one) = Seen::by(scene, NAME).await?;
-    let (two, _two) = Seen::by(scene, NAME).await?;
-    let mut last = None;
-    for number in 0..4 {
-        let client = if number % 2 == 0 { &ours } else { &theirs };
-        let leadership = client.election(NAME).ttl(LONG).campaign(format!("{number}")).await?;
-        for change in 0..3 {
-            leadership.proclaim(format!("{number}.{change}")).await?;
-        }
-        ensure!(last < Some(leadership.term()), "{} after {last:?}", leadership.term());
-        last = Some(leadership.term());
-        if number < 3 {
-            leadership.resign().await?;
-            continue;
-        }
-        for seen in [&one, &two] {
-            seen.ends_on(leadership.term(), "3.2", SOON).await?;
-        }
-        // The value alone is news.
-        leadership.proclaim("the last word").await?;
-        for seen in [&one, &two] {
-            seen.ends_on(leadership.term(), "the last word", SOON).await?;
-        }
-        // One that comes now sees it at once.
-        let mut late = theirs.election(NAME).observe()?;
-        let first = within(SOON, "the first look", late.next()).await??;
-        ensure!(said(first.as_ref()).as_deref() == Some("the last word"), "sees {first:?}");
-        leadership.resign().await?;
-        let gone = within(SOON, "nobody leads", late.next()).await??;
-        ensure!(gone.is_none(), "an observer sees {gone:?} after the leader resigned");
-    }
-    for seen in [&one, &two] {
-        until(SOON, "an observer sees that nobody leads", async || {
-            Ok(seen.all().last() == Some(&None))
-        })
-        .await?;
-    }
     Ok(())
 }
 

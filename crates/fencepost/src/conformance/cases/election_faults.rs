@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use fencepost_core::Token;
+use fencepost_core::{Token, Ttl};
 use rusqlite::Connection;
 
-use super::election::{Following, Seen};
+use super::observers::{Following, Seen};
 use super::tokens::promised;
 use super::{Verdict, cases};
 use crate::client::Fencepost;
@@ -67,7 +67,7 @@ impl<'a> Stage<'a> {
             others.push(other);
         }
         let holder = client.inspect(NAME).await?.holder;
-        let ttl = holder.and_then(|holder| holder.ttl).map_or(TTL, |ttl| ttl.as_duration());
+        let ttl = holder.and_then(|holder| holder.ttl).map_or(TTL, Ttl::as_duration);
         let label = "c0".into();
         Ok(Self { scene, client, leader, term, others, observers, ttl, label })
     }
