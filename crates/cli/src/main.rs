@@ -128,13 +128,10 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// Off unless `FENCEPOST_LOG` asks for it; stdout is for output.
+/// Near misses of a lock are shown, and nothing else unless `FENCEPOST_LOG` asks for it; stdout is for output.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
-    let Some(wanted) = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty())
-    else {
-        return;
-    };
-    let filter = EnvFilter::new(wanted);
+    let wanted = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty());
+    let filter = EnvFilter::new(wanted.as_deref().unwrap_or("fencepost::rails=warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }

@@ -181,7 +181,7 @@ impl Once {
             Begun::Ours(turn) => turn,
             Begun::Settled(entry) => return self.settled(entry),
         };
-        let (run, token) = (turn.run.clone(), turn.token());
+        let (run, token) = (turn.run.clone(), turn.own_token());
         // Not even entered if the guard is lost by now.
         match turn.guard.run(async { work(run).await }).await? {
             Ok(_) if turn.run.in_transaction.load(Ordering::Acquire) => {
@@ -258,17 +258,18 @@ impl Once {
                 First::Right(guard) => guard?,
             };
             let claimed = self.claim(&*ledger, &guard).await?;
-            match (claimed, guard.check()) {
+            match (claimed, guard.trusted()) {
                 (Claimed::Settled(entry), _) => return Ok(Begun::Settled(entry)),
                 // Others may have had the key since: what we claimed is the next one's to claim.
                 (_, Err(lost)) if wait == Wait::No => return Err(lost),
                 (_, Err(_)) => {}
-                (Claimed::Ours, Ok(_)) => {
+                (Claimed::Ours, Ok(())) => {
                     let label = self.lock.shown_label()?;
                     let run = Run::new(&self.client, &ledger, &guard, self.keep, label);
                     return Ok(Begun::Ours(Turn { key: self.key.clone(), run, guard }));
                 }
-                (Claimed::Overtaken, Ok(token)) => {
+                (Claimed::Overtaken, Ok(())) => {
+                    let token = guard.own_token();
                     return Err(Error::refused(format!(
                         "the record of once \"{}\" bears a higher token than {token}, which the store \
                          hands out now: its tokens have fallen; forget the record",
@@ -312,7 +313,7 @@ impl Once {
     async fn claim(&self, ledger: &dyn Ledger, guard: &Guard) -> Result<Claimed> {
         let claim = Claim {
             name: guard.name().clone(),
-            token: guard.token(),
+            token: guard.own_token(),
             label: self.lock.shown_label()?,
             keep: self.keep.max(LONGEST_RUN),
         };
