@@ -137,7 +137,7 @@ fn candidates_of_two_makes_lead_in_turn() {
         let mut first = campaign(scene, theirs, "theirs", 30);
         let term = first.granted();
         let seen = leader(scene).unwrap();
-        assert_eq!(seen.term.map(|term| term.get()), Some(term));
+        assert_eq!(seen.term.map(fencepost::Token::get), Some(term));
         assert_eq!(value(Some(seen)).as_deref(), Some("theirs"));
         let mut second = campaign(scene, ours, "ours", 30);
         scene.wait_for_waiters(1);
@@ -165,7 +165,7 @@ fn candidates_of_two_makes_lead_in_turn() {
         match theirs {
             Make::Latch => {}
             Make::Kazoo => {
-                assert!(third.ask("contenders", "contenders ").starts_with("ours, busy,"))
+                assert!(third.ask("contenders", "contenders ").starts_with("ours, busy,"));
             }
             _ => assert_eq!(third.ask("leader", "leader "), "ours, busy"),
         }

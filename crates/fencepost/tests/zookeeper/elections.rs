@@ -117,7 +117,9 @@ async fn no_heartbeat_takes_back_what_was_proclaimed() {
         let beat = || client.renew("words", owner, None);
         let (a, said, b, c) = tokio::join!(beat(), leader.proclaim(&word), beat(), beat());
         said.unwrap();
-        (a.unwrap(), b.unwrap(), c.unwrap());
+        for beat in [a, b, c] {
+            beat.unwrap();
+        }
         assert_eq!(said_first(&site), word);
     }
     leader.resign().await.unwrap();

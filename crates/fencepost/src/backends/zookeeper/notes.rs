@@ -60,20 +60,18 @@ pub(super) fn check_value(value: Option<&Value>) -> Result<()> {
 /// What a person is told of who holds, by its node.
 pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
     let (token, label) = (token_of(stat), label(node, data));
-    match Note::read(data) {
-        Some(note) => HolderInfo { label, token, ttl: Some(note.ttl), ..HolderInfo::stranger() },
-        None => {
-            // Other makes have something there for a lock as well: it is what they say of themselves.
-            let value = (node.is_ours() || !data.is_empty()).then(|| Value::found(data));
-            HolderInfo { label, token, value, ..HolderInfo::stranger() }
-        }
+    if let Some(Note { ttl, .. }) = Note::read(data) {
+        return HolderInfo { label, token, ttl: Some(ttl), ..HolderInfo::stranger() };
     }
+    // Other makes have something there for a lock as well: it is what they say of themselves.
+    let value = (node.is_ours() || !data.is_empty()).then(|| Value::found(data));
+    HolderInfo { label, token, value, ..HolderInfo::stranger() }
 }
 
 /// What a person reads as whose node this is.
 pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
-    if let Some(note) = Note::read(data) {
-        return note.label;
+    if let Some(Note { label, .. }) = Note::read(data) {
+        return label;
     }
     let text = std::str::from_utf8(data).unwrap_or_default();
     let text: String = text.chars().take(60).collect();

@@ -41,14 +41,14 @@ impl Shared {
     pub(super) fn bury(
         self: &Arc<Self>,
         session: &Arc<Session>,
-        shard: String,
-        shelf: i32,
-        over: Vec<(String, i32)>,
+        shard: &str,
+        generation: i32,
+        over: &[(String, i32)],
     ) {
         if over.is_empty() {
             return;
         }
-        let mut ops = vec![Op::set_version(&shard, b"", shelf)];
+        let mut ops = vec![Op::set_version(shard, b"", generation)];
         ops.extend(over.iter().map(|(node, version)| Op::delete_version(node, *version)));
         let (asked, counted) = (session.multi(&ops), Counted::new(&self.closing));
         self.around.runtime.spawn(async move {
@@ -99,11 +99,14 @@ impl Shared {
         shard: &str,
         wanted: impl Fn(&[String]) -> Vec<String>,
     ) -> Result<Vec<Entry>, Fault> {
-        let (synced, shelf, nodes) =
+        let (synced, generation, nodes) =
             (session.sync(shard), session.data(shard), session.children(shard));
-        let (synced, shelf, nodes) = (synced.await, there(shelf.await)?, there(nodes.await)?);
+        let (synced, generation, nodes) =
+            (synced.await, there(generation.await)?, there(nodes.await)?);
         synced?;
-        let (Some((_, shelf)), Some(nodes)) = (shelf, nodes) else { return Ok(Vec::new()) };
+        let (Some((_, generation)), Some(nodes)) = (generation, nodes) else {
+            return Ok(Vec::new());
+        };
         let (mut entries, mut over) = (Vec::new(), Vec::new());
         for bunch in wanted(&nodes).chunks(AT_ONCE) {
             let asked = bunch.iter().map(|node| session.data(&format!("{shard}/{node}")));
@@ -125,7 +128,9 @@ impl Shared {
             let now = self.leader_time_now(session).await?;
             over.retain(|(_, record, stat)| record.is_over(stat, now));
             let over = over.into_iter().map(|(node, _, stat)| (node, stat.version));
-            self.bury(session, shard.to_owned(), shelf.version, over.collect());
+            // A request may not be too long; what is left goes next time.
+            let over: Vec<_> = over.take(AT_ONCE).collect();
+            self.bury(session, shard, generation.version, &over);
         }
         Ok(entries)
     }
