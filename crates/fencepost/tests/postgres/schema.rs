@@ -6,11 +6,11 @@ use fencepost_testbed::Database;
 use crate::common::{LONG, connect, fails, nothing_is_left, session, try_connect, until_blocked};
 use crate::records::runs;
 
-/// What docs/backends/postgres.md tells to grant: for locks, and for records.
-fn grants() -> [String; 2] {
+/// What docs/backends/postgres.md tells to grant: for locks, for elections, and for records.
+fn grants() -> [String; 3] {
     let page = include_str!("../../../../docs/backends/postgres.md");
     let mut parts = page.split("```sql\n").skip(1);
-    [(); 2].map(|()| {
+    [(); 3].map(|()| {
         let part = parts.next().expect("the page has the SQL");
         part.split_once("```").expect("which ends").0.to_owned()
     })
@@ -97,7 +97,7 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
         &["permission denied for function", "docs/backends/postgres.md"],
     );
 
-    let [locks, records] = grants().map(|sql| sql.replace("app", &app));
+    let [locks, elections, records] = grants().map(|sql| sql.replace("app", &app));
     database.psql(&locks).unwrap();
     let client = connect(&database.url_as(&app)).await;
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
@@ -105,6 +105,9 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
     client.break_lock("x").await.unwrap().expect("it was held");
     drop(guard);
     nothing_is_left(&client, "x").await;
+    let refused = client.election("e").campaign("me").await;
+    fails(refused, &ErrorKind::Refused, &["campaign", "docs/backends/postgres.md"]);
+    database.psql(&elections).unwrap();
     let leadership = client.election("e").ttl(LONG).campaign("me").await.unwrap();
     leadership.proclaim("still me").await.unwrap();
     assert!(client.election("e").leader().await.unwrap().is_some());
