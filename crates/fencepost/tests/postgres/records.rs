@@ -35,7 +35,7 @@ impl Book {
 
     async fn finish(&self, name: &str, token: i64, state: i32, result: &str, older: bool) -> i32 {
         let sql = format!(
-            "select fencepost.finish('{name}', {token}, 'test', {state}, '{result}', 3600000, {older}, null)"
+            "select fencepost.finish('{name}', {token}, 'test', {state}, '{result}', 3600000, {older})"
         );
         ask(&self.0, &sql).await
     }
@@ -53,6 +53,8 @@ async fn book() -> (Database, Book) {
     let database = Database::fresh().unwrap();
     connect(&database.url()).await;
     let session = session(&database.url()).await;
+    // The tokens that these tests use were handed out.
+    session.batch_execute("select setval('fencepost.tokens', 100)").await.unwrap();
     (database, Book(session))
 }
 
@@ -99,6 +101,24 @@ async fn a_record_that_no_client_makes_is_refused() {
         let error = database.psql(&format!("select fencepost.claim({bad})")).unwrap_err();
         assert!(error.to_string().contains("this is no record"), "{bad}: {error}");
     }
+}
+
+/// With a token that is yet to come somebody could keep all others from a key.
+#[tokio::test]
+async fn a_token_that_was_not_handed_out_is_refused() {
+    let (database, book) = book().await;
+    assert_eq!(book.claim("x", 100).await.0, 1);
+    for call in [
+        "claim('x', 101, 'me', 1000)",
+        "finish('x', 101, 'me', 1, '', 1000, true)",
+        "finish_own('x', 101, 'me', 1, '', 1000, 'any')",
+    ] {
+        let error = database.psql(&format!("select fencepost.{call}")).unwrap_err();
+        assert!(error.to_string().contains("token 101 was not handed out"), "{call}: {error}");
+    }
+    let fresh = Database::fresh().unwrap();
+    connect(&fresh.url()).await;
+    assert!(fresh.psql("select fencepost.claim('x', 1, 'me', 1000)").is_err(), "none was");
 }
 
 /// Sessions that meet at one row: each claims and settles under a token of its own.
