@@ -226,7 +226,8 @@ impl Once {
 
     fn settled(&self, entry: Entry) -> Result<Recorded> {
         if entry.state == State::Failed {
-            let message = String::from_utf8_lossy(&entry.result).into_owned();
+            // An error is one line.
+            let message = String::from_utf8_lossy(&entry.result).replace(char::is_control, " ");
             let how = "failed before, and was recorded as failed: forget it to let it run again";
             return Err(self.failure(how).because(message));
         }
