@@ -395,3 +395,6 @@ pub(super) fn token_from(revision: i64) -> Result<Token, Fault> {
         Fault::Refused(format!("the revision {revision} of this etcd is too high for a token"))
     })
 }
+
+#[cfg(test)]
+mod tests;
