@@ -170,11 +170,11 @@ fn permit(etcd: &Etcd, all: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_that_is_refused_leaves_no_lease() {
     let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
-    etcd.etcdctl(&["user", "add", "doer", &format!("--new-user-password={SECRET}")]).unwrap();
+    etcd.etcdctl(&["user", "add", "doer", "--new-user-password=hunter2"]).unwrap();
     etcd.etcdctl(&["role", "add", "doing"]).unwrap();
     etcd.etcdctl(&["user", "grant-role", "doer", "doing"]).unwrap();
     permit(&etcd, true);
-    let client = connect(&format!("etcd://doer:{SECRET}@{}", etcd.address())).await;
+    let client = connect(&format!("etcd://doer:hunter2@{}", etcd.address())).await;
     let turn = begin(&client, "end").await;
     permit(&etcd, false);
     fails(turn.done("x").await, &ErrorKind::Refused, &["grant-permission"]);

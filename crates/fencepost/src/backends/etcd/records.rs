@@ -11,8 +11,8 @@
 //! *Why a call can be sent twice:* every write has a lease that nobody else has. A write that is found undone is
 //! looked for by that.
 //! *What may be left:* a lease without a key, until its time is over, of a client that was killed between the
-//! two, or that could not reach etcd long enough to end it. A lease of a settled record that may have been written
-//! is not ended: the record would go with it.
+//! two, or that could not reach etcd long enough to end it. When nobody knows whether the end of a run was
+//! written, neither its lease is ended nor that of the claim: a record may go with it.
 //! *Where that ends:* a cluster that is restored from a backup has the records of that time, and what was done
 //! since is done again.
 
@@ -85,11 +85,11 @@ impl Desk {
                 }
                 Decision::Write(None, answer) => (self.remove(name, &seen, limit).await?, answer),
             };
+            // The lease of what was there has no key any more, and would stay for as long as that was to be kept.
+            if (wrote.done || wrote.again) && seen.lease != 0 {
+                self.let_go(self.under_way(seen.lease).await);
+            }
             if wrote.done {
-                // What was there has no key any more, and would stay for as long as it was to be kept.
-                if seen.lease != 0 {
-                    self.let_go(self.under_way(seen.lease).await);
-                }
                 return Ok((answer, seen));
             }
             again |= wrote.again;
@@ -157,6 +157,7 @@ impl Desk {
             let limit = desk.now() + OUTAGE;
             // If it can not be told, the lease ends by itself.
             let _ = desk.link.revoke(under_way.lease, limit).await;
+            drop(under_way);
         });
     }
 
