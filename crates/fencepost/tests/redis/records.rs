@@ -4,7 +4,7 @@ use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Trigger};
 
-use crate::common::{connect, fails, two, until};
+use crate::common::{SOON, connect, fails, two, until, within};
 use crate::once::{
     begin, keep_runs_out, listed_and_forgotten, overtaken_can_not_finish, records_are_no_locks,
     sixteen_run_once,
@@ -116,18 +116,25 @@ async fn a_step_that_is_cut_off_is_made_once() {
     until("nothing is held", async || direct.list().await.unwrap().is_empty()).await;
 }
 
-/// A server without memory refuses, and what was recorded stays.
+/// A server without memory refuses, and what was recorded stays; the end is recorded when there is memory again.
 #[tokio::test]
 async fn a_server_without_memory_loses_no_record() {
     let server = synced();
     let client = connect(&server.url()).await;
     let turn = begin(&client, "k").await;
     server.command(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
-    let outcome = turn.done("x").await;
-    assert!(outcome.is_err(), "there is no memory for it");
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    let ending = tokio::spawn(turn.done("x"));
+    until("it is refused", async || {
+        let errors = server.command(&["INFO", "errorstats"]).unwrap().text().unwrap();
+        errors.contains("errorstat_OOM")
+    })
+    .await;
     let entry = client.once("k").entry().await.unwrap().unwrap();
     assert_eq!(entry.state, State::Running);
+    assert!(!ending.is_finished(), "it is tried again while the lock is held");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    within(SOON, "it is recorded", ending).await.unwrap().unwrap();
+    assert_eq!(client.once("k").entry().await.unwrap().unwrap().result, b"x");
 }
 
 /// The answer is lost, and before it is asked again the record goes, or is the next one's.
