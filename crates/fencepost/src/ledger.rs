@@ -20,6 +20,14 @@ use fencepost_core::{Label, LockName, Token};
 use crate::backend::BoxFuture;
 use crate::error::Result;
 
+/// What is said of an end that was sent, was not heard of, and then met no record.
+pub(crate) fn nobody_knows(name: &LockName) -> String {
+    format!(
+        "nobody knows whether \"{name}\" was recorded: the answer was lost, and there is no record now; see \
+         whether the work was done"
+    )
+}
+
 /// How long a record of running work is kept at least: a run that takes longer can not be recorded.
 pub const LONGEST_RUN: Duration = Duration::from_hours(7 * 24);
 

@@ -25,6 +25,7 @@ struct World {
     line: Arc<Severable>,
     client: Fencepost,
     other: Fencepost,
+    memory: Arc<Memory>,
 }
 
 async fn world() -> World {
@@ -35,8 +36,8 @@ async fn world() -> World {
     let connect = async |store: Store| {
         Fencepost::over(Arc::new(clock.clone()), |_| async { Ok(store) }).await.unwrap()
     };
-    let (client, other) = (connect(cut).await, connect(Store::from(memory)).await);
-    World { clock, line, client, other }
+    let (client, other) = (connect(cut).await, connect(Store::from(Arc::clone(&memory))).await);
+    World { clock, line, client, other, memory }
 }
 
 /// What the future gives, while time goes on; a test that would hang fails instead.
@@ -152,6 +153,32 @@ async fn a_claim_that_fails_is_made_again_while_there_is_time() {
         let tried = 1000 - busy.left.load(Ordering::Relaxed);
         assert_eq!(tried > 1, !wait.is_zero(), "{tried} times in {wait:?}");
     }
+}
+
+/// Of a mark that was not answered and then meets no record nobody knows whether it was made.
+#[tokio::test]
+async fn a_mark_in_doubt_whose_record_has_gone_is_not_told_as_overtaken() {
+    let world = world().await;
+    let turn = ours(&world.client, "a").await;
+    let (name, token) = (turn.name().clone(), turn.token());
+    world.line.set(Line::Refusing);
+    let done = tokio::spawn(turn.done("result"));
+    // It has begun, and was not answered.
+    for _ in 0..20 {
+        world.clock.advance(Duration::from_millis(200));
+        BootClock.alarm(BootClock.now() + Duration::from_millis(2)).await;
+    }
+    assert!(world.memory.forget(name, token).await.unwrap());
+    world.line.set(Line::Whole);
+    let error = soon(&world, done).await.unwrap().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("nobody knows"), "{error}");
+    // The control: asked but once, it is told that there is no record of its own.
+    let turn = ours(&world.client, "b").await;
+    let (name, token) = (turn.name().clone(), turn.token());
+    assert!(world.memory.forget(name, token).await.unwrap());
+    let error = soon(&world, turn.done("result")).await.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Lost(LossCause::TakenOver));
 }
 
 #[tokio::test]

@@ -32,6 +32,7 @@ mod found;
 mod keys;
 mod line;
 mod link;
+mod record;
 mod records;
 mod renew;
 mod through;
@@ -268,7 +269,10 @@ fn ttl_from(seconds: i64) -> Result<Ttl, Fault> {
 
 impl Backend for Etcd {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        Box::pin(async move { self.0.acquire(request, wait).await.map_err(Fault::into_error) })
+        Box::pin(async move {
+            self.0.prefix.check(&request.name)?;
+            self.0.acquire(request, wait).await.map_err(Fault::into_error)
+        })
     }
 
     fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
@@ -276,15 +280,22 @@ impl Backend for Etcd {
     }
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.0.release(&name, owner).await })
+        Box::pin(async move {
+            self.0.prefix.check(&name)?;
+            self.0.release(&name, owner).await
+        })
     }
 
     fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.0.break_lock(&name).await.map_err(Fault::into_error) })
+        Box::pin(async move {
+            self.0.prefix.check(&name)?;
+            self.0.break_lock(&name).await.map_err(Fault::into_error)
+        })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
         Box::pin(async move {
+            self.0.prefix.check(&name)?;
             let seen = self.0.inspect(&name).await.map_err(Fault::into_error)?;
             Ok(seen.info)
         })
@@ -393,7 +404,10 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
 
 impl Observe for Etcd {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move { self.0.changed(&name, seen).await.map_err(Fault::into_error) })
+        Box::pin(async move {
+            self.0.prefix.check(&name)?;
+            self.0.changed(&name, seen).await.map_err(Fault::into_error)
+        })
     }
 }
 

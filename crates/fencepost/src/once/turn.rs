@@ -13,7 +13,7 @@ use crate::backend::{BoxFuture, LossCause};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
-use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
+use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
 
 /// How long to leave a store alone that did not take a record.
 const BREATH: Duration = Duration::from_millis(200);
@@ -151,6 +151,10 @@ impl Run {
         Ok(())
     }
 
+    async fn has_no_record(&self) -> Result<bool> {
+        Ok(look_up(&self.client, &*self.ledger, self.name()).await?.is_none())
+    }
+
     /// The record, if a transaction of this run was committed that marked it as done.
     pub(super) async fn marked_entry(&self) -> Result<Option<Entry>> {
         if !self.in_transaction.load(Ordering::Acquire) {
@@ -283,16 +287,23 @@ impl Turn {
         let client = Arc::clone(&self.run.client);
         let settling = client.keeper.see_through(async move {
             let Run { client, ledger, .. } = &self.run;
+            // A try of which nobody knows whether it was carried out.
+            let mut in_doubt = false;
             loop {
                 // Whether or not the lock is still ours: the record's own token decides.
                 let finish = self.run.finish(outcome.clone());
                 match answered(client, ledger.finish(finish)).await {
                     Ok(true) => break,
+                    // It may have been recorded, and have gone since: then nobody has taken it over.
+                    Ok(false) if in_doubt && self.run.has_no_record().await? => {
+                        return Err(Error::unreachable(nobody_knows(self.run.name())));
+                    }
                     Ok(false) => return Err(Error::lost(self.run.name(), LossCause::TakenOver)),
                     Err(error) if *error.kind() != ErrorKind::Unreachable => return Err(error),
                     Err(error) if self.run.check().is_err() => return Err(error),
                     Err(error) => {
                         tracing::warn!(key = self.key, %error, "not recorded yet; trying again");
+                        in_doubt = true;
                         client.clock.alarm(client.clock.now() + BREATH).await;
                     }
                 }

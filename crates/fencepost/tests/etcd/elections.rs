@@ -1,10 +1,10 @@
 //! Elections between clients of ours: what the leader says is the value of its key.
 
-use fencepost::ErrorKind;
-use fencepost_testbed::{Etcd, Proxy, Trigger};
+use fencepost::{ErrorKind, LossCause};
+use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
 
 use crate::common::{
-    LEASE, LONG, SOON, connect, fails, leases, line, shared, until_waiting, within,
+    LEASE, LONG, SOON, connect, fails, leases, line, shared, until, until_waiting, within,
 };
 use crate::vote::{
     a_deposed_leader_is_not_heard, campaigns, leader, leads, one_leads_after_the_other,
@@ -93,4 +93,57 @@ async fn a_proclamation_that_is_cut_off_is_heard() {
         let shown = sees(&mut observer, Some(words.as_bytes())).await.unwrap();
         assert_eq!(shown.term, Some(leadership.term()));
     }
+}
+
+/// Between the renewal and the put of a proclamation somebody puts a value into the leader's key and so takes it off
+/// its lease. For everybody else it counts no more: a leader that put its words there, or took what is there for its
+/// own, would be one of two.
+async fn a_leader_whose_key_is_taken_off_its_lease(name: &str, put: &str) {
+    let etcd = shared();
+    let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
+    let ours = connect(&format!("etcd://{}", proxy.address())).await;
+    let theirs = connect(&etcd.url()).await;
+    let leadership = leads(campaigns(&ours, name, b"mine", LONG)).await;
+    let key = format!("{name}/{}", line(&etcd, name).pop().unwrap());
+    // It is tried again soon: until the line is silent, it is cut again.
+    for _ in 0..4 {
+        proxy.cut_on(Trigger::before("proclaimed"));
+    }
+    let proclaiming = leadership.proclaim("proclaimed");
+    let meanwhile = async {
+        until("the put comes", async || proxy.fired() > 0).await;
+        proxy.set_mode(Mode::Silent);
+        etcd.etcdctl(&["put", &key, put]).unwrap();
+        proxy.set_mode(Mode::Pass);
+    };
+    let (outcome, ()) =
+        within(SOON, "it is told", async { tokio::join!(proclaiming, meanwhile) }).await;
+    fails(outcome, &ErrorKind::Lost(LossCause::TakenOver), &[name]);
+    assert!(leadership.check().is_err());
+    let next = leads(campaigns(&theirs, name, b"next", LONG)).await;
+    assert!(next.term() > leadership.term());
+    etcd.etcdctl(&["del", &key]).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_key_is_taken_off_its_lease_is_told() {
+    a_leader_whose_key_is_taken_off_its_lease("off-its-lease", "x").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_very_words_are_put_without_its_lease_is_told() {
+    a_leader_whose_key_is_taken_off_its_lease("off-its-lease-too", "proclaimed").await;
+}
+
+/// The same before it is proclaimed at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_lost_its_lease_before_it_proclaims_is_told() {
+    let etcd = shared();
+    let client = connect(&etcd.url()).await;
+    let leadership = leads(campaigns(&client, "off-before", b"mine", LONG)).await;
+    let key = format!("off-before/{}", line(&etcd, "off-before").pop().unwrap());
+    etcd.etcdctl(&["put", &key, "x"]).unwrap();
+    let outcome = leadership.proclaim("proclaimed").await;
+    fails(outcome, &ErrorKind::Lost(LossCause::TakenOver), &["off-before"]);
+    assert!(leader(&client, "off-before").await.is_none());
 }

@@ -1,10 +1,10 @@
 //! Records of what was done: in etcd until their lease ends.
 
-use fencepost::Fencepost;
 use fencepost::ledger::State;
+use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
 
-use crate::common::{SOON, connect, leases, shared, until, within};
+use crate::common::{LONG, SECRET, SOON, connect, fails, leases, shared, until, within};
 use crate::once::{
     begin, keep_runs_out, listed_and_forgotten, long_result, overtaken_can_not_finish,
     records_are_no_locks, sixteen_run_once,
@@ -156,4 +156,66 @@ async fn a_step_that_was_overtaken_between_read_and_write_writes_nothing() {
     let entry = theirs.once("k").entry().await.unwrap().unwrap();
     assert_eq!((entry.state, entry.token), (State::Running, token), "nothing was changed");
     next.done("fresh").await.unwrap();
+}
+
+/// What one user may do: hold the locks of records, and look at what is ours; to write it, too, if `all`.
+fn permit(etcd: &Etcd, all: bool) {
+    let allow = ["role", "grant-permission", "--prefix=true", "doing"];
+    etcd.etcdctl(&[&allow[..], &["readwrite", "once/"]].concat()).unwrap();
+    let ours = if all { "readwrite" } else { "read" };
+    etcd.etcdctl(&[&allow[..], &[ours, "fencepost."]].concat()).unwrap();
+}
+
+/// A step that is refused has no lease: it would stay for as long as the record was to be kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_is_refused_leaves_no_lease() {
+    let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
+    etcd.etcdctl(&["user", "add", "doer", "--new-user-password=hunter2"]).unwrap();
+    etcd.etcdctl(&["role", "add", "doing"]).unwrap();
+    etcd.etcdctl(&["user", "grant-role", "doer", "doing"]).unwrap();
+    permit(&etcd, true);
+    let client = connect(&format!("etcd://doer:hunter2@{}", etcd.address())).await;
+    let turn = begin(&client, "end").await;
+    permit(&etcd, false);
+    fails(turn.done("x").await, &ErrorKind::Refused, &["grant-permission"]);
+    let once = client.once("claim").ttl(LONG);
+    fails(once.begin().await, &ErrorKind::Refused, &["grant-permission"]);
+    within(SOON, "it is closed", client.close()).await;
+    until("only what was claimed has a lease", async || leases(&etcd).len() == 1).await;
+}
+
+/// Whatever the prefix is: no data and no locks of users are there, and a lock can not get there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_lie_outside_of_every_prefix() {
+    let etcd = Etcd::builder().start().unwrap();
+    let app = connect(&format!("{}?prefix=app/", etcd.url())).await;
+    begin(&app, "k").await.done("x").await.unwrap();
+    let keys = |prefix: &str| etcd.etcdctl(&["get", "--prefix", "--keys-only", prefix]).unwrap();
+    assert_eq!(keys("app/").trim(), "");
+    assert_eq!(keys("fencepost.once/").trim(), "fencepost.once/app/once/k.");
+    let plain = connect(&etcd.url()).await;
+    assert!(
+        plain.once_entries().await.unwrap().is_empty() && plain.list().await.unwrap().is_empty()
+    );
+    for name in
+        ["fencepost.once", "fencepost.once/app/once", "fencepost.candidate", "fencepost.broken/x"]
+    {
+        fails(plain.lock(name).try_acquire().await, &ErrorKind::Invalid, &[name, "its own"]);
+        fails(plain.inspect(name).await, &ErrorKind::Invalid, &[name, "its own"]);
+        fails(plain.break_lock(name).await, &ErrorKind::Invalid, &[name, "its own"]);
+    }
+    app.lock("fencepost.once").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// One record that somebody spoilt does not hide the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_can_not_be_read_is_left_out_of_the_list() {
+    let etcd = Etcd::builder().start().unwrap();
+    let client = connect(&etcd.url()).await;
+    begin(&client, "a").await.done("x").await.unwrap();
+    begin(&client, "c").await.done("x").await.unwrap();
+    etcd.etcdctl(&["put", "fencepost.once/once/b.", "scribble"]).unwrap();
+    let entries = client.once_entries().await.unwrap();
+    assert_eq!(entries.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["a", "c"]);
+    fails(client.once("b").begin().await, &ErrorKind::Refused, &["once/b", "etcdctl"]);
 }

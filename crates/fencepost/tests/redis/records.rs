@@ -2,9 +2,9 @@
 
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Persistence, Proxy, Redis, Trigger};
+use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Trigger};
 
-use crate::common::{connect, fails, two, until};
+use crate::common::{SOON, connect, fails, two, until, within};
 use crate::once::{
     begin, keep_runs_out, listed_and_forgotten, overtaken_can_not_finish, records_are_no_locks,
     sixteen_run_once,
@@ -116,16 +116,87 @@ async fn a_step_that_is_cut_off_is_made_once() {
     until("nothing is held", async || direct.list().await.unwrap().is_empty()).await;
 }
 
-/// A server without memory refuses, and what was recorded stays.
+/// A server without memory refuses, and what was recorded stays; the end is recorded when there is memory again.
 #[tokio::test]
 async fn a_server_without_memory_loses_no_record() {
     let server = synced();
     let client = connect(&server.url()).await;
     let turn = begin(&client, "k").await;
     server.command(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
-    let outcome = turn.done("x").await;
-    assert!(outcome.is_err(), "there is no memory for it");
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    let ending = tokio::spawn(turn.done("x"));
+    until("it is refused", async || {
+        let errors = server.command(&["INFO", "errorstats"]).unwrap().text().unwrap();
+        errors.contains("errorstat_OOM")
+    })
+    .await;
     let entry = client.once("k").entry().await.unwrap().unwrap();
     assert_eq!(entry.state, State::Running);
+    assert!(!ending.is_finished(), "it is tried again while the lock is held");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    within(SOON, "it is recorded", ending).await.unwrap().unwrap();
+    assert_eq!(client.once("k").entry().await.unwrap().unwrap().result, b"x");
+}
+
+/// The answer is lost, and before it is asked again the record goes, or is the next one's.
+#[tokio::test]
+async fn an_end_whose_answer_was_lost_tells_what_is_known() {
+    let server = synced();
+    let proxy = Proxy::to(server.address()).unwrap();
+    let ours = connect(&format!("redis://{}", proxy.address())).await;
+    let theirs = connect(&server.url()).await;
+    // From here on the server knows the scripts.
+    begin(&ours, "warm").await.done("").await.unwrap();
+    for step in ["forgotten", "given up"] {
+        let turn = begin(&ours, step).await;
+        let (key, fired) = (format!("fencepost:once:once/{step}"), proxy.fired());
+        // It is sent again soon: until the line is silent, it is cut again.
+        proxy.cut_on(Trigger::after("EVALSHA"));
+        for _ in 0..4 {
+            proxy.cut_on(Trigger::before("EVALSHA"));
+        }
+        let ending = tokio::spawn(async move {
+            if step == "forgotten" { turn.done("x").await } else { turn.give_up().await }
+        });
+        until("it is heard", async || proxy.fired() > fired).await;
+        proxy.set_mode(Mode::Silent);
+        if step == "forgotten" {
+            let entry = theirs.once(step).entry().await.unwrap().unwrap();
+            assert_eq!(entry.state, State::Done, "it was recorded");
+            server.command(&["DEL", &key]).unwrap();
+        } else {
+            theirs.break_lock("once/given up").await.unwrap().unwrap();
+            let next = begin(&theirs, step).await;
+            next.done("next").await.unwrap();
+        }
+        proxy.set_mode(Mode::Pass);
+        let outcome = ending.await.unwrap();
+        if step == "forgotten" {
+            fails(outcome, &ErrorKind::Unreachable, &["nobody knows", "once/forgotten"]);
+        } else {
+            outcome.unwrap();
+        }
+    }
+}
+
+/// One record that somebody spoilt does not hide the others.
+#[tokio::test]
+async fn a_record_that_can_not_be_read_is_left_out_of_the_list() {
+    let server = synced();
+    let client = connect(&server.url()).await;
+    for key in ["a", "c"] {
+        begin(&client, key).await.done("x").await.unwrap();
+    }
+    let ours = "fencepost:once:once/";
+    server.command(&["SET", &format!("{ours}b"), "scribble"]).unwrap();
+    server.command(&["HSET", &format!("{ours}d"), "state", "done", "token", "many"]).unwrap();
+    server.command(&["HSET", &format!("{ours}e"), "state", "odd", "token", "7"]).unwrap();
+    let entries = client.once_entries().await.unwrap();
+    assert_eq!(entries.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["a", "c"]);
+    for key in ["b", "d", "e"] {
+        fails(
+            client.once(key).entry().await,
+            &ErrorKind::Refused,
+            &[&format!("once/{key}"), "damaged"],
+        );
+    }
 }

@@ -2,7 +2,7 @@
 //! heard its last word.
 
 use fencepost::ErrorKind;
-use fencepost_testbed::Mode;
+use fencepost_testbed::{Mode, Proxy};
 
 use crate::Nodes;
 use crate::common::{LONG, connect, fails, ms, two, until};
@@ -49,6 +49,27 @@ async fn the_last_word_of_a_majority_is_shown() {
         let observer = connect(&url).await;
         assert_eq!(said(&observer, "e").await.as_deref(), Some(&b"last"[..]), "{pair:?}");
     }
+}
+
+/// The same for one that came in vain, though the node that has not heard it answers last.
+#[tokio::test]
+async fn one_that_is_refused_is_told_the_last_word() {
+    let nodes = Nodes::start(3);
+    let ours = connect(&nodes.url("restarted=vote")).await;
+    let leadership = leads(campaigns(&ours, "e", b"first", LONG)).await;
+    until("all have heard of it", async || nodes.with("fencepost:value:e") == 3).await;
+    nodes.0[2].proxy.set_mode(Mode::Silent);
+    leadership.proclaim("last").await.unwrap();
+    let lines = nodes.0.iter().map(|node| Proxy::to(node.server.address()).unwrap());
+    let lines: Vec<_> = lines.collect();
+    let hosts: Vec<_> = lines.iter().map(|line| line.address().to_string()).collect();
+    let theirs = connect(&format!("redlock://{}?restarted=vote", hosts.join(","))).await;
+    lines[2].set_mode(Mode::Delay(ms(100)));
+    lines[1].set_mode(Mode::Delay(ms(400)));
+    let refused = theirs.lock("e").ttl(LONG).acquire_within(ms(0)).await.unwrap_err();
+    let ErrorKind::Held(Some(holder)) = refused.kind() else { panic!("{refused}") };
+    assert_eq!(holder.value.as_ref().unwrap().as_bytes(), b"last");
+    leadership.check().unwrap();
 }
 
 #[tokio::test]

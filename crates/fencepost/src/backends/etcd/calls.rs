@@ -89,7 +89,17 @@ impl Link {
         message: &api::TxnRequest,
         limit: Moment,
     ) -> Result<Answer<api::TxnResponse>, Fault> {
-        self.call(message, limit, |channel, request| async move {
+        self.txn_noting(message, limit, &mut false).await
+    }
+
+    /// The same, and of one that fails whether nobody knows if it was carried out.
+    pub(super) async fn txn_noting(
+        &self,
+        message: &api::TxnRequest,
+        limit: Moment,
+        again: &mut bool,
+    ) -> Result<Answer<api::TxnResponse>, Fault> {
+        self.call_noting(message, limit, again, |channel, request| async move {
             KvClient::new(channel).txn(request).await
         })
         .await

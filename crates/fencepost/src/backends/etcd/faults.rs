@@ -13,6 +13,8 @@ pub(super) enum Fault {
     LeaseExists,
     /// This member can not do it, or not now, or nobody knows whether it did: ask another.
     Elsewhere(String),
+    /// What was to be read as it once was is not kept any more.
+    Compacted,
     /// More operations in one transaction than this cluster takes.
     TooMany,
     /// The login is not valid any more: make a new one.
@@ -31,6 +33,7 @@ impl Fault {
         match status.code() {
             Code::NotFound if has("lease not found") => Self::NoLease { again: false },
             Code::FailedPrecondition if has("lease already exists") => Self::LeaseExists,
+            Code::OutOfRange if has("compacted") => Self::Compacted,
             Code::InvalidArgument if has("too many operations") => Self::TooMany,
             Code::Unauthenticated => Self::StaleLogin,
             Code::InvalidArgument if has("revision of auth store is old") => Self::StaleLogin,
@@ -69,6 +72,9 @@ impl Fault {
             Self::Unreachable(message) | Self::Elsewhere(message) => Error::unreachable(message),
             Self::NoLease { .. } => Error::unreachable("etcd does not know the lease any more"),
             Self::LeaseExists => Error::unreachable("etcd has a lease of that id already"),
+            Self::Compacted => {
+                Error::unreachable("etcd was compacted while it was read: try again")
+            }
             Self::TooMany => {
                 Error::refused("etcd takes too few operations at once: raise its --max-txn-ops")
             }
@@ -107,6 +113,8 @@ mod tests {
         assert!(matches!(exists, Fault::LeaseExists), "{exists:?}");
         let no_leader = of(Code::Unavailable, "etcdserver: no leader");
         assert!(matches!(&no_leader, Fault::Elsewhere(said) if said == "no leader"));
+        let old = of(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted");
+        assert!(matches!(old, Fault::Compacted), "{old:?}");
         let token = of(Code::Unauthenticated, "etcdserver: invalid auth token");
         assert!(matches!(token, Fault::StaleLogin));
         let full = of(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");

@@ -79,6 +79,8 @@ fn lines(
         lines.push(("members", format!("{}: {}", voters.len(), names.join(", "))));
         lines.push(("quorum", format!("{quorum} of {}; it answers", voters.len())));
     }
+    let kept = "as long as asked; every change of leader gives them, like all leases, their whole time again";
+    lines.push(("records", kept.to_owned()));
     for (at, status) in statuses.iter().enumerate() {
         let health = match status {
             Ok(status) => health_of(status),

@@ -7,10 +7,11 @@
 //! NAME/<lease, hex>                       what it says           that lease     the same for a candidate
 //! fencepost.candidate/<lease, hex>.label  LABEL                  that lease     beside the key of a candidate of ours
 //! fencepost.broken/<lease, hex>.<token>                          one minute     that grant was broken
-//! fencepost.once/NAME.                    a record (records.rs)  of its own     what was done under NAME
+//! fencepost.once/NAME.                    a record (record.rs)   of its own     what was done under NAME
 //! ```
 //!
-//! The prefix of the URL stands before NAME, and before `fencepost.once`.
+//! The prefix of the URL stands before NAME. What is ours lies outside of every prefix, so that no user's data
+//! and no lock are among it; a lock that would be is refused.
 //!
 //! The lowest `create_revision` among the keys of a name holds it. Other makes leave the value empty, or have
 //! the proposal of an election in it, and nothing else, so that each reads what the other says. A key counts
@@ -22,6 +23,7 @@ use fencepost_core::{Label, LockName, OwnerId, Value};
 
 use super::api::KeyValue;
 use crate::backend::strangers_label;
+use crate::error::{Error, Result};
 
 const OURS: &str = "\nfencepost 1";
 const BROKEN: &str = "fencepost.broken/";
@@ -38,31 +40,51 @@ impl Prefix {
         Queue { start: format!("{}{name}/", self.0).into_bytes() }
     }
 
-    /// Where all keys of all locks lie: before the records, and behind them.
-    pub(super) fn all(&self) -> [(Vec<u8>, Vec<u8>); 2] {
+    /// Refuses a name whose keys would lie among our own.
+    pub(super) fn check(&self, name: &LockName) -> Result<()> {
+        let (prefix, name) = (&*self.0, name.as_str());
+        let full = format!("{prefix}{name}/");
+        match [BROKEN, CANDIDATE, ONCE].into_iter().find(|ours| full.starts_with(ours)) {
+            None => Ok(()),
+            Some(ours) => Err(Error::invalid(format!(
+                "the name \"{name}\" can not be used on this store: keys that begin with \"{ours}\" are \
+                 where it keeps its own records"
+            ))),
+        }
+    }
+
+    /// Where all keys of all locks lie, without the records: those may be many, and large.
+    pub(super) fn all(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let start = self.0.clone().into_bytes();
         let end = after(&start);
-        let (first, behind) = self.records("");
+        let records = (ONCE.as_bytes().to_vec(), after(ONCE.as_bytes()));
         // An empty key is no key: the first one there can be.
-        [(if start.is_empty() { vec![0] } else { start }, first), (behind, end)]
+        let start = if start.is_empty() { vec![0] } else { start };
+        if end != [0] && end <= records.0 || start >= records.1 {
+            return vec![(start, end)];
+        }
+        // Either lies within the other, and of a lock none is within the records.
+        let before = (start < records.0).then(|| (start, records.0));
+        let behind = (end == [0] || end > records.1).then_some((records.1, end));
+        before.into_iter().chain(behind).collect()
     }
 
     /// Where the records lie whose names start so.
     pub(super) fn records(&self, start: &str) -> (Vec<u8>, Vec<u8>) {
-        let start = format!("{}{ONCE}{start}", self.0).into_bytes();
+        let start = format!("{ONCE}{}{start}", self.0).into_bytes();
         let end = after(&start);
         (start, end)
     }
 
     /// Where the record of this name lies.
     pub(super) fn record(&self, name: &LockName) -> Vec<u8> {
-        format!("{}{ONCE}{name}.", self.0).into_bytes()
+        format!("{ONCE}{}{name}.", self.0).into_bytes()
     }
 
     /// Under which name this record lies, if it is one.
     pub(super) fn name_of_record(&self, key: &[u8]) -> Option<LockName> {
-        let key = std::str::from_utf8(key).ok()?.strip_prefix(&*self.0)?;
-        LockName::new(key.strip_prefix(ONCE)?.strip_suffix('.')?).ok()
+        let key = std::str::from_utf8(key).ok()?.strip_prefix(ONCE)?;
+        LockName::new(key.strip_prefix(&*self.0)?.strip_suffix('.')?).ok()
     }
 
     /// Which lock this key is of, if it is of one.
@@ -214,6 +236,9 @@ mod tests {
         assert_eq!(of(std::str::from_utf8(&record).unwrap()), None);
         assert_eq!(prefix.name_of_record(&record).unwrap().as_str(), "once/2a");
         let prefix = Prefix("locks/".into());
+        let record = prefix.record(&LockName::new("once/2a").unwrap());
+        assert_eq!(record, b"fencepost.once/locks/once/2a.");
+        assert_eq!(prefix.name_of_record(&record).unwrap().as_str(), "once/2a");
         assert_eq!(prefix.lock_of(&kv("locks/a/2a", 42)).unwrap().as_str(), "a");
         assert_eq!(prefix.lock_of(&kv("other/a/2a", 42)), None);
     }
@@ -223,12 +248,41 @@ mod tests {
         assert_eq!(after(b"a/"), b"a0");
         assert_eq!(after(b"a\xff"), b"b");
         assert_eq!(after(b""), b"\0");
-        let [before, behind] = Prefix(String::new()).all();
-        assert_eq!((before.0, behind.1), (vec![0], vec![0]));
-        assert_eq!(
-            (before.1, behind.0),
-            (b"fencepost.once/".to_vec(), b"fencepost.once0".to_vec())
-        );
+    }
+
+    #[test]
+    fn a_list_of_locks_passes_the_records_by() {
+        let all = |prefix: &str| {
+            let text = |bytes| String::from_utf8(bytes).unwrap();
+            let ranges = Prefix(prefix.into()).all().into_iter();
+            ranges.map(|(start, end)| (text(start), text(end))).collect::<Vec<_>>()
+        };
+        let is = |prefix, ranges: &[(&str, &str)]| {
+            let ranges: Vec<_> =
+                ranges.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+            assert_eq!(all(prefix), ranges, "{prefix}");
+        };
+        let (records, behind) = ("fencepost.once/", "fencepost.once0");
+        is("", &[("\0", records), (behind, "\0")]);
+        is("fence", &[("fence", records), (behind, "fencf")]);
+        is("app/", &[("app/", "app0")]);
+        is("zoo/", &[("zoo/", "zoo0")]);
+        is("fencepost.once", &[("fencepost.once", records), (behind, "fencepost.oncf")]);
+        is("fencepost.once/", &[]);
+        is("fencepost.once/x", &[]);
+    }
+
+    #[test]
+    fn a_lock_can_not_lie_among_what_is_ours() {
+        let may = |prefix: &str, name| Prefix(prefix.into()).check(&LockName::new(name).unwrap());
+        for name in ["fencepost.once", "fencepost.once/once/a.", "fencepost.broken/2a"] {
+            assert!(may("", name).is_err(), "{name}");
+        }
+        assert!(may("", "fencepost.candidate").is_err() && may("fencepost.", "once").is_err());
+        for name in ["fencepost", "fencepost.onces", "once/a", "a/fencepost.once"] {
+            assert!(may("", name).is_ok(), "{name}");
+        }
+        assert!(may("app/", "fencepost.once").is_ok());
     }
 
     #[test]

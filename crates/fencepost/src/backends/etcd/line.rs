@@ -307,7 +307,8 @@ impl Desk {
         })
     }
 
-    /// Who is behind a key.
+    /// Who is behind a key. What stands beside it is read as it was when the key came to say what it says: a
+    /// candidate of ours that has gone since is no stranger for that.
     pub(super) async fn identify(
         &self,
         kv: &api::KeyValue,
@@ -317,7 +318,13 @@ impl Desk {
             return Ok(identity);
         }
         let beside = range_of((label_key(kv.lease), Vec::new()));
-        let beside = match self.link.range(&beside, limit).await {
+        let then = api::RangeRequest { revision: kv.mod_revision, ..beside.clone() };
+        let answer = match self.link.range(&then, limit).await {
+            // It says so for so long that etcd does not know that time any more.
+            Err(Fault::Compacted) => self.link.range(&beside, limit).await,
+            answer => answer,
+        };
+        let beside = match answer {
             Ok(answer) => answer.kvs.into_iter().next(),
             // A user who may not read that sees a candidate of ours as another make's.
             Err(Fault::Refused(_)) => None,
@@ -388,3 +395,6 @@ pub(super) fn token_from(revision: i64) -> Result<Token, Fault> {
         Fault::Refused(format!("the revision {revision} of this etcd is too high for a token"))
     })
 }
+
+#[cfg(test)]
+mod tests;

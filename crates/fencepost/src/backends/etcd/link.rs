@@ -117,9 +117,25 @@ impl Link {
         M: Clone,
         C: Future<Output = Result<Response<T>, Status>>,
     {
+        self.call_noting(message, limit, &mut false, rpc).await
+    }
+
+    /// The same. Sets `again` as soon as nobody knows whether a try was carried out: if it fails with that
+    /// unset, nothing was done.
+    pub(super) async fn call_noting<M, T, C>(
+        &self,
+        message: &M,
+        limit: Moment,
+        again: &mut bool,
+        rpc: impl Fn(Channel, Request<M>) -> C,
+    ) -> Result<Answer<T>, Fault>
+    where
+        M: Clone,
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
         let mut said = vec![String::new(); self.members.len()];
         let (mut tries, mut logins) = (0, 0);
-        let mut again = false;
+        *again = false;
         let share = limit.since(self.clock().now()) / (2 * said.len() as u32).max(1);
         let first = share.clamp(FIRST_TRY.start, FIRST_TRY.end);
         loop {
@@ -129,7 +145,7 @@ impl Link {
             let patience = (first * (1 << round)).min(LONGEST_TRY);
             let until = (sent + patience).min(limit);
             match race(Box::pin(self.ask(at, message, &rpc)), self.clock().alarm(until)).await {
-                First::Left(Ok(value)) => return Ok(Answer { value, sent, again }),
+                First::Left(Ok(value)) => return Ok(Answer { value, sent, again: *again }),
                 First::Left(Err(Fault::Elsewhere(why))) => {
                     said[at] = why;
                     self.leave(at, failures);
@@ -138,7 +154,9 @@ impl Link {
                     logins += 1;
                     continue;
                 }
-                First::Left(Err(Fault::NoLease { .. })) => return Err(Fault::NoLease { again }),
+                First::Left(Err(Fault::NoLease { .. })) => {
+                    return Err(Fault::NoLease { again: *again });
+                }
                 First::Left(Err(fault)) => return Err(fault),
                 First::Right(()) => {
                     // What it said before tells more than that it had no time to say it again.
@@ -152,7 +170,7 @@ impl Link {
                 }
             }
             // Nobody knows how far it came.
-            again = true;
+            *again = true;
             tries += 1;
             if tries % self.members.len() == 0 {
                 let breath = (BREATH * (1 << round)).min(LONGEST_BREATH);

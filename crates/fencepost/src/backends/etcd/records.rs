@@ -1,105 +1,40 @@
-//! Records of what was done, in etcd. A record is one key (keys.rs) whose value is a line and the result:
-//!
-//! ```text
-//! fencepost once 1 STATE TOKEN SECONDS LABEL \n RESULT
-//!
-//! STATE    running, done or failed
-//! TOKEN    of the last runner
-//! SECONDS  the TTL of the lease that the key is tied to
-//! RESULT   what came of it, any bytes; none while it runs
-//! ```
+//! Records of what was done, in etcd (record.rs).
 //!
 //! *Why one success is recorded:* a step reads the record through the cluster, decides, and writes what it
 //! decided only if the key is still at the revision that it read; else it begins anew. So steps happen one
 //! after the other. A record is settled only where it is running with the runner's own token, and whoever
 //! overtook it claimed it under a higher one. It is in the log of a majority before anybody is told.
-//! *When it ends:* each state has a lease of its own, which nobody renews; when it ends, etcd deletes the key. A
-//! new leader gives every lease its full time again, so a record may stay longer than was asked, never
+//! *When it ends:* each state has a lease of its own, which nobody renews; when it ends, etcd deletes the key. Every
+//! change of leaders gives a lease its full time again, so a record may stay longer than was asked, never
 //! shorter. How old it is comes from what is left of the lease: in whole seconds, and from the last change of
 //! leaders at most. No clock of a client has a part in it.
 //! *Why a call can be sent twice:* every write has a lease that nobody else has. A write that is found undone is
 //! looked for by that.
+//! *What may be left:* a lease without a key, until its time is over, of a client that was killed between the
+//! two, or that could not reach etcd long enough to end it. When nobody knows whether the end of a run was
+//! written, neither its lease is ended nor that of the claim: a record may go with it.
 //! *Where that ends:* a cluster that is restored from a backup has the records of that time, and what was done
 //! since is done again.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Moment, Token};
+use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
 use super::api;
 use super::calls::{changed_at, delete, found, get, put, range_of};
 use super::faults::Fault;
-use super::{Desk, Etcd, OUTAGE, PATIENCE};
+use super::record::{Left, Record, Seen};
+use super::{Desk, Etcd, OUTAGE, PATIENCE, UnderWay};
 use crate::backend::BoxFuture;
 use crate::error::Result;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
 
 /// How often a step begins anew because somebody else changed the record.
 const TRIES: usize = 16;
 /// How many records are read at once: with the longest results they fit into one message.
 const PAGE: i64 = 32;
-const MARK: &str = "fencepost once 1";
-
-/// What a record says.
-#[derive(Clone, Debug, PartialEq)]
-struct Record {
-    state: State,
-    token: Token,
-    /// The TTL of its lease.
-    seconds: i64,
-    label: Label,
-    result: Vec<u8>,
-}
-
-impl Record {
-    fn write(&self) -> Vec<u8> {
-        let Self { state, token, seconds, label, result } = self;
-        let mut text = format!("{MARK} {} {token} {seconds} {label}\n", state.word()).into_bytes();
-        text.extend_from_slice(result);
-        text
-    }
-
-    fn read(value: &[u8]) -> Option<Self> {
-        let (line, result) = value.split_at(value.iter().position(|byte| *byte == b'\n')?);
-        let line = std::str::from_utf8(line).ok()?.strip_prefix(MARK)?.strip_prefix(' ')?;
-        let mut words = line.splitn(4, ' ');
-        let state = match words.next()? {
-            "running" => State::Running,
-            "done" => State::Done,
-            "failed" => State::Failed,
-            _ => return None,
-        };
-        let token = Token::new(words.next()?.parse().ok()?).ok()?;
-        let seconds = words.next()?.parse().ok()?;
-        let label = Label::new(words.next()?).ok()?;
-        Some(Self { state, token, seconds, label, result: result[1..].to_vec() })
-    }
-}
-
-/// A record as it was at one revision.
-#[derive(Clone, Debug, Default)]
-struct Seen {
-    record: Option<Record>,
-    /// When it was last changed; zero if it is not there.
-    changed: i64,
-    lease: i64,
-}
-
-impl Seen {
-    fn of(kv: Option<&api::KeyValue>) -> Result<Self, Fault> {
-        let Some(kv) = kv else { return Ok(Self::default()) };
-        let record = Record::read(&kv.value).ok_or_else(|| {
-            let key = String::from_utf8_lossy(&kv.key);
-            Fault::Refused(format!(
-                "the record \"{}\" can not be read: delete it with etcdctl, or update fencepost",
-                key.escape_debug()
-            ))
-        })?;
-        Ok(Self { record: Some(record), changed: kv.mod_revision, lease: kv.lease })
-    }
-}
 
 /// What a step comes to.
 enum Decision<T> {
@@ -109,110 +44,154 @@ enum Decision<T> {
     Write(Option<Record>, T),
 }
 
+/// What becomes of a record of which nobody knows whether it was written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InDoubt {
+    /// It goes: nobody was told of it.
+    Drop,
+    /// It stays.
+    Keep,
+}
+
+/// What came of a write.
+struct Wrote {
+    done: bool,
+    /// It was sent more than once, so it may have been done and undone.
+    again: bool,
+}
+
 impl Desk {
     async fn seen(&self, name: &LockName, limit: Moment) -> Result<Seen, Fault> {
         let range = range_of((self.prefix.record(name), Vec::new()));
         Seen::of(self.link.range(&range, limit).await?.kvs.first())
     }
 
-    /// Reads, decides and writes, until nobody came in between.
+    /// Reads, decides and writes, until nobody came in between. `decide` is told whether something that it
+    /// decided before may have been written.
     async fn step<T>(
         self: &Arc<Self>,
         name: &LockName,
-        decide: impl Fn(Option<Record>) -> Decision<T>,
+        in_doubt: InDoubt,
+        decide: impl Fn(&Seen, bool) -> Result<Decision<T>, Fault>,
     ) -> Result<(T, Seen), Fault> {
         let limit = self.now() + PATIENCE;
+        let mut again = false;
         for _ in 0..TRIES {
             let seen = self.seen(name, limit).await?;
-            match decide(seen.record.clone()) {
+            let (wrote, answer) = match decide(&seen, again)? {
                 Decision::Answer(answer) => return Ok((answer, seen)),
-                Decision::Write(record, answer) => {
-                    if self.replace(name, &seen, record, limit).await? {
-                        return Ok((answer, seen));
-                    }
+                Decision::Write(Some(record), answer) => {
+                    (self.replace(name, &seen, record, in_doubt, limit).await?, answer)
                 }
+                Decision::Write(None, answer) => (self.remove(name, &seen, limit).await?, answer),
+            };
+            // The lease of what was there has no key any more, and would stay for as long as that was to be kept.
+            if (wrote.done || wrote.again) && seen.lease != 0 {
+                self.let_go(self.under_way(seen.lease).await);
             }
+            if wrote.done {
+                return Ok((answer, seen));
+            }
+            again |= wrote.again;
         }
         Err(changes_again_and_again(name))
     }
 
-    /// Writes over what was seen. False if that is not there any more.
+    /// Writes over what was seen, unless that is not there any more.
     async fn replace(
         self: &Arc<Self>,
         name: &LockName,
         seen: &Seen,
-        record: Option<Record>,
+        mut record: Record,
+        in_doubt: InDoubt,
         limit: Moment,
-    ) -> Result<bool, Fault> {
+    ) -> Result<Wrote, Fault> {
+        let lease = fresh_lease()?;
+        // From before it is there: a client that closes waits until it has its key or is gone.
+        let under_way = self.under_way(lease).await;
+        match self.link.grant(lease, record.seconds, limit).await {
+            Ok(granted) => record.seconds = granted.value.ttl,
+            // The answer to our first try got lost.
+            Err(Fault::LeaseExists) => {}
+            Err(fault) => {
+                self.let_go(under_way);
+                return Err(fault);
+            }
+        }
         let key = self.prefix.record(name);
-        let (lease, act) = match record {
-            None => (0, delete(key.clone())),
-            Some(mut record) => {
-                let lease = fresh_lease()?;
-                match self.link.grant(lease, record.seconds, limit).await {
-                    Ok(granted) => record.seconds = granted.value.ttl,
-                    // The answer to our first try got lost.
-                    Err(Fault::LeaseExists) => {}
-                    Err(fault) => return Err(fault),
+        let txn = written_over(seen, key.clone(), put(key, record.write(), lease));
+        let mut again = false;
+        let answer = match self.link.txn_noting(&txn, limit, &mut again).await {
+            Ok(answer) => answer.value,
+            Err(fault) => {
+                if !again || in_doubt == InDoubt::Drop {
+                    self.let_go(under_way);
                 }
-                (lease, put(key.clone(), record.write(), lease))
+                return Err(fault);
             }
         };
-        let txn = api::TxnRequest {
-            compare: vec![changed_at(key.clone(), seen.changed)],
-            success: vec![act],
-            failure: vec![get(range_of((key, Vec::new())))],
-        };
-        // If it fails nobody knows what became of it, and the lease may have a record by now.
-        let answer = self.link.txn(&txn, limit).await?;
-        let again = answer.again;
-        let written = answer.value.succeeded || {
-            // The answer to our first try may have been lost.
-            match found(answer.value).into_iter().flatten().next() {
-                Some(kv) => lease != 0 && kv.lease == lease,
-                None => lease == 0 && again,
-            }
-        };
-        // What has no key any more: its lease would stay for as long as the record was to be kept.
-        self.let_go(if written { seen.lease } else { lease }).await;
-        Ok(written)
+        // The answer to our first try may have been lost.
+        let ours = |kv: api::KeyValue| kv.lease == lease;
+        let done = answer.succeeded || found(answer).into_iter().flatten().any(ours);
+        if !done {
+            self.let_go(under_way);
+        }
+        Ok(Wrote { done, again })
     }
 
-    /// Ends a lease that carries nothing, in the background.
-    async fn let_go(self: &Arc<Self>, lease: i64) {
-        if lease == 0 {
-            return;
-        }
-        let under_way = self.under_way(lease).await;
+    /// Removes what was seen, unless that is not there any more.
+    async fn remove(&self, name: &LockName, seen: &Seen, limit: Moment) -> Result<Wrote, Fault> {
+        let key = self.prefix.record(name);
+        let answer = self.link.txn(&written_over(seen, key.clone(), delete(key)), limit).await?;
+        let again = answer.again;
+        let gone = |answer| found(answer).into_iter().flatten().next().is_none();
+        // The answer to our first try may have been lost.
+        let done = answer.value.succeeded || again && gone(answer.value);
+        Ok(Wrote { done, again })
+    }
+
+    /// Ends a lease that carries nothing, in the background. A client that closes waits for that.
+    fn let_go(self: &Arc<Self>, under_way: UnderWay) {
         let desk = Arc::clone(self);
         self.around.runtime.spawn(async move {
-            let limit = desk.now() + PATIENCE;
+            let limit = desk.now() + OUTAGE;
             // If it can not be told, the lease ends by itself.
-            let _ = desk.link.revoke(lease, limit).await;
+            let _ = desk.link.revoke(under_way.lease, limit).await;
             drop(under_way);
         });
     }
 
     async fn claim(self: &Arc<Self>, claim: Claim) -> Result<Claimed, Fault> {
         let Claim { name, token, label, keep } = claim;
+        // At which revision there was one that keeps us from it and whose time is over.
+        let mut over = None;
         for _ in 0..TRIES {
-            let step = self.step(&name, |record| match record {
-                Some(record) if record.state != State::Running => Decision::Answer(None),
-                Some(record) if record.token > token => Decision::Answer(Some(Claimed::Overtaken)),
+            // Who fails to claim it runs nothing, so the record may go.
+            let step = self.step(&name, InDoubt::Drop, |seen, _| match &seen.record {
+                Some(record)
+                    if (record.state != State::Running || record.token > token)
+                        && over != Some(seen.changed) =>
+                {
+                    Ok(Decision::Answer(false))
+                }
                 _ => {
                     let (state, label, result) = (State::Running, label.clone(), Vec::new());
                     let seconds = whole_seconds(keep);
                     let record = Record { state, token, seconds, label, result };
-                    Decision::Write(Some(record), Some(Claimed::Ours))
+                    Ok(Decision::Write(Some(record), true))
                 }
             });
-            let (claimed, seen) = step.await?;
-            if let Some(claimed) = claimed {
-                return Ok(claimed);
+            let (ours, seen) = step.await?;
+            if ours {
+                return Ok(Claimed::Ours);
             }
-            // How it stands; if it went between the two looks, it can be claimed.
-            if let Some(entry) = self.entry(&name, seen, self.now() + PATIENCE).await? {
-                return Ok(Claimed::Settled(entry));
+            let changed = seen.changed;
+            // How it stands by now, which may be another way.
+            match self.entry(&name, seen, self.now() + PATIENCE).await? {
+                Some(entry) if entry.is_settled() => return Ok(Claimed::Settled(entry)),
+                Some(entry) if entry.token > token => return Ok(Claimed::Overtaken),
+                Some(_) => {}
+                None => over = Some(changed),
             }
         }
         Err(changes_again_and_again(&name))
@@ -220,38 +199,45 @@ impl Desk {
 
     async fn finish(self: &Arc<Self>, finish: Finish) -> Result<bool, Fault> {
         let Finish { name, token, label, outcome, keep, over } = finish;
-        let step = self.step(&name, |record| {
-            let may = match (over, &record) {
+        let gives_up = outcome == Outcome::Abandoned;
+        let step = self.step(&name, InDoubt::Keep, |seen, again| {
+            let may = match (over, &seen.record) {
                 // Settled by us already: the answer to that got lost.
                 (Over::OwnClaim, Some(record))
                     if record.token == token && record.state != State::Running =>
                 {
-                    return Decision::Answer(true);
+                    return Ok(Decision::Answer(true));
                 }
                 (Over::OwnClaim, Some(record)) => record.token == token,
-                (Over::OwnClaim, None) => {
-                    return Decision::Answer(outcome == Outcome::Abandoned);
+                (Over::OwnClaim, None) if gives_up => return Ok(Decision::Answer(true)),
+                // It may have been written, and have gone since.
+                (Over::OwnClaim, None) if again => {
+                    return Err(Fault::Unreachable(nobody_knows(&name)));
                 }
+                (Over::OwnClaim, None) => false,
                 (Over::Older, record) => record.as_ref().is_none_or(|record| record.token <= token),
             };
             if !may {
-                return Decision::Answer(false);
+                // What was given up may be the next one's by the time that it is asked again.
+                return Ok(Decision::Answer(again && gives_up));
             }
             let (state, result) = match &outcome {
                 Outcome::Done(result) => (State::Done, result.clone()),
                 Outcome::Failed(message) => (State::Failed, message.clone()),
-                Outcome::Abandoned => return Decision::Write(None, true),
+                Outcome::Abandoned => return Ok(Decision::Write(None, true)),
             };
             let (label, seconds) = (label.clone(), whole_seconds(keep));
-            Decision::Write(Some(Record { state, token, seconds, label, result }), true)
+            Ok(Decision::Write(Some(Record { state, token, seconds, label, result }), true))
         });
         Ok(step.await?.0)
     }
 
     async fn forget(self: &Arc<Self>, name: LockName, token: Token) -> Result<bool, Fault> {
-        let step = self.step(&name, |record| match record {
-            Some(record) if record.token == token => Decision::Write(None, true),
-            _ => Decision::Answer(false),
+        let step = self.step(&name, InDoubt::Keep, |seen, _| {
+            Ok(match &seen.record {
+                Some(record) if record.token == token => Decision::Write(None, true),
+                _ => Decision::Answer(false),
+            })
         });
         Ok(step.await?.0)
     }
@@ -262,7 +248,7 @@ impl Desk {
         self.entry(name, seen, limit).await
     }
 
-    /// A record with its age. `None` if there is none.
+    /// A record with its age. `None` if there is none, or its time is over.
     async fn entry(
         &self,
         name: &LockName,
@@ -271,28 +257,21 @@ impl Desk {
     ) -> Result<Option<Entry>, Fault> {
         for _ in 0..TRIES {
             let Some(record) = seen.record.clone() else { return Ok(None) };
-            let lease = self.link.time_to_live(seen.lease, limit).await?;
-            let left = u64::try_from(lease.ttl).ok();
-            if left.is_none() {
-                // The lease is gone, and the record is about to go, unless it has another one by now.
-                let again = self.seen(name, limit).await?;
-                if again.changed != seen.changed {
-                    seen = again;
-                    continue;
+            let left = match Left::of(&self.link.time_to_live(seen.lease, limit).await?) {
+                Left::Seconds(left) => left,
+                Left::Over => return Ok(None),
+                Left::Unknown => {
+                    // The lease is gone, and the record with it, unless it has another one by now.
+                    let again = self.seen(name, limit).await?;
+                    if again.changed != seen.changed {
+                        seen = again;
+                        continue;
+                    }
+                    // It is there: that member was wrong, or somebody took it off its lease.
+                    0
                 }
-            }
-            // Whole seconds, rounded down: neither is more than it was.
-            let granted = u64::try_from(record.seconds).unwrap_or(0);
-            let since = left.map_or(granted, |left| granted.saturating_sub(left + 1));
-            return Ok(Some(Entry {
-                name: name.clone(),
-                state: record.state,
-                token: record.token,
-                label: record.label,
-                result: record.result,
-                since: Duration::from_secs(since),
-                kept_for: Duration::from_secs(left.unwrap_or(0)),
-            }));
+            };
+            return Ok(Some(record.entry(name, left)));
         }
         Err(changes_again_and_again(name))
     }
@@ -304,10 +283,17 @@ impl Desk {
         loop {
             let range = range_of((key.clone(), range_end.clone()));
             let page = self.link.range(&api::RangeRequest { limit: PAGE, ..range }, limit).await?;
-            let asked = page.kvs.iter().filter_map(|kv| {
-                let name = self.prefix.name_of_record(&kv.key)?;
-                Some(async move { self.entry(&name, Seen::of(Some(kv))?, limit).await })
-            });
+            let mut readable = Vec::new();
+            for kv in &page.kvs {
+                let Some(name) = self.prefix.name_of_record(&kv.key) else { continue };
+                match Seen::of(Some(kv)) {
+                    Ok(seen) => readable.push((name, seen)),
+                    Err(fault) => tracing::warn!(error = %fault.into_error(), "left out of a list"),
+                }
+            }
+            let asked = readable
+                .into_iter()
+                .map(|(name, seen)| async move { self.entry(&name, seen, limit).await });
             for entry in join_all(asked).await {
                 entries.extend(entry?.map(|entry| Entry { result: Vec::new(), ..entry }));
             }
@@ -318,6 +304,15 @@ impl Desk {
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
+    }
+}
+
+/// An act on a key, if that is as it was seen; else what it is.
+fn written_over(seen: &Seen, key: Vec<u8>, act: api::RequestOp) -> api::TxnRequest {
+    api::TxnRequest {
+        compare: vec![changed_at(key.clone(), seen.changed)],
+        success: vec![act],
+        failure: vec![get(range_of((key, Vec::new())))],
     }
 }
 
@@ -371,25 +366,4 @@ impl Ledger for Etcd {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_is_read_as_it_was_written() {
-        let label = Label::new("web-1:77 and a space").unwrap();
-        let token = Token::new(42).unwrap();
-        for (state, result) in [
-            (State::Running, vec![]),
-            (State::Done, vec![0, b'\n', 255]),
-            (State::Failed, vec![b' ']),
-        ] {
-            let record = Record { state, token, seconds: 60, label: label.clone(), result };
-            assert_eq!(Record::read(&record.write()), Some(record));
-        }
-        for damaged in
-            ["", "\n", "fencepost once 1\n", "fencepost once 2 done 1 1 x\n", "x done 1 1 x\n"]
-        {
-            assert_eq!(Record::read(damaged.as_bytes()), None, "{damaged}");
-        }
-    }
-}
+mod tests;

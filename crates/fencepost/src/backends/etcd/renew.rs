@@ -132,8 +132,9 @@ impl Desk {
         Ok(Renewed { token, ttl, sent: kept.sent })
     }
 
-    /// Has the key of a grant say something else. Compared with what was read: neither can it touch the key of
-    /// a later grant, nor can a word that comes late replace a later one.
+    /// Has the key of a grant, which contends, say something else. Compared with what was read: neither can it
+    /// touch the key of a later grant, nor can a word that comes late replace a later one. It stays tied to its
+    /// own lease: a key that is not is nobody's place in line.
     async fn proclaim(
         &self,
         name: &LockName,
@@ -144,12 +145,15 @@ impl Desk {
         if !may_be_said(value) {
             return Err(unspeakable().into_error());
         }
-        let made = key.create_revision;
+        let (made, lease) = (key.create_revision, key.lease);
+        // A put keeps the time at which a key was made, whatever lease it ties it to, or none.
+        let queue = self.prefix.queue(name);
+        let ours = |now: &api::KeyValue| now.create_revision == made && queue.contends(now);
         let gone = |cause| Err(Error::not_held(name, Some(cause)));
         for _ in 0..TRIES * 4 {
             let txn = api::TxnRequest {
                 compare: vec![changed_at(key.key.clone(), key.mod_revision)],
-                success: vec![put(key.key.clone(), value.as_bytes().to_vec(), key.lease)],
+                success: vec![put(key.key.clone(), value.as_bytes().to_vec(), lease)],
                 failure: vec![get(range_of((key.key.clone(), Vec::new())))],
             };
             let answer = match self.link.txn(&txn, limit).await {
@@ -162,13 +166,11 @@ impl Desk {
             }
             match found(answer).into_iter().flatten().next() {
                 // The answer to our first try got lost.
-                Some(now) if now.create_revision == made && now.value == value.as_bytes() => {
-                    return Ok(());
-                }
-                Some(now) if now.create_revision == made => key = now,
+                Some(now) if ours(&now) && now.value == value.as_bytes() => return Ok(()),
+                Some(now) if ours(&now) => key = now,
                 Some(_) => return gone(LossCause::TakenOver),
                 None => {
-                    let cause = self.why_not(key.lease, limit).await;
+                    let cause = self.why_not(lease, limit).await;
                     return gone(cause.unwrap_or(LossCause::SessionGone));
                 }
             }

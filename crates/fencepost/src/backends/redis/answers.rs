@@ -87,8 +87,13 @@ impl Answer {
     pub(in crate::backends) fn holder(&self) -> Result<Option<HolderInfo>, Fault> {
         let record: Option<String> = self.get(2)?;
         let holder = holder(self.time, self.get(0)?, self.get(1)?, record.as_deref());
-        let value = Said::parse(self.get(3)?).map(|said| said.value);
+        let value = self.said()?.map(|said| said.value);
         Ok(holder.map(|holder| HolderInfo { value, ..holder }))
+    }
+
+    /// What that holder says of itself, if it is a candidate.
+    pub(in crate::backends) fn said(&self) -> Result<Option<Said>, Fault> {
+        Ok(Said::parse(self.get(3)?))
     }
 
     pub(in crate::backends) fn why_not(&self) -> Option<LossCause> {

@@ -5,7 +5,7 @@
 //! higher one: tokens rise (see the backend). So of all runs one at most settles it, and it is not
 //! claimed again until its key has expired or was deleted.
 //! *Why a call can be sent twice:* a claim and an end are known by their token, whatever became of the answer
-//! to the first.
+//! to the first. Only an end that finds no record the second time can not tell, and says so.
 //! *Where that ends:* with the key. A server that restarts or fails over without its last writes, evicts, or is
 //! flushed forgets what was done, and it is done again. A record ends by the server's wall clock: a leap
 //! forwards ends it early. So records are kept only where a lock is for correctness (found.rs).
@@ -16,25 +16,34 @@ use fencepost_core::{Label, LockName, Token};
 
 use super::answers::{Answer, names_from};
 use super::link::STEPS;
-use super::{Fault, FaultKind, Redis};
+use super::{Fault, Redis};
 use crate::backend::BoxFuture;
-use crate::error::Result;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
+use crate::error::{Error, Result};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
 
 /// How many records are asked about at once: one after the other is slow, all at once would flood the server.
 const BUNCH: usize = 64;
 
+/// What lies where a record is looked for.
+enum Found {
+    Nothing,
+    Record(Entry),
+    /// Something that can not be read.
+    Damaged,
+}
+
 impl Redis {
-    async fn record(&self, name: &LockName, brief: bool) -> Result<Option<Entry>> {
+    async fn record(&self, name: &LockName, brief: bool) -> Result<Found> {
         let mut call = STEPS.look_up.on(self.prefix.keys(name)?.once());
         if brief {
             call = call.arg("brief");
         }
         let answer = self.run(call).await.map_err(Fault::into_error)?;
-        match answer.status {
-            0 => Ok(None),
-            _ => entry(&answer, name).map(Some).map_err(Fault::into_error),
-        }
+        Ok(match answer.status {
+            0 => Found::Nothing,
+            1 => entry(&answer, name).map_or(Found::Damaged, Found::Record),
+            _ => Found::Damaged,
+        })
     }
 }
 
@@ -47,7 +56,7 @@ impl Ledger for Redis {
             let answer = self.run(call).await.map_err(Fault::into_error)?;
             match answer.status {
                 1 => Ok(Claimed::Ours),
-                2 => entry(&answer, &name).map(Claimed::Settled).map_err(Fault::into_error),
+                2 => entry(&answer, &name).map(Claimed::Settled).ok_or_else(|| damaged(&name)),
                 _ => Ok(Claimed::Overtaken),
             }
         })
@@ -56,6 +65,7 @@ impl Ledger for Redis {
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
             let Finish { name, token, label, outcome, keep, over } = finish;
+            let gives_up = outcome == Outcome::Abandoned;
             let (outcome, result) = match outcome {
                 Outcome::Done(result) => (State::Done.word(), result),
                 Outcome::Failed(message) => (State::Failed.word(), message),
@@ -68,12 +78,27 @@ impl Ledger for Redis {
             let call = STEPS.finish.on(self.prefix.keys(&name)?.once());
             let call = call.arg(token.get()).arg(label.as_str()).arg(outcome);
             let call = call.arg(result.as_slice()).arg(millis(keep)).arg(over);
-            Ok(self.run(call).await.map_err(Fault::into_error)?.status == 1)
+            let answer = self.run(call).await.map_err(Fault::into_error)?;
+            match answer.status {
+                1 => Ok(true),
+                // The connection broke after the server had done it. By now it may be the next one's, or be gone.
+                _ if answer.again && gives_up => Ok(true),
+                _ if answer.again && answer.get(0).ok() == Some(0_u8) => {
+                    Err(Error::unreachable(nobody_knows(&name)))
+                }
+                _ => Ok(false),
+            }
         })
     }
 
     fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        Box::pin(async move { self.record(&name, false).await })
+        Box::pin(async move {
+            match self.record(&name, false).await? {
+                Found::Nothing => Ok(None),
+                Found::Record(entry) => Ok(Some(entry)),
+                Found::Damaged => Err(damaged(&name)),
+            }
+        })
     }
 
     fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
@@ -85,9 +110,16 @@ impl Ledger for Redis {
             let mut entries = Vec::with_capacity(names.len());
             for bunch in names.chunks(BUNCH) {
                 let asked = bunch.iter().map(|name| self.record(name, true));
-                for entry in futures_util::future::join_all(asked).await {
-                    // One that is over meanwhile is none.
-                    entries.extend(entry?);
+                let found = futures_util::future::join_all(asked).await;
+                for (name, found) in bunch.iter().zip(found) {
+                    match found? {
+                        Found::Record(entry) => entries.push(entry),
+                        // It is over meanwhile.
+                        Found::Nothing => {}
+                        Found::Damaged => {
+                            tracing::warn!(error = %damaged(name), "left out of a list");
+                        }
+                    }
                 }
             }
             Ok(entries)
@@ -111,25 +143,28 @@ fn millis(keep: Duration) -> u64 {
     u64::try_from(keep.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-fn entry(answer: &Answer, name: &LockName) -> Result<Entry, Fault> {
-    let damaged = || Fault {
-        kind: FaultKind::Refused,
-        message: format!("the record of \"{name}\" is damaged: delete its key fencepost:once:..."),
-    };
-    let state = match answer.get::<String>(0)?.as_str() {
+fn damaged(name: &LockName) -> Error {
+    Error::refused(format!(
+        "the record of \"{name}\" is damaged: delete its key fencepost:once:..."
+    ))
+}
+
+/// `None` if it can not be read.
+fn entry(answer: &Answer, name: &LockName) -> Option<Entry> {
+    let state = match answer.get::<String>(0).ok()?.as_str() {
         "running" => State::Running,
         "done" => State::Done,
         "failed" => State::Failed,
-        _ => return Err(damaged()),
+        _ => return None,
     };
-    let since = answer.time.saturating_sub(answer.get(3)?);
-    let left: i64 = answer.get(4)?;
-    Ok(Entry {
+    let since = answer.time.saturating_sub(answer.get(3).ok()?);
+    let left: i64 = answer.get(4).ok()?;
+    Some(Entry {
         name: name.clone(),
         state,
-        token: Token::new(answer.get(1)?).map_err(|_| damaged())?,
-        label: Label::new(&answer.get::<String>(2)?).map_err(|_| damaged())?,
-        result: answer.get(5)?,
+        token: Token::new(answer.get(1).ok()?).ok()?,
+        label: Label::new(&answer.get::<String>(2).ok()?).ok()?,
+        result: answer.get(5).ok()?,
         since: Duration::from_micros(since),
         kept_for: Duration::from_millis(u64::try_from(left).unwrap_or(0)),
     })

@@ -129,11 +129,14 @@ impl Redlock {
             Failure::Held => {
                 // One who keeps enough of them from us is the holder; else several met.
                 let enough = self.nodes.count() - self.nodes.quorum() + 1;
-                let same =
-                    |value: &[u8]| holders.iter().filter(|(other, _)| other == value).count();
-                let holder = holders.iter().filter(|(value, _)| same(value) >= enough);
-                let holder = holder.max_by_key(|(_, holder)| holder.token);
-                Outcome::Held(holder.map(|(_, holder)| holder.clone()))
+                let holder = holders.iter().filter(|one| same(holders, one).count() >= enough);
+                let holder = holder.max_by_key(|holder| holder.info.token);
+                Outcome::Held(holder.map(|holder| {
+                    // Not every node has heard its last word.
+                    let last = same(holders, holder).max_by_key(|holder| holder.word);
+                    let value = last.and_then(|last| last.info.value.clone());
+                    HolderInfo { value, ..holder.info.clone() }
+                }))
             }
             Failure::Outrun => Outcome::Outrun,
             Failure::Unreachable => {
@@ -228,8 +231,19 @@ fn random(span: Duration) -> Duration {
     span.mul_f64(f64::from(u32::from_ne_bytes(bits)) / f64::from(u32::MAX))
 }
 
-/// A key's value, and who that is.
-type KeyHolder = (Vec<u8>, HolderInfo);
+/// Who has the key at a node.
+struct KeyHolder {
+    /// The key's value.
+    key: Vec<u8>,
+    info: HolderInfo,
+    /// The number of its last word that this node has heard, if it is a candidate.
+    word: Option<u64>,
+}
+
+/// What each node says of this one.
+fn same<'a>(holders: &'a [KeyHolder], one: &'a KeyHolder) -> impl Iterator<Item = &'a KeyHolder> {
+    holders.iter().filter(|other| other.key == one.key)
+}
 
 /// A vote, and whoever has the key if it is not ours.
 fn read_vote(answer: &Answer) -> Result<(Vote, Option<KeyHolder>), Fault> {
@@ -239,8 +253,9 @@ fn read_vote(answer: &Answer) -> Result<(Vote, Option<KeyHolder>), Fault> {
             Ok((Vote::Ours { mark, time: answer.time, mine: mine == 1 }, None))
         }
         0 => {
-            let value = answer.value()?.unwrap_or_default();
-            Ok((Vote::Theirs, answer.holder()?.map(|holder| (value, holder))))
+            let key = answer.value()?.unwrap_or_default();
+            let word = answer.said()?.map(|said| said.number);
+            Ok((Vote::Theirs, answer.holder()?.map(|info| KeyHolder { key, info, word })))
         }
         _ => Err(Fault::cut("the acquire was withdrawn before it arrived")),
     }

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::{Verdict, cases};
 use crate::client::Fencepost;
 use crate::conformance::scene::{LONG, SOON, Scene, ensure, ledger, until, within};
+use crate::error::ErrorKind;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 
 cases![
@@ -38,13 +39,30 @@ struct Key {
     client: Fencepost,
 }
 
+/// The highest token that the cases here use.
+const HIGHEST: u64 = 40;
+
+/// A client of a store that has handed out as many tokens as the cases use: it may refuse those that it has not.
+async fn client(scene: &Scene) -> Verdict<Fencepost> {
+    let client = scene.client().await?;
+    ledger(&client)?;
+    loop {
+        let guard = client.lock("tokens").ttl(LONG).acquire().await?;
+        let token = guard.token().get();
+        guard.release().await?;
+        if token >= HIGHEST {
+            return Ok(client);
+        }
+    }
+}
+
 fn token(number: u64) -> Verdict<Token> {
     Ok(Token::new(number)?)
 }
 
 impl Key {
     async fn of(scene: &Scene, name: &str) -> Verdict<Self> {
-        Self::on(&scene.client().await?, name)
+        Self::on(&client(scene).await?, name)
     }
 
     fn on(client: &Fencepost, name: &str) -> Verdict<Self> {
@@ -152,9 +170,19 @@ async fn ledger_a_lower_token_is_overtaken(scene: &Scene) -> Verdict {
     ensure!(key.claim(11).await? == Claimed::Ours, "a higher token did not take it");
     ensure!(key.claim(10).await? == Claimed::Overtaken, "an overtaken one took it back");
     // Numbers, not text; and all digits of them.
-    ensure!(key.claim(100).await? == Claimed::Ours, "100 is not above 11");
+    ensure!(key.claim(HIGHEST).await? == Claimed::Ours, "{HIGHEST} is not above 11");
     let (high, higher) = ((1 << 53) - 2, (1 << 53) - 1);
-    ensure!(key.claim(high).await? == Claimed::Ours, "{high} is not above 100");
+    let name = LockName::new("once/highest")?;
+    let claim = Claim { name, token: token(high)?, label: Label::new("runner")?, keep: LONG };
+    match within(SOON, "a claim is answered", key.ledger.claim(claim)).await? {
+        Ok(claimed) => ensure!(claimed == Claimed::Ours, "a free key was refused"),
+        // A store may know that it never handed out such a token.
+        Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) => {
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    ensure!(key.claim(high).await? == Claimed::Ours, "{high} is not above {HIGHEST}");
     ensure!(key.claim(higher).await? == Claimed::Ours, "{higher} is not above {high}");
     ensure!(key.claim(high).await? == Claimed::Overtaken, "{high} is as high as {higher}");
     key.stands(State::Running, higher, b"").await?;
@@ -242,7 +270,7 @@ async fn ledger_a_value_is_replaced_by_no_older_one(scene: &Scene) -> Verdict {
 
 /// redisson#6510 found 25 million keys that nobody would ever remove.
 async fn ledger_a_record_ends_with_its_time(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+    let client = client(scene).await?;
     let ledger = ledger(&client)?;
     let [running, settled, value, kept] =
         ["once/end/running", "once/end/settled", "once/end/value", "once/end/kept"]
@@ -288,7 +316,7 @@ async fn ledger_results_are_bytes(scene: &Scene) -> Verdict {
 }
 
 async fn ledger_lists_by_prefix_in_order(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+    let client = client(scene).await?;
     let ledger = ledger(&client)?;
     let names =
         ["once/b", "once/a/1", "once/a", "once/ä", "flight/a", "once/a%", "once/a_", "oncex"];
@@ -328,8 +356,8 @@ async fn ledger_forgets_by_token(scene: &Scene) -> Verdict {
 }
 
 async fn ledger_of_many_clients_one_is_done(scene: &Scene) -> Verdict {
-    let mut clients = Vec::new();
-    for _ in 0..4 {
+    let mut clients = vec![client(scene).await?];
+    for _ in 1..4 {
         clients.push(scene.client().await?);
     }
     for round in 0..8 {

@@ -20,7 +20,7 @@ end
 local function write(state, token, label, result, keep)
   redis.call('HSET', book, 'state', state, 'token', token, 'label', label,
     'since', string.format('%.0f', now), 'result', result)
-  redis.call('PEXPIREAT', book, string.format('%.0f', math.floor(now / 1000) + keep))
+  redis.call('PEXPIREAT', book, string.format('%.0f', math.ceil(now / 1000) + keep))
 end
 
 local function entry(status, brief)
