@@ -14,7 +14,7 @@ use super::dial::Servers;
 use super::faults::{Code, Fault};
 use super::found::Found;
 use super::names::RESERVED;
-use super::nodes::{Mark, in_order};
+use super::nodes::{Contender, Mark, in_order};
 use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
@@ -279,6 +279,22 @@ impl Shared {
         let ours = mark.finder();
         let line = in_order(&children).into_iter().filter(|one| ours(&one.node));
         Ok(line.map(|one| format!("{dir}/{}", one.node)).collect())
+    }
+
+    /// The first of these that is a contender: one that stays is none, whatever it is called.
+    pub(super) async fn first_of(
+        &self,
+        session: &Session,
+        dir: &str,
+        line: &[Contender],
+    ) -> Result<Option<Contender>, Fault> {
+        for one in line {
+            let stat = session.exists(&format!("{dir}/{}", one.node)).await?;
+            if stat.is_some_and(|stat| stat.ends()) {
+                return Ok(Some(one.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// The grant's node is gone and its session is not: finds out why, once, and tells the guard.
