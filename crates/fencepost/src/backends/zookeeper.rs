@@ -202,6 +202,7 @@ impl Backend for ZooKeeper {
 
     fn drained(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            self.shared.stop_sweeps().await;
             self.shared.close_idle(Duration::ZERO);
             let mut closing = self.shared.closing.subscribe();
             let none = closing.wait_for(|count| *count == 0);

@@ -119,7 +119,8 @@ impl Shared {
                     // It stays, so it is no contender: somebody's data, or the directory of another lock.
                     Ok((_, stat)) if !stat.ends() => {}
                     Ok((data, stat)) => {
-                        let (ours, holder) = (contender.is_ours(), holder(&contender, &data, &stat));
+                        let (ours, holder) =
+                            (contender.is_ours(), holder(&contender, &data, &stat));
                         let (label, token) = (holder.label, holder.token);
                         let czxid = stat.czxid;
                         return Ok(Some(Target { contender, czxid, ours, label, token }));

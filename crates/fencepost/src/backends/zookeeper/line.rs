@@ -43,8 +43,15 @@ pub(super) async fn stand(
     wait: Wait,
     tell: oneshot::Sender<Result<Acquired>>,
 ) {
-    let mut line =
-        Line { shared: &shared, place: &place, wait, kept: None, queued: false, wary: false, sent: None };
+    let mut line = Line {
+        shared: &shared,
+        place: &place,
+        wait,
+        kept: None,
+        queued: false,
+        wary: false,
+        sent: None,
+    };
     let stood = line.wait().await;
     let kept = line.kept.take();
     match stood {
@@ -95,7 +102,7 @@ impl Line<'_> {
             match self.step().await {
                 Ok(Some(stood)) => return Ok(stood),
                 Ok(None) => out_since = None,
-                Err(fault) if fault.passes() || fault == Fault::Gone => {
+                Err(fault) if fault.may_be_tried_again() => {
                     if fault == Fault::Gone {
                         // It, and what we had in it, is gone: a fresh place in a fresh session.
                         self.queued = true;

@@ -1,34 +1,85 @@
 //! The directories of records: made once, listed, and rid of what is over.
 //!
 //! Whoever removes records sets their directory in the same step: ledger.rs tells why.
+//!
+//! *Sweeps:* a client that uses records also looks for those whose time is over, whether or not it finishes any: two
+//! directories at a time, seconds apart, a few records at once, so that no heartbeat has to wait behind them. It looks at
+//! twice as many as it has made since, and goes on where it finds some that are over: so they go faster than new
+//! ones come. How many may go is a matter of the leader's clock (time.rs). Nobody waits for a sweep.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, Token};
+use fencepost_core::{LockName, Moment};
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 
 use super::faults::{Code, Fault};
 use super::names::name_of_part;
-use super::nodes::hex;
 use super::ops::{Make, Op};
-use super::record::{Record, Site};
+use super::record::Record;
 use super::session::Session;
 use super::shared::Shared;
-use crate::counted::Counted;
+use super::wire::Stat;
 use crate::ledger::Entry;
 
-/// How many records a finish looks at in each directory: more than it makes, so that what is over goes faster than
-/// new ones come.
-const SWEPT: usize = 4;
-/// How many other directories it looks at, and how often at most.
-const SHELVES: u8 = 16;
-const PAUSE: Duration = Duration::from_millis(250);
+/// How often a client that finishes looks, and how often one that does not.
+const PAUSE: Duration = Duration::from_secs(5);
+const IDLE_PAUSE: Duration = Duration::from_mins(1);
+/// At how many directories, and at how many records of one at least.
+const SHELVES: usize = 2;
+const LOOKED_AT: usize = 16;
+/// How many records are read at once, in a sweep and for a list. Each may have 64 KiB.
+const BUNCH: usize = 8;
+const AT_ONCE: usize = 16;
+/// How many go in one step.
+const BURIED: usize = 64;
 
-/// When others were last looked at, and from which one on.
-pub(super) type Swept = (Moment, u8);
-/// How many nodes are read at once. Each may have 64 KiB.
-const AT_ONCE: usize = 64;
+/// How the sweeps of this client stand.
+#[derive(Default)]
+pub(super) struct Sweeps {
+    /// It has used records.
+    used: bool,
+    /// How many it has finished since the last one.
+    finished: usize,
+    last: Option<Moment>,
+    /// The directory that was looked at last.
+    shelf: Option<String>,
+    task: Option<JoinHandle<()>>,
+    /// The client is closing.
+    over: bool,
+}
+
+impl Sweeps {
+    /// How many records of a directory to look at, if it is time.
+    fn due(&mut self, now: Moment) -> Option<usize> {
+        let pause = if self.finished > 0 { PAUSE } else { IDLE_PAUSE };
+        let rested = self.last.is_none_or(|last| now.since(last) >= pause);
+        let busy = self.task.as_ref().is_some_and(|task| !task.is_finished());
+        if !self.used || self.over || busy || !rested {
+            return None;
+        }
+        self.last = Some(now);
+        Some(LOOKED_AT.max(2 * std::mem::take(&mut self.finished)))
+    }
+}
+
+/// Some records of a directory.
+struct Shelved {
+    /// The directory's version, read before them.
+    shelf: i32,
+    records: Vec<(String, LockName, Record, Stat)>,
+}
+
+impl Shelved {
+    /// At most so many of their nodes, with their versions.
+    fn nodes(&self, shard: &str, most: usize) -> Vec<(String, i32)> {
+        let node = |(node, _, _, stat): &(String, LockName, Record, Stat)| {
+            (format!("{shard}/{node}"), stat.version)
+        };
+        self.records.iter().take(most).map(node).collect()
+    }
+}
 
 impl Shared {
     /// Makes a directory of records, and what is missing above it: to stay, since the version of one that was
@@ -37,116 +88,176 @@ impl Shared {
         self.make_path(session, dir, |_| Make::Persistent, self.access).await
     }
 
-    /// Takes records away whose time is over, in the background, unless something happens to them first.
-    pub(super) fn bury(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        shard: String,
-        shelf: i32,
-        over: Vec<(String, i32)>,
-    ) {
-        if over.is_empty() {
-            return;
-        }
-        let mut ops = vec![Op::set_version(&shard, b"", shelf)];
-        ops.extend(over.iter().map(|(node, version)| Op::delete_version(node, *version)));
-        let (asked, counted) = (session.multi(&ops), Counted::new(&self.closing));
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            // Whoever meets them next tries again.
-            let _ = asked.await;
-        });
-    }
-
-    /// After a finish: looks at a few records of the same directory and, now and then, of some others, in the
-    /// background. Where it begins is a matter of the token, which comes once: so all get their turn.
-    pub(super) fn sweep_records(self: &Arc<Self>, name: &LockName, token: Token) {
-        let turn = token.get().wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes();
-        let (shared, records) = (Arc::clone(self), self.records());
-        let mut shards = vec![Site::of(&records, name).shard];
-        let others = self.shelves_due(turn[0]).into_iter();
-        shards.extend(others.map(|number| format!("{records}/{}", hex(&[number]))));
-        let counted = Counted::new(&self.closing);
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            let session = shared.control();
-            let first = usize::from(u16::from_be_bytes([turn[1], turn[2]]));
-            let few = |all: &[String]| {
-                let some = all.iter().cycle().skip(first % all.len().max(1));
-                some.take(SWEPT.min(all.len())).cloned().collect()
-            };
-            // Nobody waits for it, and the next one does as much.
-            join_all(shards.iter().map(|shard| shared.read_shelf(&session, shard, few))).await;
-        });
-    }
-
-    /// Which other directories it is time to look at.
-    fn shelves_due(&self, begin: u8) -> Vec<u8> {
-        let (mut swept, now) = (self.swept(), self.now());
-        let next = match *swept {
-            Some((last, _)) if now.since(last) < PAUSE => return Vec::new(),
-            Some((_, last)) => last.wrapping_add(SHELVES),
-            None => begin,
-        };
-        *swept = Some((now, next));
-        (0..SHELVES).map(|number| next.wrapping_add(number)).collect()
-    }
-
-    /// Reads those records of a directory that are `wanted`; those whose time is over are left out, and go.
-    async fn read_shelf(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
+    /// Takes records away whose time is over, unless something happens to them first.
+    pub(super) async fn bury(
+        &self,
+        session: &Session,
         shard: &str,
-        wanted: impl Fn(&[String]) -> Vec<String>,
-    ) -> Result<Vec<Entry>, Fault> {
-        let (synced, shelf, nodes) =
-            (session.sync(shard), session.data(shard), session.children(shard));
-        let (synced, shelf, nodes) = (synced.await, there(shelf.await)?, there(nodes.await)?);
-        synced?;
-        let (Some((_, shelf)), Some(nodes)) = (shelf, nodes) else { return Ok(Vec::new()) };
-        let (mut entries, mut over) = (Vec::new(), Vec::new());
-        for bunch in wanted(&nodes).chunks(AT_ONCE) {
-            let asked = bunch.iter().map(|node| session.data(&format!("{shard}/{node}")));
-            for (node, answer) in bunch.iter().zip(join_all(asked).await) {
-                let Some((data, stat)) = there(answer)? else { continue };
-                // What is none of ours is left alone.
-                let Some((record, name)) = Record::read(&data).zip(name_of_part(node)) else {
-                    continue;
-                };
-                let now = self.leader_time(session).await?;
-                if record.is_over(&stat, now) {
-                    over.push((format!("{shard}/{node}"), record, stat));
-                } else {
-                    entries.push(Entry { result: Vec::new(), ..record.entry(&name, &stat, now) });
+        mut shelf: i32,
+        over: &[(String, i32)],
+    ) -> Result<(), Fault> {
+        for bunch in over.chunks(BURIED) {
+            let mut bunch = bunch.to_vec();
+            while !bunch.is_empty() {
+                let mut ops = vec![Op::set_version(shard, b"", shelf)];
+                ops.extend(bunch.iter().map(|(node, version)| Op::delete_version(node, *version)));
+                match session.multi(&ops).await? {
+                    None => {
+                        shelf = shelf.wrapping_add(1);
+                        break;
+                    }
+                    // It has changed, is gone, or somebody put a node below it: the others can go.
+                    Some((failed @ 1.., _)) if failed <= bunch.len() => {
+                        bunch.remove(failed - 1);
+                    }
+                    // Others remove records of this directory. Whoever meets these next tries again.
+                    Some(_) => return Ok(()),
                 }
             }
         }
-        if !over.is_empty() {
-            let now = self.leader_time_now(session).await?;
-            over.retain(|(_, record, stat)| record.is_over(stat, now));
-            let over = over.into_iter().map(|(node, _, stat)| (node, stat.version));
-            self.bury(session, shard.to_owned(), shelf.version, over.collect());
-        }
-        Ok(entries)
+        Ok(())
     }
 
-    pub(super) async fn all_entries(self: &Arc<Self>, prefix: &str) -> Result<Vec<Entry>, Fault> {
+    /// This client uses records, and has finished this many more of them.
+    pub(super) fn uses_records(&self, finished: usize) {
+        let mut sweeps = self.sweeps();
+        sweeps.used = true;
+        sweeps.finished += finished;
+    }
+
+    /// Looks for records that are over, in the background, if it is time.
+    pub(super) fn sweep_if_due(self: &Arc<Self>) {
+        let mut sweeps = self.sweeps();
+        let Some(count) = sweeps.due(self.now()) else { return };
+        let shared = Arc::clone(self);
+        sweeps.task = Some(self.around.runtime.spawn(async move {
+            if let Err(fault) = shared.sweep_records(count).await {
+                tracing::debug!(?fault, "records were not swept");
+            }
+        }));
+    }
+
+    /// No sweep from now on. One that is under way is left where it is; it uses nothing any more when this resolves.
+    pub(super) async fn stop_sweeps(&self) {
+        let task = {
+            let mut sweeps = self.sweeps();
+            sweeps.over = true;
+            sweeps.task.take()
+        };
+        if let Some(task) = task {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+
+    /// Looks at this many records of each of two directories, the next ones in turn.
+    pub(super) async fn sweep_records(&self, count: usize) -> Result<(), Fault> {
+        let (session, records) = (self.control(), self.records());
+        let mut shelves = self.children_now(&session, &records).await?;
+        shelves.retain(|shelf| shelf.len() == 2);
+        shelves.sort_unstable();
+        let last = self.sweeps().shelf.clone();
+        let first = match &last {
+            Some(last) => shelves.iter().position(|shelf| shelf > last).unwrap_or(0),
+            None => somewhere(shelves.len()),
+        };
+        let turn = shelves.iter().cycle().skip(first).take(SHELVES.min(shelves.len()));
+        for shelf in turn {
+            self.sweeps().shelf = Some(shelf.clone());
+            self.sweep_shelf(&session, &format!("{records}/{shelf}"), count).await?;
+        }
+        Ok(())
+    }
+
+    async fn sweep_shelf(&self, session: &Session, shard: &str, count: usize) -> Result<(), Fault> {
+        let Some(nodes) = readable(session.children(shard).await)? else { return Ok(()) };
+        let first = somewhere(nodes.len());
+        let turn: Vec<_> = nodes.iter().cycle().skip(first).take(nodes.len()).cloned().collect();
+        let (mut looked, mut gone) = (0, 0);
+        for bunch in turn.chunks(BUNCH) {
+            let Some(found) = self.read_some(session, shard, bunch).await? else { break };
+            let (_, over, may) = self.part(session, found, &mut gone).await?;
+            looked += bunch.len();
+            self.bury(session, shard, over.shelf, &over.nodes(shard, may)).await?;
+            if may < over.records.len() || (looked >= count && over.records.is_empty()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of these live, with the leader's time, and which are over; and how many of those may go, if so many of
+    /// their directory went before.
+    async fn part(
+        &self,
+        session: &Session,
+        mut found: Shelved,
+        gone: &mut usize,
+    ) -> Result<(Vec<Entry>, Shelved, usize), Fault> {
+        let (mut now, mut may) = (self.leader_time(session).await?, 0);
+        if found.records.iter().any(|(_, _, record, stat)| record.is_over(stat, now)) {
+            (now, may) = self.time_to_bury(session).await?;
+            may = may.saturating_sub(*gone);
+        }
+        let live = found.records.extract_if(.., |(_, _, record, stat)| !record.is_over(stat, now));
+        let live = live.map(|(_, name, record, stat)| record.entry(&name, &stat, now)).collect();
+        *gone += may.min(found.records.len());
+        Ok((live, found, may))
+    }
+
+    /// What can be read of these nodes and is ours; none if the directory can not be read.
+    async fn read_some(
+        &self,
+        session: &Session,
+        shard: &str,
+        nodes: &[String],
+    ) -> Result<Option<Shelved>, Fault> {
+        let shelf = session.data(shard);
+        let asked: Vec<_> =
+            nodes.iter().map(|node| session.data(&format!("{shard}/{node}"))).collect();
+        let Some((_, shelf)) = readable(shelf.await)? else { return Ok(None) };
+        let mut records = Vec::new();
+        for (node, answer) in nodes.iter().zip(join_all(asked).await) {
+            let Some((data, stat)) = readable(answer)? else { continue };
+            if let Some((record, name)) = Record::read(&data).zip(name_of_part(node)) {
+                records.push((node.clone(), name, record, stat));
+            }
+        }
+        Ok(Some(Shelved { shelf: shelf.version, records }))
+    }
+
+    pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, Fault> {
         let (session, records) = (self.control(), self.records());
         let shards = self.children_now(&session, &records).await?;
         let mut entries = Vec::new();
-        let wanted = |nodes: &[String]| {
+        for shard in shards.iter().filter(|shard| shard.len() == 2) {
+            let shard = format!("{records}/{shard}");
+            let (synced, nodes) = (session.sync(&shard), session.children(&shard));
+            let (synced, nodes) = (synced.await, readable(nodes.await)?.unwrap_or_default());
+            synced?;
             let named = |node: &&String| {
                 name_of_part(node).is_some_and(|name| name.as_str().starts_with(prefix))
             };
-            nodes.iter().filter(named).cloned().collect()
-        };
-        for shard in shards.iter().filter(|shard| shard.len() == 2) {
-            let shard = format!("{records}/{shard}");
-            entries.extend(self.read_shelf(&session, &shard, wanted).await?);
+            let wanted: Vec<_> = nodes.iter().filter(named).cloned().collect();
+            let mut gone = 0;
+            for bunch in wanted.chunks(AT_ONCE) {
+                let Some(found) = self.read_some(&session, &shard, bunch).await? else { break };
+                let (live, over, may) = self.part(&session, found, &mut gone).await?;
+                entries.extend(live.into_iter().map(|it| Entry { result: Vec::new(), ..it }));
+                self.bury(&session, &shard, over.shelf, &over.nodes(&shard, may)).await?;
+            }
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
     }
+}
+
+/// Where to begin among so many, so that each gets its turn.
+fn somewhere(count: usize) -> usize {
+    let mut bits = [0; 4];
+    // Without random numbers it is always the first: worse, and no harm.
+    let _ = getrandom::fill(&mut bits);
+    u32::from_ne_bytes(bits) as usize % count.max(1)
 }
 
 /// An answer, or none if there is no such node.
@@ -155,5 +266,13 @@ pub(super) fn there<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
         Ok(answer) => Ok(Some(answer)),
         Err(Fault::Said(Code::NoNode)) => Ok(None),
         Err(fault) => Err(fault),
+    }
+}
+
+/// The same, and none if it is not for us to read.
+fn readable<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
+    match answer {
+        Err(Fault::Said(Code::NoAuth)) => Ok(None),
+        answer => there(answer),
     }
 }
