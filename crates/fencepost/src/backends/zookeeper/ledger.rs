@@ -238,26 +238,31 @@ impl Ledger for ZooKeeper {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::net::SocketAddr;
     use std::time::Duration;
 
     use fencepost_core::Label;
-    use fencepost_testbed::ZooKeeper as Server;
+    use fencepost_testbed::{Mode, Proxy, ZooKeeper as Server};
 
     use super::*;
     use crate::backend::Surroundings;
     use crate::backends::zookeeper::ZooKeeperUrl;
-    use crate::clock::BootClock;
+    use crate::clock::{BootClock, Clock as _};
     use crate::ledger::{Outcome, Over};
 
-    async fn open(server: &Server) -> Arc<ZooKeeper> {
-        let url = ZooKeeperUrl::parse(&format!("//{}/t", server.address())).unwrap();
+    pub(crate) async fn open(server: &Server) -> Arc<ZooKeeper> {
+        open_at(server.address()).await
+    }
+
+    async fn open_at(address: SocketAddr) -> Arc<ZooKeeper> {
+        let url = ZooKeeperUrl::parse(&format!("//{address}/t")).unwrap();
         let runtime = tokio::runtime::Handle::current();
         let around = Surroundings { clock: Arc::new(BootClock), runtime };
         ZooKeeper::open(url, &around).await.unwrap()
     }
 
-    fn claim_of(number: u64) -> Claim {
+    pub(crate) fn claim_of(number: u64) -> Claim {
         Claim {
             name: LockName::new("once/a").unwrap(),
             token: Token::new(number).unwrap(),
@@ -266,7 +271,7 @@ mod tests {
         }
     }
 
-    fn finish_of(number: u64, outcome: Outcome) -> Finish {
+    pub(crate) fn finish_of(number: u64, outcome: Outcome) -> Finish {
         let Claim { name, token, label, keep } = claim_of(number);
         Finish { name, token, label, outcome, keep, over: Over::OwnClaim }
     }
@@ -299,6 +304,48 @@ mod tests {
         assert!(!slow.forget(entry.name.clone(), Token::new(2).unwrap()).await.unwrap());
         assert!(slow.forget(entry.name.clone(), entry.token).await.unwrap());
         assert!(!slow.forget(entry.name, entry.token).await.unwrap());
+    }
+
+    /// Nobody takes us for a while, as while a leader is elected: the step is not lost by that.
+    #[tokio::test]
+    async fn a_step_is_tried_again_while_servers_are_away() {
+        let server = Server::builder().start().unwrap();
+        let proxy = Proxy::to(server.address()).unwrap();
+        let store = open_at(proxy.address()).await;
+        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        let (name, done) = (claim_of(1).name, Outcome::Done(b"x".to_vec()));
+        for away in 0..3 {
+            proxy.set_mode(Mode::Refuse);
+            let away = async || {
+                // Until all who asked have been turned away at least once.
+                BootClock.alarm(BootClock.now() + Duration::from_millis(300 + 100 * away)).await;
+                proxy.set_mode(Mode::Pass);
+            };
+            let steps = async {
+                let finished = store.finish(finish_of(1, done.clone())).await;
+                let entries = store.entries("").await;
+                (finished, store.look_up(name.clone()).await, entries)
+            };
+            let ((finished, found, entries), ()) = tokio::join!(steps, away());
+            assert!(finished.unwrap());
+            assert_eq!(found.unwrap().unwrap().result, b"x");
+            assert_eq!(entries.unwrap().len(), 1);
+        }
+    }
+
+    /// Sent again after its time is over, a finish says what it said.
+    #[tokio::test]
+    async fn a_finish_that_was_kept_for_a_moment_is_found_done() {
+        let server = Server::builder().start().unwrap();
+        let store = open(&server).await;
+        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        let brief = |number| Finish {
+            keep: Duration::from_millis(1),
+            ..finish_of(number, Outcome::Done(b"x".to_vec()))
+        };
+        assert!(store.finish(brief(1)).await.unwrap());
+        BootClock.alarm(BootClock.now() + Duration::from_millis(20)).await;
+        assert!(store.finish(brief(1)).await.unwrap(), "it was recorded");
     }
 
     /// Without a lock between them: each that claims with the highest token yet runs, and of all who finish one is

@@ -276,3 +276,125 @@ fn readable<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
         answer => there(answer),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fencepost_core::Token;
+    use fencepost_testbed::ZooKeeper as Server;
+
+    use super::super::ledger::tests::{claim_of, finish_of, open};
+    use super::super::record::Site;
+    use super::super::time::Reading;
+    use super::*;
+    use crate::backends::zookeeper::ZooKeeper;
+    use crate::clock::{BootClock, Clock as _};
+    use crate::ledger::{Claim, Claimed, Finish, Ledger as _, Outcome};
+
+    /// Records that are over, as many as asked for, all in one directory.
+    async fn fill(store: &ZooKeeper, count: usize) -> (String, Vec<String>) {
+        let records = store.shared.records();
+        let all = (0..).map(|number| LockName::new(&format!("once/{number}")).unwrap());
+        let shard = Site::of(&records, &LockName::new("once/0").unwrap()).shard;
+        let names = all.filter(|name| Site::of(&records, name).shard == shard).take(count);
+        let token = Token::new(1).unwrap();
+        for name in names {
+            let claim = Claim { name: name.clone(), token, ..claim_of(1) };
+            assert_eq!(store.claim(claim).await.unwrap(), Claimed::Ours);
+            let keep = Duration::from_millis(1);
+            let finish = Finish { name, keep, ..finish_of(1, Outcome::Done(Vec::new())) };
+            assert!(store.finish(finish).await.unwrap());
+        }
+        BootClock.alarm(BootClock.now() + Duration::from_millis(20)).await;
+        let nodes = store.shared.control().children(&shard).await.unwrap();
+        (shard, nodes)
+    }
+
+    async fn left(store: &ZooKeeper, shard: &str) -> usize {
+        store.shared.control().children(shard).await.unwrap().len()
+    }
+
+    /// The client has read the leader's clock for so long; then it was so many milliseconds behind what it is now.
+    async fn steady(store: &ZooKeeper, span: Duration, behind: i64) {
+        let shared = &store.shared;
+        let session = shared.control();
+        let now = shared.leader_time_now(&session).await.unwrap();
+        let then = shared.now().since(Moment::default() + span);
+        let then = Moment::default() + then;
+        let span = i64::try_from(span.as_millis()).unwrap();
+        *shared.reading() = Some(Reading::new(now - span - behind, then, then));
+    }
+
+    /// More than go in one step; one has a child, and one has changed.
+    #[tokio::test]
+    async fn what_can_not_go_keeps_nothing_else() {
+        let server = Server::builder().start().unwrap();
+        let store = open(&server).await;
+        // Nothing is swept meanwhile.
+        store.shared.stop_sweeps().await;
+        let (shard, nodes) = fill(&store, 150).await;
+        assert_eq!(nodes.len(), 150);
+        server.create(&format!("{shard}/{}/below", nodes[3]), "").unwrap();
+        let session = store.shared.control();
+        let shelf = session.data(&shard).await.unwrap().1.version;
+        let mut over = Vec::new();
+        for node in &nodes {
+            let path = format!("{shard}/{node}");
+            let version = session.data(&path).await.unwrap().1.version;
+            over.push((path, version));
+        }
+        over[70].1 += 1;
+        store.shared.bury(&session, &shard, shelf, &over).await.unwrap();
+        let mut left = session.children(&shard).await.unwrap();
+        left.sort();
+        let mut expected = vec![nodes[3].clone(), nodes[70].clone()];
+        expected.sort();
+        assert_eq!(left, expected);
+    }
+
+    /// Few go by a clock that is not known yet, all by one that has been steady, none by one that has jumped.
+    #[tokio::test]
+    async fn a_clock_that_jumped_removes_nothing_that_nobody_asked_for() {
+        let server = Server::builder().start().unwrap();
+        let store = open(&server).await;
+        store.shared.stop_sweeps().await;
+        let (shard, nodes) = fill(&store, 40).await;
+        assert_eq!(nodes.len(), 40);
+        let hour = Duration::from_hours(1);
+        for ahead in [2 * 60_000, -2 * 60_000] {
+            steady(&store, hour, ahead).await;
+            store.shared.sweep_records(1).await.unwrap();
+            assert!(store.entries("").await.unwrap().is_empty());
+            store.shared.sweep_records(1).await.unwrap();
+            assert_eq!(left(&store, &shard).await, 40, "{ahead}");
+        }
+        // What is asked for by its name is judged all the same, and goes.
+        let found = store.look_up(LockName::new("once/0").unwrap()).await.unwrap();
+        assert_eq!(found, None);
+        let end = BootClock.now() + Duration::from_secs(30);
+        while left(&store, &shard).await > 39 {
+            assert!(BootClock.now() < end, "it did not go");
+        }
+        *store.shared.reading() = None;
+        store.shared.sweep_records(1).await.unwrap();
+        assert_eq!(left(&store, &shard).await, 35);
+        steady(&store, hour, 0).await;
+        store.shared.sweep_records(1).await.unwrap();
+        assert_eq!(left(&store, &shard).await, 0);
+    }
+
+    #[test]
+    fn sweeps_are_seconds_apart() {
+        let at = |seconds| Moment::default() + Duration::from_secs(seconds);
+        let mut sweeps = Sweeps::default();
+        assert_eq!(sweeps.due(at(100)), None, "it has used no records");
+        sweeps.used = true;
+        assert_eq!(sweeps.due(at(100)), Some(LOOKED_AT));
+        sweeps.finished = 50;
+        assert_eq!(sweeps.due(at(104)), None);
+        assert_eq!(sweeps.due(at(105)), Some(100));
+        assert_eq!(sweeps.due(at(164)), None, "it finishes nothing");
+        assert_eq!(sweeps.due(at(165)), Some(LOOKED_AT));
+        sweeps.over = true;
+        assert_eq!(sweeps.due(at(1000)), None);
+    }
+}
