@@ -52,6 +52,7 @@ mod record;
 mod session;
 mod shared;
 mod shelves;
+mod sweeps;
 mod time;
 mod tls;
 mod views;

@@ -15,7 +15,7 @@
 //! as it does not know, a record as it was.
 //!
 //! *What is left behind:* a record whose time is over is removed by whoever asks for it, and clients that use records
-//! look for others now and then (shelves.rs).
+//! look for others now and then (sweeps.rs).
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
 use super::session::Session;
-use super::shelves::Sweeps;
+use super::sweeps::Sweeps;
 use super::time::Reading;
 use crate::backend::{Grant, Liveness, LossCause, Surroundings};
 use crate::counted::Counted;
