@@ -1,7 +1,10 @@
 //! The command line: what it takes and how `--help` teaches it.
 
+pub(crate) mod advise;
+pub(crate) mod elect;
 pub(crate) mod fence;
 pub(crate) mod lab;
+pub(crate) mod once;
 pub(crate) mod proxy;
 
 use std::ffi::OsString;
@@ -10,8 +13,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use self::advise::{ADVISE_HELP, Advise};
+use self::elect::{ELECT_HELP, Elect, LEADER_HELP, Leader};
 use self::fence::{FENCE_HELP, Fence};
 use self::lab::{LAB_HELP, Lab};
+use self::once::{ONCE_HELP, ONCE_USAGE, Once};
 use crate::duration;
 use crate::exit::exit_codes;
 
@@ -55,6 +61,16 @@ pub(crate) enum Command {
     /// Hold a lock while a command runs
     #[command(after_help = RUN_HELP, after_long_help = RUN_HELP)]
     Run(Run),
+    /// Run a command on one of many at a time: while it leads
+    #[command(after_help = ELECT_HELP, after_long_help = ELECT_HELP)]
+    Elect(Elect),
+    /// Print what the leader says of itself
+    #[command(after_help = LEADER_HELP, after_long_help = LEADER_HELP)]
+    Leader(Leader),
+    /// Run a command once per key, whoever comes first
+    #[command(after_help = ONCE_HELP, after_long_help = ONCE_HELP, disable_help_subcommand = true,
+              override_usage = ONCE_USAGE)]
+    Once(Once),
     /// Take a lock for a script, which renews and releases it itself
     #[command(after_help = ACQUIRE_HELP, after_long_help = ACQUIRE_HELP)]
     Acquire(Acquire),
@@ -66,7 +82,7 @@ pub(crate) enum Command {
     Release(Release),
     /// List the locks that are held or waited for
     #[command(after_help = LS_HELP, after_long_help = LS_HELP)]
-    Ls,
+    Ls(Ls),
     /// Show who holds a lock and who waits for it
     Show(Show),
     /// Follow a lock as it changes hands, a line per change
@@ -78,6 +94,9 @@ pub(crate) enum Command {
     /// Print what a store guarantees under which fault
     #[command(after_help = EXPLAIN_HELP, after_long_help = EXPLAIN_HELP)]
     Explain(Explain),
+    /// Say which mechanism fits, and whether a lock is needed at all
+    #[command(after_help = ADVISE_HELP, after_long_help = ADVISE_HELP)]
+    Advise(Advise),
     /// The resource's side: install a fence, enter, see and reset its marks
     #[command(after_help = FENCE_HELP, after_long_help = FENCE_HELP, disable_help_subcommand = true)]
     Fence(Fence),
@@ -171,6 +190,17 @@ pub(crate) struct Release {
     pub(crate) owner: Option<String>,
 }
 
+/// `fencepost ls`
+#[derive(Args, Debug)]
+pub(crate) struct Ls {
+    /// Only what is waited for or changes hands, the most wanted first
+    #[arg(long)]
+    pub(crate) hot: bool,
+    /// With --hot, look again and again for this long [default: one look]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero, requires = "hot")]
+    pub(crate) over: Option<Duration>,
+}
+
 /// `fencepost show`
 #[derive(Args, Debug)]
 pub(crate) struct Show {
@@ -232,11 +262,14 @@ const TOP_EXAMPLES: &str = concat!(
 Examples:
   fencepost run nightly -- ./backup.sh     hold \"nightly\" while backup.sh runs
   fencepost run --no-wait nightly -- true  exit 75 if somebody has it
+  fencepost once job/$(date +%F) -- ./job  one run a day, on whichever host comes first
+  fencepost elect scheduler -- ./schedule  run it while leader
   fencepost ls                             who holds what
+  fencepost advise                         which mechanism fits, if any
   fencepost lab pause                      see why a lock needs a fence
   fencepost COMMAND --help                 more examples
 
-Durations: 500ms, 30s, 2m, 1h30m.
+Durations: 500ms, 30s, 2m, 1h30m, 7d.
 FENCEPOST_LOG=debug prints what the library does on stderr.
 
 ",
@@ -299,8 +332,17 @@ Exit codes: 0 released, 64 bad usage, 69 store out of reach, 76 this owner does
 not hold the lock: nothing was changed.";
 
 const LS_HELP: &str = "\
+Examples:
+  fencepost ls
+  fencepost ls --hot --over 5s             which name is everybody waiting for?
+
 HELD is how long the lock has been held, LEFT how long its lease runs unless it
-is renewed.";
+is renewed.
+
+With --hot: WAITING is how many wait now, MOST how many waited in any look, HANDED
+ON how often another grant was seen than in the look before (those between two
+looks are missed), HELD how long the present one is held. Says which names are
+hot, and what to do.";
 
 const WATCH_HELP: &str = "\
 Example:

@@ -16,12 +16,7 @@ pub(crate) async fn break_lock(args: &Break, fp: &Fencepost, json: bool) -> Resu
     if !args.yes {
         let Some(holder) = &holder else { return nothing(name, json) };
         let question = format!("lock \"{name}\" {}", holder.in_words());
-        if !std::io::stdin().is_terminal() {
-            return Err(Failure::usage(format!(
-                "{question}; to break it without asking use --yes"
-            )));
-        }
-        if !agreed(&question) {
+        if !agreed(&question, "Break it?", "to break it without asking use --yes")? {
             return Err(Failure::usage(format!("lock \"{name}\" was not broken: you said no")));
         }
     }
@@ -52,13 +47,17 @@ fn nothing(name: &str, json: bool) -> Result<u8, Failure> {
     out::done(&format!("nobody holds \"{name}\": nothing to break\n"))
 }
 
-fn agreed(question: &str) -> bool {
+/// Asks whether to go on. Where there is nobody to ask, the error says how to do without.
+pub(crate) fn agreed(so_it_is: &str, question: &str, without: &str) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::usage(format!("{so_it_is}; {without}")));
+    }
     let mut stderr = std::io::stderr();
-    let asked = write!(stderr, "fencepost: {question}. Break it? [y/N] ");
+    let asked = write!(stderr, "fencepost: {so_it_is}. {question} [y/N] ");
     if asked.and_then(|()| stderr.flush()).is_err() {
-        return false;
+        return Ok(false);
     }
     let mut answer = String::new();
     let read = std::io::stdin().read_line(&mut answer);
-    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes" | "Yes")
+    Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes" | "Yes"))
 }

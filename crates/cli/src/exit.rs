@@ -8,6 +8,8 @@ use fencepost::{Error, ErrorKind};
 pub(crate) const OK: u8 = 0;
 /// What a lab shows did not happen.
 pub(crate) const NOT_SHOWN: u8 = 1;
+/// The work failed before, and its record names no code.
+pub(crate) const FAILED_BEFORE: u8 = 1;
 /// The call is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// The store can not be reached or used.
@@ -34,12 +36,13 @@ macro_rules! exit_codes {
     () => {
         "\
 Exit codes:
-  0    done (`run`: the command's own code is passed on)
-  1    `lab`: what it shows did not happen
+  0    done (`run`, `elect`, `once`: the command's own code is passed on)
+  1    `lab`: what it shows did not happen; `once`: it failed before
   64   bad usage: fix the value that the message names
   69   the store can not be reached or used; retry when it is back
   70   a fault of fencepost or of the system
-  75   not acquired: somebody else holds the lock
+  75   not acquired: somebody else holds the lock; or nobody leads, nothing is
+       recorded
   76   lost: the lock was lost while the command ran, or is not the owner's
   77   stale: the fence refused the token, a later holder has entered
   78   refused: the store can not give what was asked for
@@ -48,8 +51,8 @@ Exit codes:
   128+N  the command, or the wait for the lock, was ended by signal N
 
 An error is one line on stderr. With --json it is also one object on stdout,
-{\"error\":{\"kind\":\"held\",\"message\":\"...\"}}, except from a `run` whose command
-has started: then stdout is the command's."
+{\"error\":{\"kind\":\"held\",\"message\":\"...\"}}, except from a `run`, `elect` or
+`once` whose command has started: then stdout is the command's."
     };
 }
 pub(crate) use exit_codes;
@@ -116,6 +119,7 @@ impl From<Error> for Failure {
             ErrorKind::NotHeld(_) => (LOST, "not_held"),
             ErrorKind::Stale => (STALE, "stale"),
             ErrorKind::Refused => (REFUSED, "refused"),
+            ErrorKind::Failed => (FAILED_BEFORE, "failed"),
             ErrorKind::Invalid => (USAGE, "invalid"),
             _ => (INTERNAL, "internal"),
         };

@@ -1,7 +1,7 @@
 //! `explain`: what a store guarantees under which fault.
 
 use fencepost::Fencepost;
-use fencepost::guarantees::{Correctness, Guarantees, Holds};
+use fencepost::guarantees::{Correctness, Guarantees, Holds, Records};
 use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
@@ -18,6 +18,11 @@ pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
         Correctness::Fit => "yes".to_owned(),
         Correctness::Unfit { why, remedy } => format!("no: {why}; {remedy}"),
     };
+    let records = match &guarantees.records {
+        Records::Kept => "kept until their time is over".to_owned(),
+        Records::MayBeLost { why, remedy } => format!("may be lost: {why}; {remedy}"),
+        Records::None { why, remedy } => format!("none: {why}; {remedy}"),
+    };
     let order = if guarantees.fifo { "first come, first served" } else { "not ordered" };
     let facts = [
         ("store", guarantees.backend.to_owned()),
@@ -25,6 +30,7 @@ pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
         ("for correctness", correctness),
         ("waiters", format!("{order}; {}", guarantees.wake)),
         ("a lease ends by", guarantees.clock.to_owned()),
+        ("records (once)", records),
     ];
     let mut facts: Vec<_> = facts.map(|(what, value)| vec![what.to_owned(), value]).into();
     for (what, value) in &guarantees.found {
@@ -53,6 +59,13 @@ fn as_json(guarantees: &Guarantees) -> Value {
         Correctness::Fit => json!({ "fit": true }),
         Correctness::Unfit { why, remedy } => json!({ "fit": false, "why": why, "remedy": remedy }),
     };
+    let records = match &guarantees.records {
+        Records::Kept => json!({ "kept": true }),
+        Records::MayBeLost { why, remedy } => {
+            json!({ "kept": false, "why": why, "remedy": remedy })
+        }
+        Records::None { why, remedy } => json!({ "kept": null, "why": why, "remedy": remedy }),
+    };
     let found: serde_json::Map<String, Value> = guarantees
         .found
         .iter()
@@ -76,6 +89,7 @@ fn as_json(guarantees: &Guarantees) -> Value {
         "fifo": guarantees.fifo,
         "wake": guarantees.wake,
         "clock": guarantees.clock,
+        "records": records,
         "longest_ttl_ms": guarantees.longest.as_millis(),
         "found": found,
         "under": under,

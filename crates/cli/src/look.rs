@@ -47,6 +47,9 @@ pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, 
     match &info.holder {
         Some(holder) => {
             row("holder", holder.label.to_string());
+            if let Some(value) = &holder.value {
+                row("value", out::line(&value.text()));
+            }
             let known = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
             row("token", known(holder.token.map(|token| token.to_string())));
             row("held for", known(holder.held_for.map(short)));
@@ -103,13 +106,18 @@ fn in_words(info: &LockInfo) -> String {
 pub(crate) fn as_json(info: &LockInfo) -> Value {
     let millis = |span: std::time::Duration| span.as_millis() as u64;
     let holder = info.holder.as_ref().map(|holder| {
-        json!({
+        let mut shown = json!({
             "label": holder.label.as_str(),
             "token": holder.token.map(fencepost::Token::get),
             "ttl_ms": holder.ttl.map(fencepost::Ttl::as_millis),
             "held_ms": holder.held_for.map(millis),
             "left_ms": holder.remaining.map(millis),
-        })
+        });
+        // Only a leader says something of itself.
+        if let Some(value) = &holder.value {
+            shown["value"] = value.text().into();
+        }
+        shown
     });
     let waiters: Vec<Value> = info
         .waiters

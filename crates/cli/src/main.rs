@@ -3,16 +3,20 @@
 //! Everything runs on a current-thread runtime on the main thread. For `run` that is not a matter of
 //! taste: the kernel kills the command when the *thread* that started it ends, so it must be this one.
 
+mod advise;
 mod args;
 mod backend;
 mod breaking;
 mod duration;
+mod elect;
 mod exit;
 mod explain;
 mod fence;
+mod hot;
 mod lab;
 mod look;
 mod manual;
+mod once;
 mod out;
 mod run;
 mod script;
@@ -85,10 +89,17 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     let (on, json) = (cli.common.on.as_deref(), cli.common.json);
     match &cli.command {
         Command::Run(args) => run::run(args, on).await,
+        Command::Elect(args) if args.observe => {
+            elect::observe(args, &store::open(on).await?, json).await
+        }
+        Command::Elect(args) => elect::elect(args, on, json).await,
+        Command::Leader(args) => elect::leader(args, &store::open(on).await?, json).await,
+        Command::Once(args) => once::once(args, on, json).await,
         Command::Acquire(args) => script::acquire(args, &store::open_shared(on).await?, json).await,
         Command::Renew(args) => script::renew(args, &store::open_shared(on).await?, json).await,
         Command::Release(args) => script::release(args, &store::open_shared(on).await?, json).await,
-        Command::Ls => look::ls(&store::open(on).await?, json).await,
+        Command::Ls(args) if args.hot => hot::ls(args, &store::open(on).await?, json).await,
+        Command::Ls(_) => look::ls(&store::open(on).await?, json).await,
         Command::Show(args) => look::show(args, &store::open(on).await?, json).await,
         Command::Watch(args) => look::watch(args, &store::open(on).await?, json).await,
         Command::Break(args) => {
@@ -100,6 +111,10 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
             }
             explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
         }
+        Command::Advise(_) if on.is_some() => Err(Failure::usage(
+            "--on names a store, and advice needs none: what yours is worth, `fencepost explain URL` says",
+        )),
+        Command::Advise(args) => advise::advise(args, json),
         Command::Fence(_) if on.is_some() => Err(Failure::usage(
             "--on names a lock store, and a fence stands at the resource: name that with --resource",
         )),
@@ -113,13 +128,10 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// Off unless `FENCEPOST_LOG` asks for it; stdout is for output.
+/// Near misses of a lock are shown, and nothing else unless `FENCEPOST_LOG` asks for it; stdout is for output.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
-    let Some(wanted) = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty())
-    else {
-        return;
-    };
-    let filter = EnvFilter::new(wanted);
+    let wanted = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty());
+    let filter = EnvFilter::new(wanted.as_deref().unwrap_or("fencepost::rails=warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }

@@ -15,8 +15,13 @@ pub(crate) enum Reader {
 
 /// Writes `text` as it is.
 pub(crate) fn print(text: &str) -> Result<Reader, Failure> {
+    bytes(text.as_bytes())
+}
+
+/// Writes what need not be text.
+pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader, Failure> {
     let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(Reader::Listens),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
         Err(error) => Err(Failure::internal(format!("can not write to stdout: {error}"))),
@@ -52,4 +57,19 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// What others wrote, fit for one line: control characters are escaped.
+pub(crate) fn line(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_debug().collect() } else { c.to_string() };
+    text.chars().map(escape).collect()
+}
+
+/// A span that may be days: `3d04h`, else as [`short`](fencepost::backend::short) has it.
+pub(crate) fn span(span: std::time::Duration) -> String {
+    let hours = span.as_secs() / 3600;
+    if hours < 48 {
+        return fencepost::backend::short(span);
+    }
+    format!("{}d{:02}h", hours / 24, hours % 24)
 }

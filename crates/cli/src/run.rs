@@ -1,4 +1,4 @@
-//! `fencepost run`: holds a lock while a command runs.
+//! `fencepost run`: holds a lock while a command runs. `elect` and `once` run theirs the same way.
 
 pub(crate) mod child;
 pub(crate) mod group;
@@ -8,8 +8,12 @@ pub(crate) mod supervise;
 pub(crate) mod terminal;
 pub(crate) mod watchdog;
 
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
 use fencepost::backend::Presence;
-use fencepost::{ErrorKind, Guard};
+use fencepost::{ErrorKind, Guard, LockName};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::args::Run;
@@ -22,63 +26,105 @@ use leash::Leash;
 use supervise::{Outcome, Schedule, Supervisor};
 use terminal::Terminal;
 
+/// What comes in from outside while a command runs.
+pub(crate) struct Events {
+    /// For us, or to be passed on.
+    pub(crate) signals: Signals,
+    /// A child of ours changed its state.
+    children: unix::Signal,
+}
+
+impl Events {
+    /// Listens from here on. To be called before anything is taken that a signal would leave behind.
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        Ok(Self { signals: Signals::listen()?, children: unix::signal(SignalKind::child())? })
+    }
+}
+
+/// What is run under a lock.
+pub(crate) struct Job<'a> {
+    /// The command and its arguments.
+    pub(crate) command: &'a [OsString],
+    /// The store, as the command is told of it.
+    pub(crate) url: &'a str,
+    /// The key of `once`.
+    pub(crate) key: Option<&'a str>,
+    /// After how long the guard ends in any case.
+    pub(crate) max_hold: Option<Duration>,
+    /// Where the command writes, if that is not our own stdout.
+    pub(crate) stdout: Option<OwnedFd>,
+}
+
 /// Takes the lock, runs the command, gives the lock back, passes on how the command ended.
 pub(crate) async fn run(args: &Run, on: Option<&str>) -> Result<u8, Failure> {
     let url = store::url(on)?;
-    // Before anything can be taken that a signal would leave behind.
-    let mut signals = Signals::listen()?;
-    let mut children = unix::signal(SignalKind::child())?;
+    let mut events = Events::listen()?;
     let fp = store::open_shared(Some(&url)).await?;
     let url = store::url_for_the_command(&url);
     let wish =
         Wish { name: &args.name, taking: &args.taking, max_hold: args.max_hold, lease_only: false };
-    let result = match take::take(&fp, &wish, &mut signals).await {
-        Ok(guard) => hold(guard, args, &url, &mut signals, &mut children).await,
+    let result = match take::take(&fp, &wish, &mut events.signals).await {
+        Ok(guard) => {
+            let (command, max_hold) = (&*args.command, args.max_hold);
+            let job = Job { command, url: &url, key: None, max_hold, stdout: None };
+            hold(guard, job, &mut events).await
+        }
         Err(failure) => Err(failure),
     };
     store::close(&fp).await;
     result
 }
 
-async fn hold(
-    guard: Guard,
-    args: &Run,
-    url: &str,
-    signals: &mut Signals,
-    children: &mut unix::Signal,
-) -> Result<u8, Failure> {
-    let schedule = Schedule::new(guard.ttl().as_duration(), args.max_hold);
-    let terminal = Terminal::find();
-    let (child, leash) = match start(&guard, args, url, schedule, terminal.as_ref()).await {
-        Ok(started) => started,
+async fn hold(guard: Guard, job: Job<'_>, events: &mut Events) -> Result<u8, Failure> {
+    let outcome = match under(&guard, job, events).await {
+        Ok(outcome) => outcome,
         Err(failure) => {
-            if let Some(terminal) = &terminal {
-                terminal.reclaim();
-            }
             // The failure is what the user must hear of; a release that fails goes on in the background.
             let _ = guard.release().await;
             return Err(failure);
         }
     };
+    let name = guard.name().clone();
+    let released = guard.release().await;
+    verdict(&name, &outcome, released).map_err(Failure::after_the_child_started)
+}
+
+/// Runs the command for as long as `guard` holds. When this returns, nothing of its group runs; what becomes of
+/// the lock is the caller's matter. A failure means that it was not started.
+pub(crate) async fn under(
+    guard: &Guard,
+    job: Job<'_>,
+    events: &mut Events,
+) -> Result<Outcome, Failure> {
+    let max_hold = job.max_hold;
+    let schedule = Schedule::new(guard.ttl().as_duration(), max_hold);
+    let terminal = Terminal::find();
+    let (child, leash) = match start(guard, job, schedule, terminal.as_ref()).await {
+        Ok(started) => started,
+        Err(failure) => {
+            if let Some(terminal) = &terminal {
+                terminal.reclaim();
+            }
+            return Err(failure);
+        }
+    };
     let supervisor = Supervisor {
-        guard: &guard,
+        guard,
         schedule,
-        max_hold: args.max_hold.is_some(),
+        max_hold: max_hold.is_some(),
         child,
         leash: Some(leash),
         terminal,
-        signals,
-        children,
+        signals: &mut events.signals,
+        children: &mut events.children,
     };
-    let outcome = supervisor.see_through().await;
-    settle(guard, outcome).await.map_err(Failure::after_the_child_started)
+    Ok(supervisor.see_through().await)
 }
 
 /// Starts the watchdog, then the command: nothing of the user's runs unwatched.
 async fn start(
     guard: &Guard,
-    args: &Run,
-    url: &str,
+    job: Job<'_>,
     schedule: Schedule,
     terminal: Option<&Terminal>,
 ) -> Result<(Spawned, Leash), Failure> {
@@ -87,8 +133,13 @@ async fn start(
         |error: std::io::Error| Failure::internal(format!("can not start the watchdog: {error}"));
     let leash = Leash::start(guard.name().as_str(), presence).map_err(no_watchdog)?;
     leash.tell(schedule.record(guard.deadline())).map_err(no_watchdog)?;
-    let environment = Environment { name: guard.name().as_str(), token: guard.token(), url };
-    let child = Spawned::start(&args.command, &environment, |parent| {
+    let environment = Environment {
+        name: guard.name().as_str(),
+        token: guard.token(),
+        url: job.url,
+        key: job.key,
+    };
+    let child = Spawned::start(job.command, &environment, job.stdout, |parent| {
         Ok(crate::sys::ChildSetup {
             parent,
             leash: leash.pipe()?,
@@ -105,15 +156,17 @@ async fn start(
     }
 }
 
-/// Gives the lock back and finds the exit code.
-async fn settle(guard: Guard, outcome: Outcome) -> Result<u8, Failure> {
-    let name = guard.name().clone();
-    let released = guard.release().await;
-    if let Some(lost) = outcome.lost {
+/// The exit code, once the lock was given back or could not be.
+pub(crate) fn verdict(
+    name: &LockName,
+    outcome: &Outcome,
+    released: fencepost::Result<()>,
+) -> Result<u8, Failure> {
+    if let Some(lost) = &outcome.lost {
         return Err(Failure::new(exit::LOST, "lost", lost));
     }
     if outcome.unwatched {
-        return Err(Failure::internal("the command was killed: it can not run without a watchdog"));
+        return Err(unwatched());
     }
     match released {
         Ok(()) => {}
@@ -127,4 +180,9 @@ async fn settle(guard: Guard, outcome: Outcome) -> Result<u8, Failure> {
         )),
     }
     Ok(outcome.ended.code())
+}
+
+/// We ended the command, since nobody could have ended it in our stead.
+pub(crate) fn unwatched() -> Failure {
+    Failure::internal("the command was killed: it can not run without a watchdog")
 }

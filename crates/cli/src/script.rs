@@ -94,7 +94,7 @@ fn owner(given: Option<&str>) -> Result<OwnerId, Failure> {
 }
 
 /// One word for a POSIX shell, whatever is in it.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         text.to_owned()

@@ -46,15 +46,27 @@ pub(crate) async fn take(
             (false, None) => Ok(lock.acquire().await?),
         }
     };
+    attended(fp, wish.name, &label, signals, granted).await
+}
+
+/// Waits for `granted` as one waits for the lock `name`: says for whom, and a signal that would end us ends the
+/// wait instead.
+pub(crate) async fn attended<T>(
+    fp: &Fencepost,
+    name: &str,
+    label: &str,
+    signals: &mut Signals,
+    granted: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     // In this order: a signal that came with the grant ends us, and dropping the grant releases it.
     tokio::select! {
         biased;
         signal = signals.next_ending() => Err(Failure::signal(
             signal.as_raw(),
-            format!("ended by signal {} while waiting for \"{}\"", signal.as_raw(), wish.name),
+            format!("ended by signal {} while waiting for \"{name}\"", signal.as_raw()),
         )),
         result = granted => result,
-        never = waiting::show(fp, wish.name, &label) => match never {},
+        never = waiting::show(fp, name, label) => match never {},
     }
 }
 
@@ -67,7 +79,7 @@ async fn held(fp: &Fencepost, name: &str) -> Failure {
 }
 
 /// `host:pid`, as the library has it too; here because the waiting line looks for it in the queue.
-fn default_label() -> String {
+pub(crate) fn default_label() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
     format!("{host}:{}", std::process::id())

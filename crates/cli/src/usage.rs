@@ -25,7 +25,7 @@ fn one_line(error: &clap::Error) -> String {
     // Our own parsers name the value and the remedy.
     let ours = error.source().and_then(|source| source.downcast_ref::<BadDuration>());
     if let (Some(argument), Some(why)) = (argument, ours) {
-        return escaped(&format!("{argument}: {why}"));
+        return out::line(&format!("{argument}: {why}"));
     }
     let rendered = error.render().to_string();
     let text = rendered.strip_prefix("error: ").unwrap_or(&rendered);
@@ -37,12 +37,14 @@ fn one_line(error: &clap::Error) -> String {
         return format!("`{help}` wants a command; see `{help} --help`");
     }
     // What most people forget.
-    let hint = if help == "fencepost run" && forgot_the_dashes(error) {
-        " (the command stands after `--`: fencepost run NAME -- CMD)"
-    } else {
-        ""
+    let hint = match help.as_str() {
+        "fencepost run" | "fencepost elect" | "fencepost once" if forgot_the_dashes(error) => {
+            let what = if help.ends_with("once") { "KEY" } else { "NAME" };
+            format!(" (the command stands after `--`: {help} {what} -- CMD)")
+        }
+        _ => String::new(),
     };
-    format!("{}{hint}; see `{help} --help`", without_password(&escaped(&words.join(" "))))
+    format!("{}{hint}; see `{help} --help`", without_password(&out::line(&words.join(" "))))
 }
 
 /// `fencepost fence reset`, as far as the line names commands there are.
@@ -73,11 +75,6 @@ fn without_password(text: &str) -> String {
 fn forgot_the_dashes(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::MissingRequiredArgument | ErrorKind::UnknownArgument)
         && !std::env::args_os().any(|argument| argument == "--")
-}
-
-fn escaped(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_debug().collect() } else { c.to_string() };
-    text.chars().map(escape).collect()
 }
 
 /// Whether `--json` was asked for, on a line that could not be read as a whole.

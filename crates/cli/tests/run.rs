@@ -194,6 +194,16 @@ fn max_hold_ends_the_command_politely_first() {
     store.assert_empty();
 }
 
+/// A guard rail: shown without anybody having asked for a log.
+#[test]
+fn a_max_hold_that_is_nearly_reached_is_shown() {
+    let store = Store::new();
+    let script = "trap '' TERM; while :; do sleep 0.01; done";
+    let (code, _, err) = store.say(&["run", "--max-hold", "2s", "x", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(76), "{err}");
+    assert!(err.contains("max_hold is nearly reached"), "{err}");
+}
+
 #[test]
 fn max_hold_ends_a_command_that_does_not_listen() {
     let store = Store::new();

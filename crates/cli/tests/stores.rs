@@ -161,11 +161,15 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     };
     let (code, out, err) = install(&[]);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{err}");
-    assert_eq!(out, "schema \"fencepost\", locks: made version 2\n");
+    let made = |how: &str| {
+        ["locks", "records"].map(|part| format!("schema \"fencepost\", {part}: {how}\n")).concat()
+    };
+    assert_eq!(out, made("made version 1"));
     let (_, out, _) = install(&[]);
-    assert_eq!(out, "schema \"fencepost\", locks: version 2 is there already: nothing to do\n");
+    assert_eq!(out, made("version 1 is there already: nothing to do"));
     let (_, out, _) = install(&["--json"]);
-    assert_eq!(out, "{\"before\":1,\"component\":\"locks\",\"now\":1}\n");
+    let line = |part: &str| format!("{{\"before\":1,\"component\":\"{part}\",\"now\":1}}\n");
+    assert_eq!(out, line("locks") + &line("records"));
 
     let functions = "acquire, fencepost.renew, fencepost.release, fencepost.inspect";
     database.psql("grant usage on schema fencepost to till").unwrap();

@@ -181,3 +181,59 @@ fn break_asks_first() {
     );
     assert_eq!(holder.end().0, Some(76));
 }
+
+#[test]
+fn advice_is_given_after_a_few_questions() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost advise\n",
+            "see:What does it protect",
+            r"type:nothing\n",
+            "see:1-7: ",
+            r"type:2\n",
+            "see:What does it cost",
+            r"type:2\n",
+            "see:What can the resource check",
+            r"type:3\n",
+            "see:Where do those run",
+            r"type:1\n",
+            "see:nightly-billing: a job",
+            "see:fencepost once",
+            r"type:echo back $?\n",
+            "see:back 0",
+        ],
+    );
+}
+
+#[test]
+fn control_c_ends_a_leader_and_nobody_campaigns_again() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost elect x -- sh -c 'echo u''p; exec sleep 1000'\n",
+            "see:up",
+            r"type:\x03",
+            r"see:\$ ",
+            r"type:echo back $?\n",
+            "see:back 130",
+        ],
+    );
+}
+
+#[test]
+fn a_record_is_forgotten_after_a_question() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:fencepost once k -- true; fencepost once forget k\n",
+            r"see:Forget it\? \[y/N\] ",
+            r"type:n\n",
+            "see:was not forgotten",
+            r"type:fencepost once forget k\n",
+            r"see:Forget it\? \[y/N\] ",
+            r"type:y\n",
+            "see:forgot \"k\"",
+        ],
+    );
+}

@@ -49,3 +49,18 @@ fn running_a_command() {
 fn fencing_a_database() {
     run("tests/cmd/fencing.trycmd");
 }
+
+#[test]
+fn running_once_per_key() {
+    run("tests/cmd/once.trycmd");
+}
+
+#[test]
+fn electing_a_leader() {
+    run("tests/cmd/electing.trycmd");
+}
+
+#[test]
+fn advising() {
+    run("tests/cmd/advise.trycmd");
+}

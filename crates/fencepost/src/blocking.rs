@@ -11,6 +11,9 @@
 //! # Ok::<(), fencepost::Error>(())
 //! ```
 
+mod election;
+mod once;
+
 use std::cell::Cell;
 use std::future::Future;
 use std::ops::Deref;
@@ -23,9 +26,13 @@ use std::time::Duration;
 
 use fencepost_core::{OwnerId, Ttl};
 
+pub use self::election::{Election, Leadership, Observer};
+pub use self::once::{Begun, Claims, Once, Run, SingleFlight, Turn};
 use crate::backend::{Broken, LockInfo, LossCause, Renewed};
+use crate::counts::Counts;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
+use crate::ledger::Entry;
 
 thread_local! {
     static WAITING: Cell<bool> = const { Cell::new(false) };
@@ -90,6 +97,37 @@ impl Fencepost {
     /// See [`crate::Fencepost::lock`].
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock(self.0.lock(name))
+    }
+
+    /// See [`crate::Fencepost::election`].
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election(self.0.election(name))
+    }
+
+    /// See [`crate::Fencepost::once`].
+    pub fn once(&self, key: impl AsRef<str>) -> Once {
+        Once(self.0.once(key))
+    }
+
+    /// See [`crate::Fencepost::single_flight`].
+    pub fn single_flight(&self, key: impl AsRef<str>) -> SingleFlight {
+        SingleFlight(self.0.single_flight(key))
+    }
+
+    /// See [`crate::Fencepost::claim`].
+    pub fn claim(&self, items: impl IntoIterator<Item = impl Into<String>>) -> Claims {
+        Claims(self.0.claim(items))
+    }
+
+    /// See [`crate::Fencepost::once_entries`].
+    pub fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
+        block_on(self.0.once_entries())
+    }
+
+    /// See [`crate::Fencepost::counts`].
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.0.counts()
     }
 
     /// See [`crate::Fencepost::inspect`].

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings};
 use crate::claims::Claims;
 use crate::clock::{BootClock, Clock};
+use crate::counts::{Counts, Tally};
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::flight::{Flights, SingleFlight};
@@ -46,6 +47,7 @@ pub(crate) struct Client {
     /// The longest TTL that the store takes.
     pub(crate) longest: Ttl,
     pub(crate) flights: Flights,
+    pub(crate) tally: Arc<Tally>,
     closed: AtomicBool,
     background: Background,
 }
@@ -88,7 +90,9 @@ impl Fencepost {
         let label = default_label()?;
         let longest = store.backend.guarantees().longest;
         let (flights, closed) = (Flights::default(), AtomicBool::new(false));
-        let client = Client { store, keeper, clock, label, longest, flights, closed, background };
+        let tally = Arc::default();
+        let client =
+            Client { store, keeper, clock, label, longest, flights, tally, closed, background };
         Ok(Self(Arc::new(client)))
     }
 
@@ -130,6 +134,12 @@ impl Fencepost {
     #[must_use]
     pub fn guarantees(&self) -> Guarantees {
         self.0.store.backend.guarantees()
+    }
+
+    /// What this client has seen so far: grants, losses, near misses.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.0.tally.counts()
     }
 
     /// Who holds `name` and who waits for it.

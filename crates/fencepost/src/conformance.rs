@@ -65,9 +65,11 @@
 //! what the backend's [`guarantees`](crate::guarantees) do not promise says so too.
 //!
 //! Some cases need other processes: the test binary starts itself again as a worker. Random choices come
-//! from a seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again.
+//! from a seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again. At the end stands how
+//! long the cases of each store took, taken together.
 
 mod cases;
+mod diary;
 pub mod fences;
 mod harness;
 mod process;
@@ -75,8 +77,9 @@ mod scene;
 mod severable;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -111,22 +114,37 @@ pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
     if !arguments.list {
         eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
     }
+    let spent = Arc::<Spent>::default();
     let trials = harnesses
         .flat_map(|harness| {
             let harness: Arc<dyn Harness> = Arc::from(harness);
-            cases::all().map(move |case| trial(&harness, case, seed))
+            let spent = Arc::clone(&spent);
+            cases::all().map(move |case| trial(&harness, case, seed, &spent))
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    for (name, span) in spent.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        eprintln!("{name}: its cases took {:.1} s, taken together", span.as_secs_f64());
+    }
+    conclusion.exit_code()
 }
 
-fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64) -> Trial {
+/// How long the cases of each harness took, taken together.
+type Spent = Mutex<BTreeMap<String, Duration>>;
+
+fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64, spent: &Arc<Spent>) -> Trial {
     let name = format!("{}::{}", harness.name(), case.name);
-    let harness = Arc::clone(harness);
-    Trial::ignorable_test(name, move || match run(harness, case, seed) {
-        Ok(()) => Ok(Completion::Completed),
-        Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
-        Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
+    let (harness, spent) = (Arc::clone(harness), Arc::clone(spent));
+    Trial::ignorable_test(name, move || {
+        let (from, of) = (scene::now(), harness.name().to_owned());
+        let verdict = run(harness, case, seed);
+        let took = scene::now().since(from);
+        *spent.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default() += took;
+        match verdict {
+            Ok(()) => Ok(Completion::Completed),
+            Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
+            Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
+        }
     })
 }
 

@@ -189,9 +189,9 @@ impl Term {
         let value = Some(Value::new(value)?);
         let _alone = self.proclaiming.lock().await;
         let hold = self.standing.hold();
-        self.standing.check()?;
+        self.standing.trusted()?;
         hold.progress();
-        let (name, token) = (hold.name.clone(), Some(self.number()));
+        let (name, token) = (hold.name.clone(), Some(self.standing.own_token()));
         let renewal = Renewal { name, owner: hold.owner, ttl: None, token, value };
         let clock = &self.client.clock;
         let call = self.client.store.backend.renew(vec![renewal]);
@@ -231,7 +231,7 @@ impl Deref for Term {
 
 impl fmt::Debug for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Term({}, {:?})", self.number(), self.state())
+        write!(f, "Term({}, {:?})", self.standing.own_token(), self.state())
     }
 }
 

@@ -223,10 +223,11 @@ impl SingleFlight {
                 Entry::MAX_RESULT
             )));
         }
+        // One that was overtaken may be older than what there was and is over by now.
+        guard.trusted()?;
         let finish = Finish {
             name: guard.name().clone(),
-            // One that was overtaken may be older than what there was and is over by now.
-            token: guard.check()?,
+            token: guard.own_token(),
             label: self.client.label.clone(),
             outcome: Outcome::Done(value.to_vec()),
             keep: self.keep.saturating_add(self.stale_for),

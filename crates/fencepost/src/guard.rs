@@ -24,6 +24,7 @@ use crate::race::{First, race};
 pub struct Guard {
     standing: Standing,
     presence: Option<Presence>,
+    unread: Unread,
     undo: Undo,
 }
 
@@ -53,6 +54,12 @@ impl Standing {
     /// The fencing token: higher than that of every earlier grant of this name.
     #[must_use]
     pub fn token(&self) -> Token {
+        self.hold.token_was_read();
+        self.token
+    }
+
+    /// The same for the library's own use, which no fence sees.
+    pub(crate) const fn own_token(&self) -> Token {
         self.token
     }
 
@@ -82,10 +89,16 @@ impl Standing {
 
     /// The token if the guard can be trusted right now, else the error that says why not.
     pub fn check(&self) -> Result<Token> {
+        self.trusted()?;
+        Ok(self.token())
+    }
+
+    /// Whether the guard can be trusted right now.
+    pub(crate) fn trusted(&self) -> Result<()> {
         match self.state() {
             GuardState::Lost(cause) => Err(Error::lost(self.name(), cause)),
             GuardState::Released => Err(Error::lost(self.name(), LossCause::Released)),
-            _ => Ok(self.token),
+            _ => Ok(()),
         }
     }
 
@@ -127,9 +140,9 @@ impl Standing {
         let (mut work, mut over) = (pin!(work), pin!(over));
         poll_fn(|context| {
             // The clock is asked before every step: after a freeze, work and loss are ready together.
-            self.check()?;
+            self.trusted()?;
             if over.as_mut().poll(context).is_ready() {
-                self.check()?;
+                self.trusted()?;
             }
             work.as_mut().poll(context).map(Ok)
         })
@@ -143,8 +156,9 @@ impl Standing {
 }
 
 impl Guard {
-    pub(crate) const fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
-        Self { standing, presence, undo }
+    pub(crate) fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
+        let unread = Unread(Some(Arc::clone(&standing.hold)));
+        Self { standing, presence, unread, undo }
     }
 
     /// What the work under this guard can take with it.
@@ -169,7 +183,8 @@ impl Guard {
     /// Gives the lock back. `Lost` if it was not ours any more. When the store can not be reached the
     /// release goes on in the background until the lease is over.
     pub async fn release(self) -> Result<()> {
-        let Self { mut undo, standing, .. } = self;
+        let Self { mut undo, standing, unread, .. } = self;
+        drop(unread);
         let token = standing.token;
         let (client, hold) = (Arc::clone(&undo.client), Arc::clone(&undo.hold));
         let status = hold.status();
@@ -204,7 +219,9 @@ impl Guard {
     /// releases it. Meant for a [`lease_only`](crate::Lock::lease_only) lock.
     #[must_use = "without the owner nobody can renew or release the grant"]
     pub fn detach(self) -> OwnerId {
-        let Self { mut undo, .. } = self;
+        let Self { mut undo, mut unread, .. } = self;
+        // Whoever goes on with the grant has its own way to the token.
+        unread.0 = None;
         // Over before it is forgotten, or a renewal under way would put it back on the wheel.
         undo.hold.released();
         undo.client.keeper.forget(&undo.hold);
@@ -254,6 +271,17 @@ impl Changes {
         self.hold.settle();
         let status = self.status.borrow_and_update();
         (status.state, status.end())
+    }
+}
+
+/// Tells, when its guard goes, that nobody read the token though it mattered.
+struct Unread(Option<Arc<Hold>>);
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        if let Some(hold) = &self.0 {
+            hold.report_unread();
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 //! `Lost`. Every reader settles that question itself, so a process that was frozen learns the truth from
 //! its first look, whether or not the keeper has woken yet. `Lost` and `Released` are final.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod rails;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use tokio::sync::watch;
 
 use crate::backend::{LossCause, Renewed};
 use crate::clock::Clock;
+use crate::counts::{Tally, up};
 
 /// Where a guard stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +31,13 @@ pub enum GuardState {
     Released,
 }
 
-/// What bounds a holder that hangs.
+/// What bounds a holder that hangs, and what its grant is for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bounds {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) progress_within: Option<Duration>,
+    /// Two holders would corrupt: somebody should check the token.
+    pub(crate) for_correctness: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -42,6 +47,8 @@ pub(crate) struct Status {
     pub(crate) deadline: Moment,
     /// When `max_hold` is reached.
     until: Moment,
+    /// When that is near; never once it was told.
+    near: Moment,
     pub(crate) ttl: Ttl,
     /// When the request left that the deadline counts from.
     pub(crate) sent: Moment,
@@ -65,6 +72,16 @@ impl Status {
         self.deadline.min(self.until)
     }
 
+    /// When the next renewal is due.
+    pub(crate) fn renewal_due(&self) -> Moment {
+        self.sent + self.ttl.as_duration() / 3
+    }
+
+    /// When the keeper should look at this hold, if nothing goes wrong.
+    pub(crate) fn next_look(&self) -> Moment {
+        self.renewal_due().min(self.near).min(self.end())
+    }
+
     pub(crate) fn over(&self) -> bool {
         matches!(self.state, GuardState::Lost(_) | GuardState::Released)
     }
@@ -82,6 +99,10 @@ pub(crate) struct Hold {
     last_progress: AtomicU64,
     /// Where the keeper's wheel has this hold; written only under the wheel's lock.
     pub(crate) slot: AtomicU64,
+    tally: Arc<Tally>,
+    /// The renewal that was told to be too old.
+    told_late: AtomicU64,
+    token_read: AtomicBool,
 }
 
 impl Hold {
@@ -91,12 +112,14 @@ impl Hold {
         ttl: Ttl,
         bounds: Bounds,
         clock: Arc<dyn Clock>,
+        tally: Arc<Tally>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let now = clock.now();
         let never = Moment::NEVER;
         let (state, cap) = (GuardState::Held, None);
-        let status = Status { state, deadline: never, until: never, ttl, sent: now, cap };
+        let (deadline, until, near) = (never, never, never);
+        let status = Status { state, deadline, until, near, ttl, sent: now, cap };
         Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             name,
@@ -107,6 +130,9 @@ impl Hold {
             status: watch::Sender::new(status),
             last_progress: AtomicU64::new(now.as_nanos()),
             slot: AtomicU64::new(0),
+            tally,
+            told_late: AtomicU64::new(u64::MAX),
+            token_read: AtomicBool::new(false),
         })
     }
 
@@ -117,7 +143,9 @@ impl Hold {
         let now = self.clock.now();
         self.status.send_modify(|status| {
             (status.deadline, status.ttl) = status.promised(sent, ttl);
-            status.until = self.bounds.max_hold.map_or(Moment::NEVER, |max| now + max);
+            if let Some(max) = self.bounds.max_hold {
+                (status.until, status.near) = (now + max, now + max / 5 * 4);
+            }
             status.sent = sent;
         });
     }
@@ -180,6 +208,10 @@ impl Hold {
             first
         });
         if lost {
+            // One that was never granted had nothing to lose.
+            if self.token.get().is_some() {
+                up(&self.tally.losses);
+            }
             tracing::warn!(name = %self.name, cause = cause.word(), "lost");
         }
     }
@@ -204,7 +236,7 @@ impl Hold {
             }
             if now >= status.until && status.until <= status.deadline {
                 LossCause::MaxHold
-            } else if self.progress_overdue(status.sent + status.ttl.as_duration() / 3) {
+            } else if self.progress_overdue(status.renewal_due()) {
                 LossCause::NoProgress
             } else if status.state == GuardState::RenewalFailing {
                 LossCause::StoreUnreachable
@@ -259,7 +291,8 @@ mod tests {
 
     fn hold(ttl: Ttl) -> (Arc<Hold>, Moment) {
         let (name, owner) = (LockName::new("a").unwrap(), OwnerId::from_bits(1));
-        (Hold::new(name, owner, ttl, Bounds::default(), Arc::new(BootClock)), BootClock.now())
+        let (bounds, tally) = (Bounds::default(), Arc::default());
+        (Hold::new(name, owner, ttl, bounds, Arc::new(BootClock), tally), BootClock.now())
     }
 
     #[test]

@@ -76,8 +76,7 @@ impl Keeper {
 
     /// Renews `hold` from now on, until it is over or forgotten.
     pub(crate) fn keep(&self, hold: &Arc<Hold>) {
-        let status = hold.status();
-        self.schedule(hold, (status.sent + status.ttl.as_duration() / 3).min(status.end()));
+        self.schedule(hold, hold.status().next_look());
     }
 
     /// Stops renewing `hold`.
@@ -126,7 +125,11 @@ impl Keeper {
                 if hold.is_over() {
                     continue;
                 }
-                if hold.progress_overdue(now) {
+                hold.look_back();
+                if now < hold.status().renewal_due() {
+                    // It was renewed meanwhile, or we came for the look alone.
+                    self.keep(&hold);
+                } else if hold.progress_overdue(now) {
                     self.retry_later(&hold);
                 } else {
                     // While the renewal is under way the wheel still knows when the grant ends.
@@ -182,6 +185,8 @@ impl Keeper {
     }
 
     fn renewal_answered(&self, hold: &Arc<Hold>, outcome: Result<Renewed>) {
+        // Before it counts: one that came late is late, though it came.
+        hold.look_back();
         match outcome {
             Ok(renewed) => {
                 hold.renewed(&renewed);

@@ -37,6 +37,7 @@ pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod counted;
+mod counts;
 mod disk;
 mod election;
 mod error;
@@ -58,6 +59,7 @@ mod watch;
 pub use backend::{Backend, LossCause, Observe, Store};
 pub use claims::Claims;
 pub use client::Fencepost;
+pub use counts::Counts;
 pub use election::{Election, Leader, Leadership, Observer, Term};
 pub use error::{Error, ErrorKind, Result};
 pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};

@@ -9,6 +9,7 @@ use tracing::Instrument as _;
 
 use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
 use crate::client::Client;
+use crate::counts::up;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::Correctness;
 use crate::guard::{Guard, Standing, Undo};
@@ -33,7 +34,6 @@ pub struct Lock {
     ttl: Duration,
     label: Option<String>,
     liveness: Liveness,
-    for_correctness: bool,
     bounds: Bounds,
     value: Option<Value>,
 }
@@ -46,7 +46,6 @@ impl Lock {
             ttl: DEFAULT_TTL,
             label: None,
             liveness: Liveness::Process,
-            for_correctness: false,
             bounds: Bounds::default(),
             value: None,
         }
@@ -68,7 +67,7 @@ impl Lock {
     /// A double run would corrupt, not only waste: refuses a backend that can not promise exclusion. Use
     /// the guard's token at the resource as well; a lock alone can not stop a paused holder.
     pub fn for_correctness(mut self) -> Self {
-        self.for_correctness = true;
+        self.bounds.for_correctness = true;
         self
     }
 
@@ -152,8 +151,8 @@ impl Lock {
     ) -> Result<Guard> {
         loop {
             let owner = draw_owner()?;
-            let hold =
-                Hold::new(name.clone(), owner, ttl, self.bounds, Arc::clone(&self.client.clock));
+            let (clock, tally) = (Arc::clone(&self.client.clock), Arc::clone(&self.client.tally));
+            let hold = Hold::new(name.clone(), owner, ttl, self.bounds, clock, tally);
             // From here on every way out, a dropped future included, either hands the grant to a guard
             // or gives it back to the store.
             let mut undo = Undo::armed(Arc::clone(&self.client), Arc::clone(&hold), ttl);
@@ -226,6 +225,7 @@ impl Lock {
             return Ok(None);
         }
         self.client.keeper.keep(hold);
+        up(&self.client.tally.grants);
         tracing::debug!(name = %hold.name, token = %grant.token, ttl = ?ttl, "granted");
         let standing = Standing::new(grant.token, Arc::clone(hold));
         Ok(Some(Guard::new(standing, grant.presence, undo)))
@@ -272,7 +272,7 @@ impl Lock {
     }
 
     fn check_store(&self, ttl: Ttl) -> Result<()> {
-        if !self.for_correctness && ttl <= self.client.longest {
+        if !self.bounds.for_correctness && ttl <= self.client.longest {
             return Ok(());
         }
         let guarantees = self.client.store.backend.guarantees();
@@ -285,7 +285,7 @@ impl Lock {
             )));
         }
         match guarantees.correctness {
-            _ if !self.for_correctness => Ok(()),
+            _ if !self.bounds.for_correctness => Ok(()),
             Correctness::Fit => Ok(()),
             Correctness::Unfit { why, remedy } => Err(Error::refused(format!(
                 "the {} store can not be used for correctness: {why}; {remedy}",

@@ -37,6 +37,8 @@ pub(crate) const PREFIX: &str = "once/";
 pub const DEFAULT_KEEP: Duration = Duration::from_hours(7 * 24);
 /// The longest time that a record is kept: ten years.
 pub const LONGEST_KEEP: Duration = Duration::from_hours(10 * 366 * 24);
+/// How long to leave a store alone that did not take a claim.
+const BREATH: Duration = Duration::from_millis(200);
 /// How often one who waits looks whether it is done.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -181,12 +183,17 @@ impl Once {
             Begun::Ours(turn) => turn,
             Begun::Settled(entry) => return self.settled(entry),
         };
-        let (run, token) = (turn.run.clone(), turn.token());
+        let (run, token) = (turn.run.clone(), turn.own_token());
+        let ran = |entry: Entry| Recorded { result: entry.result, ran: true, token };
         // Not even entered if the guard is lost by now.
-        match turn.guard.run(async { work(run).await }).await? {
+        let worked = match turn.guard.run(async { work(run).await }).await {
+            Ok(worked) => worked,
+            // The lock is lost, but its transaction may have been committed before.
+            Err(lost) => return turn.run.marked_entry().await.ok().flatten().map(ran).ok_or(lost),
+        };
+        match worked {
             Ok(_) if turn.run.in_transaction.load(Ordering::Acquire) => {
-                let entry = turn.committed().await?;
-                Ok(Recorded { result: entry.result, ran: true, token })
+                turn.committed().await.map(ran)
             }
             Ok(result) => {
                 let result = result.into();
@@ -197,9 +204,9 @@ impl Once {
                 // A commit whose answer got lost may be what it failed of.
                 if let Some(entry) = turn.run.marked_entry().await? {
                     turn.let_go().await;
-                    return Ok(Recorded { result: entry.result, ran: true, token });
+                    return Ok(ran(entry));
                 }
-                let error = error.into();
+                let (error, run) = (error.into(), turn.run.clone());
                 let message = error.to_string();
                 let recorded = match self.on_failure {
                     OnFailure::Retry => turn.give_up().await,
@@ -207,6 +214,10 @@ impl Once {
                 };
                 if let Err(error) = recorded {
                     tracing::warn!(key = self.key, %error, "the failure could not be recorded");
+                }
+                // That waited for a commit which was under way at the first look: it may be there by now.
+                if let Ok(Some(entry)) = run.marked_entry().await {
+                    return Ok(ran(entry));
                 }
                 Err(self.failure("failed").because(error))
             }
@@ -257,18 +268,19 @@ impl Once {
                 }
                 First::Right(guard) => guard?,
             };
-            let claimed = self.claim(&*ledger, &guard).await?;
-            match (claimed, guard.check()) {
+            let claimed = self.claim(&*ledger, &guard, wait).await?;
+            match (claimed, guard.trusted()) {
                 (Claimed::Settled(entry), _) => return Ok(Begun::Settled(entry)),
                 // Others may have had the key since: what we claimed is the next one's to claim.
                 (_, Err(lost)) if wait == Wait::No => return Err(lost),
                 (_, Err(_)) => {}
-                (Claimed::Ours, Ok(_)) => {
+                (Claimed::Ours, Ok(())) => {
                     let label = self.lock.shown_label()?;
                     let run = Run::new(&self.client, &ledger, &guard, self.keep, label);
                     return Ok(Begun::Ours(Turn { key: self.key.clone(), run, guard }));
                 }
-                (Claimed::Overtaken, Ok(token)) => {
+                (Claimed::Overtaken, Ok(())) => {
+                    let token = guard.own_token();
                     return Err(Error::refused(format!(
                         "the record of once \"{}\" bears a higher token than {token}, which the store \
                          hands out now: its tokens have fallen; forget the record",
@@ -309,15 +321,49 @@ impl Once {
         Ok(LockName::new(&format!("{PREFIX}{}", self.key))?)
     }
 
-    async fn claim(&self, ledger: &dyn Ledger, guard: &Guard) -> Result<Claimed> {
+    /// Claims the record; again if that fails while the lock is ours and there is time, since a transaction that is
+    /// about to mark it may keep it for a while.
+    async fn claim(&self, ledger: &dyn Ledger, guard: &Guard, wait: Wait) -> Result<Claimed> {
         let claim = Claim {
             name: guard.name().clone(),
-            token: guard.token(),
+            token: guard.own_token(),
             label: self.lock.shown_label()?,
             keep: self.keep.max(LONGEST_RUN),
         };
-        answered(&self.client, ledger.claim(claim)).await
+        let clock = &self.client.clock;
+        loop {
+            match answered(&self.client, ledger.claim(claim.clone())).await {
+                Err(error)
+                    if *error.kind() == ErrorKind::Unreachable && guard.trusted().is_ok() =>
+                {
+                    let again = clock.now() + BREATH;
+                    match wait {
+                        Wait::No => return Err(error),
+                        Wait::Until(until) if again >= until => return Err(error),
+                        _ => clock.alarm(again).await,
+                    }
+                }
+                claimed => return claimed,
+            }
+        }
     }
+}
+
+/// The error of a mark in a transaction that does not see the claim.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn unseen(name: &LockName) -> Error {
+    Error::refused(format!(
+        "the claim of \"{name}\" is not seen by this transaction: begin it inside the work; or the record was \
+         forgotten meanwhile, or its time is over"
+    ))
+}
+
+/// The error of a second mark in one transaction.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn marked_twice(name: &LockName) -> Error {
+    Error::invalid(format!(
+        "this transaction has marked \"{name}\" already: mark it once, as the last step before the commit"
+    ))
 }
 
 impl fmt::Debug for Once {

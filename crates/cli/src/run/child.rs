@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, waitid};
@@ -42,6 +43,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) token: fencepost::Token,
     /// `FENCEPOST_URL`
     pub(crate) url: &'a str,
+    /// `FENCEPOST_KEY`, under `once`
+    pub(crate) key: Option<&'a str>,
 }
 
 impl Spawned {
@@ -49,6 +52,7 @@ impl Spawned {
     pub(crate) fn start(
         line: &[OsString],
         environment: &Environment<'_>,
+        stdout: Option<OwnedFd>,
         setup: impl FnOnce(Pid) -> io::Result<ChildSetup>,
     ) -> Result<Self, Failure> {
         let (program, arguments) =
@@ -61,7 +65,14 @@ impl Spawned {
             .env("FENCEPOST_URL", environment.url)
             // What a script around us may have got from `acquire` is of another lock.
             .env_remove("FENCEPOST_OWNER")
-            .env_remove("FENCEPOST_TTL_MS");
+            .env_remove("FENCEPOST_TTL_MS")
+            .env_remove("FENCEPOST_KEY");
+        if let Some(key) = environment.key {
+            command.env("FENCEPOST_KEY", key);
+        }
+        if let Some(stdout) = stdout {
+            command.stdout(stdout);
+        }
         sys::prepare_child(&mut command, setup(getpid())?);
         let process = command.spawn().map_err(|error| why_not(program, &error))?;
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);

@@ -59,6 +59,8 @@ pub(crate) struct Outcome {
     pub(crate) lost: Option<String>,
     /// There was no watchdog and none could be started, so we ended the command.
     pub(crate) unwatched: bool,
+    /// Somebody sent us a signal that asks a program to end, which we passed on.
+    pub(crate) told_to_end: bool,
 }
 
 /// The command under its lock.
@@ -85,6 +87,7 @@ struct Progress {
     /// The command is gone, others of its group are not: kill them from here on.
     kill_rest_at: Option<Moment>,
     unwatched: bool,
+    told_to_end: bool,
     gap: Duration,
 }
 
@@ -100,6 +103,7 @@ impl Supervisor<'_> {
             ended: None,
             kill_rest_at: None,
             unwatched: false,
+            told_to_end: false,
             gap: Duration::from_millis(1),
         };
         // It may have moved between the watchdog's start and ours.
@@ -117,7 +121,7 @@ impl Supervisor<'_> {
             let wake_at = progress.wake_at(&self.schedule);
             tokio::select! {
                 _ = self.children.recv() => {}
-                signal = self.signals.next() => self.pass_on(&progress, signal),
+                signal = self.signals.next() => self.pass_on(&mut progress, signal),
                 (state, deadline) = progress.changes.next() => {
                     self.told(&mut progress, state, deadline);
                 }
@@ -214,7 +218,9 @@ impl Supervisor<'_> {
         }
     }
 
-    fn pass_on(&self, progress: &Progress, signal: Signal) {
+    fn pass_on(&self, progress: &mut Progress, signal: Signal) {
+        // Not HUP: many take it for "read your settings again".
+        progress.told_to_end |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
         if signal == Signal::CONT {
             self.go_on(progress);
         } else {
@@ -321,7 +327,8 @@ impl Supervisor<'_> {
             (None, None) => None,
         };
         self.child.reap();
-        Outcome { ended, lost, unwatched: progress.unwatched }
+        let Progress { unwatched, told_to_end, .. } = progress;
+        Outcome { ended, lost, unwatched, told_to_end }
     }
 }
 

@@ -36,7 +36,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// One of ours, in a process of its own: the tests below start it. It takes the same orders as the others, and
-/// `say VALUE`.
+/// `beat`, which renews its lease, and `say VALUE`.
 #[test]
 #[ignore = "it is started by the others"]
 fn candidate() {
@@ -60,6 +60,13 @@ fn candidate() {
                 let term = leading.as_ref().unwrap();
                 runtime.block_on(term.proclaim(value)).unwrap();
                 println!("said");
+            }
+            ("beat", _) => {
+                let owner = leading.as_ref().unwrap().guard().owner();
+                for _ in 0..3 {
+                    runtime.block_on(client.renew(name, owner, None)).unwrap();
+                }
+                println!("beaten");
             }
             ("release", _) => {
                 runtime.block_on(leading.take().unwrap().resign()).unwrap();
@@ -130,7 +137,7 @@ fn candidates_of_two_makes_lead_in_turn() {
         let mut first = campaign(scene, theirs, "theirs", 30);
         let term = first.granted();
         let seen = leader(scene).unwrap();
-        assert_eq!(seen.term.map(|term| term.get()), Some(term));
+        assert_eq!(seen.term.map(fencepost::Token::get), Some(term));
         assert_eq!(value(Some(seen)).as_deref(), Some("theirs"));
         let mut second = campaign(scene, ours, "ours", 30);
         scene.wait_for_waiters(1);
@@ -148,12 +155,17 @@ fn candidates_of_two_makes_lead_in_turn() {
         if theirs != Make::Kazoo {
             assert_eq!(third.ask("leader", "leader "), "ours");
         }
-        // What is proclaimed is read by them as well.
-        second.ask("say ours, busy", "said");
-        assert_eq!(value(leader(scene)).as_deref(), Some("ours, busy"));
+        // Its heartbeats keep nobody from hearing of its end.
+        second.ask("beat", "beaten");
+        // What is proclaimed is read by them as well, but where that would.
+        if theirs != Make::Latch {
+            second.ask("say ours, busy", "said");
+            assert_eq!(value(leader(scene)).as_deref(), Some("ours, busy"));
+        }
         match theirs {
+            Make::Latch => {}
             Make::Kazoo => {
-                assert!(third.ask("contenders", "contenders ").starts_with("ours, busy,"))
+                assert!(third.ask("contenders", "contenders ").starts_with("ours, busy,"));
             }
             _ => assert_eq!(third.ask("leader", "leader "), "ours, busy"),
         }

@@ -1,6 +1,6 @@
 //! `postgres://USER@HOST/DATABASE` a PostgreSQL that is there already.
 //!
-//! A lock is a row of the schema `fencepost` (`locks_1.sql`, `locks_2.sql`), which is made when the first client connects. It shares
+//! A lock is a row of the schema `fencepost` (`locks_1.sql`), which is made when the first client connects. It shares
 //! nothing with advisory locks: those end with a connection and have no token, and a PgBouncer in transaction
 //! mode strands them.
 //!
@@ -22,19 +22,22 @@
 //! somebody waits); a free lock is given to nobody else while the first one's place is kept. A client
 //! LISTENs on a connection of its own from its first wait on. Where that can not work, as behind a PgBouncer in
 //! transaction mode, its waiters look every 250 ms.
-//! *Values* of elections go with the grant's row, said under its token. *Records* are rows beside it (records.rs).
+//! *Values* of elections and *records* are a component of their own (`records_1.sql`), for clients that lead or keep
+//! records: who only locks does without it. A value counts under the token that it was said with (leaders.rs).
 //! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
 //! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
 //! its owner, and a late acquire finds it.
 
 mod answers;
 mod found;
+mod leaders;
 mod listen;
 mod records;
 mod renew;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -70,14 +73,26 @@ const REMEMBER: i64 = 60_000;
 const BATCH: usize = 500;
 /// How often the server's settings are read again.
 const REFRESH: Duration = Duration::from_secs(5);
-/// How often the rows of locks are removed that nobody uses any more, and how old those are, in milliseconds.
+/// How often rows are removed that nobody uses any more.
 const TIDY: Duration = Duration::from_mins(10);
-const OLD: i64 = 3_600_000;
+/// What removes them, and how it is called. Rows of locks go after an hour.
+const TIDYING: [(&str, &str); 3] = [
+    ("tidy", "SELECT fencepost.tidy(3600000)"),
+    ("tidy_records", "SELECT fencepost.tidy_records(1000)"),
+    ("tidy_leaders", "SELECT fencepost.tidy_leaders()"),
+];
 
-/// What is kept in the database.
-pub(crate) const LOCKS: Component = Component { name: "locks", migrations: &[LOCKS_1, LOCKS_2] };
-const LOCKS_1: &str = include_str!("postgres/locks_1.sql");
-const LOCKS_2: &str = include_str!("postgres/locks_2.sql");
+/// How to make what is missing.
+const INSTALL: &str = "fencepost backend install --on URL";
+/// What locks need in the database.
+const LOCKS: Component =
+    Component { name: "locks", migrations: &[include_str!("postgres/locks_1.sql")], how: INSTALL };
+/// What elections and records need.
+const RECORDS: Component = Component {
+    name: "records",
+    migrations: &[include_str!("postgres/records_1.sql")],
+    how: INSTALL,
+};
 
 /// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,9 +105,9 @@ pub struct Installed {
     pub now: u32,
 }
 
-/// Makes what locks need in the database, or brings it up to date. Connecting does so as well: this is for a role
-/// that may, on behalf of those that may not. On a tokio runtime.
-pub async fn install(url: &str) -> Result<Installed> {
+/// Makes what locks, elections and records need in the database, or brings it up to date. Clients do so as well when
+/// they need it: this is for a role that may, on behalf of those that may not. On a tokio runtime.
+pub async fn install(url: &str) -> Result<Vec<Installed>> {
     let Url::Postgres(url) = Url::parse(url)? else {
         return Err(Error::invalid(
             "there is nothing to install: only a postgres: store keeps anything that has to be made first",
@@ -104,24 +119,21 @@ pub async fn install(url: &str) -> Result<Installed> {
     let pool = Pool::new(*url, &around);
     let found = Found::read(&pool).await.map_err(Fault::into_error)?;
     found.check(pool.shown())?;
-    let done = LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
     let version = |number: i32| u32::try_from(number).unwrap_or(0);
-    Ok(Installed { component: LOCKS.name, before: version(done.before), now: version(done.now) })
+    let mut installed = Vec::new();
+    for part in [LOCKS, RECORDS] {
+        let done = part.ready(&pool).await.map_err(Fault::into_error)?;
+        let (before, now) = (version(done.before), version(done.now));
+        installed.push(Installed { component: part.name, before, now });
+    }
+    Ok(installed)
 }
 
-// What the holder says is read as it was when the statement began: of one that came meanwhile nothing is told yet.
-const ACQUIRE: &str = "SELECT a.*, CASE WHEN a.status = 0 THEN fencepost.value_of($1, a.r_token) END AS r_value \
-                       FROM fencepost.acquire($1, $2::uuid, $3, $4, $5) a";
-const CAMPAIGN: &str = "SELECT a.*, CASE WHEN a.status = 0 THEN fencepost.value_of($1, a.r_token) END AS r_value \
-                        FROM fencepost.campaign($1, $2::uuid, $3, $4, $5, $6) a";
+const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
-// Both see one state of the store: the two functions of a statement share its snapshot.
-const INSPECT: &str =
-    "SELECT i.*, fencepost.value_of($1, i.r_token) AS r_value FROM fencepost.inspect($1, $2) i";
-const LIST: &str =
-    "SELECT l.*, fencepost.value_of(l.r_name, l.r_token) AS r_value FROM fencepost.list() l";
-const TIDY_UP: &str = "SELECT fencepost.tidy($1)";
+const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
+const LIST: &str = "SELECT * FROM fencepost.list()";
 
 /// A store on one PostgreSQL server.
 pub struct Postgres {
@@ -132,6 +144,8 @@ pub struct Postgres {
     /// Owners of whom an acquire was sent and not answered. It may be carried out late.
     unanswered: Mutex<HashSet<OwnerId>>,
     found: Arc<Mutex<Found>>,
+    /// The component "records" was seen to be there.
+    records_there: AtomicBool,
     /// Which store this is, as the last claim of a record heard.
     place: Mutex<Option<String>>,
     upkeep: AbortHandle,
@@ -140,16 +154,49 @@ pub struct Postgres {
 impl Postgres {
     pub(crate) async fn open(url: PostgresUrl, around: &Surroundings) -> Result<Arc<Self>> {
         let pool = Arc::new(Pool::new(url, around));
-        let found = Found::read(&pool).await.map_err(Fault::into_error)?;
+        let mut found = Found::read(&pool).await.map_err(Fault::into_error)?;
         found.check(pool.shown())?;
-        LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
+        let done = LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
+        if done.before == 0 {
+            // Who makes the one makes the other too, so that it is there for those who may not.
+            RECORDS.ready(&pool).await.map_err(Fault::into_error)?;
+            found = Found::read(&pool).await.map_err(Fault::into_error)?;
+        }
         let found = Arc::new(Mutex::new(found));
         let ears = Arc::new(Ears::default());
         let listener = Listener::new(&client_id()?, &pool, &ears, around);
         let upkeep = around.runtime.spawn(keep_up(Arc::downgrade(&pool), Arc::clone(&found)));
         let (upkeep, clock) = (upkeep.abort_handle(), Arc::clone(&around.clock));
-        let (unanswered, place) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { pool, clock, listener, ears, unanswered, found, place, upkeep }))
+        Ok(Arc::new(Self {
+            pool,
+            clock,
+            listener,
+            ears,
+            unanswered: Mutex::default(),
+            found,
+            records_there: AtomicBool::new(false),
+            place: Mutex::default(),
+            upkeep,
+        }))
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees that the component "records" is there, or makes it, once.
+    async fn with_records(&self) -> Result<(), Fault> {
+        if self.records_there.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let done = RECORDS.ready(&self.pool).await?;
+        if done.before != done.now {
+            let read = Found::read(&self.pool).await?;
+            let mut found = self.found();
+            *found = read.after(&found);
+        }
+        self.records_there.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn now(&self) -> Moment {
@@ -163,6 +210,9 @@ impl Postgres {
     /// One try, which stands in line if `waits`.
     async fn ask(&self, request: &Request, waits: bool) -> Result<Asked, Fault> {
         let Request { name, owner, ttl, label, value, .. } = request;
+        if value.is_some() {
+            self.with_records().await?;
+        }
         // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
         let known = !self.unanswered().insert(*owner);
         let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
@@ -179,7 +229,7 @@ impl Postgres {
         ];
         let heard = match value {
             None => self.pool.call(Use::Asking, ACQUIRE, &parameters[..5]).await,
-            Some(_) => self.pool.call(Use::Asking, CAMPAIGN, &parameters).await,
+            Some(_) => self.pool.call(Use::Asking, leaders::CAMPAIGN, &parameters).await,
         };
         // One that was sent before may still be under way.
         let late =
@@ -254,7 +304,8 @@ impl Postgres {
     async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {
         let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
-        let heard = self.pool.call(Use::Asking, INSPECT, &parameters).await?;
+        let sql = if self.sees_leaders() { leaders::INSPECT } else { INSPECT };
+        let heard = self.pool.call(Use::Asking, sql, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| answers::odd("inspect"))?;
         Ok(answers::lock_info(name.clone(), row))
     }
@@ -296,6 +347,13 @@ impl Backend for Postgres {
                 },
                 Wait::Until(until) => self.wait_in_line(&request, until).await?,
                 Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
+            };
+            let acquired = match acquired {
+                Acquired::Held(Some(mut holder)) if wait != Wait::No && request.value.is_none() => {
+                    holder.value = self.said(&request.name, holder.token).await;
+                    Acquired::Held(Some(holder))
+                }
+                acquired => acquired,
             };
             let late = self.unanswered().contains(&request.owner);
             if late && matches!(acquired, Acquired::Held(_)) {
@@ -363,7 +421,8 @@ impl Backend for Postgres {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         Box::pin(async move {
-            let heard = self.pool.call(Use::Asking, LIST, &[]).await.map_err(Fault::into_error)?;
+            let sql = if self.sees_leaders() { leaders::LIST } else { LIST };
+            let heard = self.pool.call(Use::Asking, sql, &[]).await.map_err(Fault::into_error)?;
             let named = heard.rows.iter().filter_map(|row| {
                 let name = LockName::new(&text(row, "r_name")?).ok()?;
                 Some(answers::lock_info(name, row))
@@ -373,7 +432,7 @@ impl Backend for Postgres {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let found = self.found().clone();
         Guarantees {
             records: Records::like(&found.correctness()),
             correctness: found.correctness(),
@@ -447,11 +506,13 @@ async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         }
         if clock.now() >= tidy {
             tidy = clock.now() + TIDY;
-            let locks = pool.call(Use::Asking, TIDY_UP, &[(&OLD, Type::INT8)]).await;
-            // A role may have been given the one and not the other.
-            let records = pool.call(Use::Asking, records::TIDY_UP, &[]).await;
-            for fault in [locks, records].into_iter().filter_map(Result::err) {
-                tracing::debug!(server = %pool.shown(), why = %fault.message, "could not tidy up");
+            // What this role may not call is not tried: the server would write that into its log each time.
+            let may = found.lock().unwrap_or_else(PoisonError::into_inner).tidies();
+            for sql in may {
+                if let Err(fault) = pool.call(Use::Asking, sql, &[]).await {
+                    let why = fault.message;
+                    tracing::debug!(server = %pool.shown(), why, "could not tidy up");
+                }
             }
         }
     }

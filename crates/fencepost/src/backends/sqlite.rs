@@ -9,7 +9,7 @@
 //! (`synchronous=FULL`) before the answer. Nothing but losing the file takes it back.
 //! *Taking over at once:* a grant's row names a file that the holder's processes have locked. Once nobody
 //! has, they are all gone, and the next need not wait for the lease (presence.rs).
-//! *Values* of elections are a column of the grant's row. *Records* are a table of the file (records.rs).
+//! *Values* of elections and *records* are tables of their own (values.rs, records.rs), which other steps do not touch.
 //! *Where that ends:* with the host. A file of another machine, or on a network file system, is refused;
 //! after a reboot every lease is void. A file restored from a backup, or copied, has its old counter:
 //! tokens can repeat. A disk that acknowledges syncs it has not done can lose the counter in a power cut.
@@ -29,6 +29,7 @@ mod presence;
 mod records;
 mod rows;
 mod steps;
+mod values;
 mod views;
 mod wake;
 

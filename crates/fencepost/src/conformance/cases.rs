@@ -12,11 +12,19 @@ use super::scene::{Scene, Verdict};
 mod bounds;
 mod breaking;
 mod cancel;
+mod claims;
+mod election;
+mod election_faults;
 mod exclusion;
 mod expiry;
 mod faults;
+mod flight;
 mod guarantees;
+mod ledger;
 mod names;
+mod observers;
+mod once;
+mod once_faults;
 mod owners;
 mod queue;
 mod tokens;
@@ -58,6 +66,14 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         bounds::CASES,
         names::CASES,
         guarantees::CASES,
+        ledger::CASES,
+        election::CASES,
+        observers::CASES,
+        election_faults::CASES,
+        once::CASES,
+        once_faults::CASES,
+        flight::CASES,
+        claims::CASES,
     ]
     .into_iter()
     .flatten()

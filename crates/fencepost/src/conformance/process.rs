@@ -54,11 +54,27 @@ impl Worker {
         Ok(line)
     }
 
+    /// Waits until the worker is connected.
+    pub(super) async fn ready(&mut self, limit: Duration) -> Verdict {
+        let line = self.hear(limit).await?;
+        ensure!(line == "ready", "a worker said \"{line}\" before it was ready");
+        Ok(())
+    }
+
     /// Waits until the worker is connected, and lets it start.
     pub(super) async fn go(&mut self) -> Verdict {
-        let line = self.hear(SOON).await?;
-        ensure!(line == "ready", "a worker said \"{line}\" before it was ready");
+        self.ready(SOON).await?;
         self.tell("go")
+    }
+
+    /// What the worker says that is none of what it says unasked.
+    pub(super) async fn answer(&mut self, limit: Duration) -> Verdict<String> {
+        loop {
+            let line = self.hear(limit).await?;
+            if line != "ready" && !line.starts_with("lost ") {
+                return Ok(line);
+            }
+        }
     }
 
     pub(super) fn tell(&mut self, order: &str) -> Verdict {
@@ -93,6 +109,11 @@ impl Worker {
 
     /// Ends the worker as a crash would, and waits until it is gone.
     pub(super) fn kill(mut self) -> Verdict {
+        self.end()
+    }
+
+    /// The same, for one that is still talked of.
+    pub(super) fn end(&mut self) -> Verdict {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())

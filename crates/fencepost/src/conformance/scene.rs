@@ -17,7 +17,9 @@ use super::process::Worker;
 use crate::backend::{Backend, Liveness, LossSignal, Request};
 use crate::client::Fencepost;
 use crate::clock::{BootClock, Clock};
+use crate::error::ErrorKind;
 use crate::guard::Guard;
+use crate::ledger::Ledger;
 use crate::race::{First, race};
 
 /// A TTL that does not run out during a case: what ends before it did not end by expiry.
@@ -119,6 +121,11 @@ impl Scene {
     pub(super) fn worker(&self, role: &str, arguments: &[&str]) -> Verdict<Worker> {
         let url = self.site.url()?;
         Worker::start(&*self.harness, role, &url, arguments)
+    }
+
+    /// Tells something that no case decides by: how long a thing took.
+    pub(super) fn report(&self, what: &str) {
+        eprintln!("{}: {what}", self.harness.name());
     }
 
     /// Random numbers that the run's seed gives again.
@@ -245,6 +252,15 @@ pub(super) async fn cancel_after<T>(
 /// The backend behind a client, for what the library does not offer: a retry with the same owner.
 pub(super) fn backend(client: &Fencepost) -> &dyn Backend {
     &*client.0.store.backend
+}
+
+/// Where the store of a client keeps records. A case about a store that keeps none is skipped, with the reason.
+pub(super) fn ledger(client: &Fencepost) -> Verdict<Arc<dyn Ledger>> {
+    match client.0.ledger(true) {
+        Ok(ledger) => Ok(ledger),
+        Err(error) if *error.kind() == ErrorKind::Refused => Err(Stop::Skipped(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A request as the library would make it, by this owner.

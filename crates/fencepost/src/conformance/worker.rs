@@ -7,6 +7,13 @@
 //! |---|---|---|---|
 //! | `count` | name, file, log, rounds, `locked` or `unlocked` | `done` | |
 //! | `hold` | name, TTL in ms, label | `granted TOKEN presence\|lease`, `lost CAUSE` | `look`, `release` |
+//! | `stand` | name, TTL in ms, label, resource | `leading TERM wrote\|stale`, `lost CAUSE` | `write`, `write unchecked`, `write unfenced`, `campaign`, `resign` |
+//! | `once` | diary, count of keys, TTL in ms, seed | `done` | |
+//! | `claim` | diary, count of items, TTL in ms, `works` or `hangs` | `at KEY` if it hangs, `done` | |
+//! | `begin` | key, TTL in ms | `begun TOKEN`, `recorded` or `not recorded: WHY` | `finish` |
+
+mod leader;
+pub(super) mod runner;
 
 use std::fs::OpenOptions;
 use std::future::Future;
@@ -17,6 +24,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use self::leader::Candidate;
 use super::scene::{Stop, Verdict, now, pass};
 use crate::client::Fencepost;
 use crate::error::Result;
@@ -74,6 +82,25 @@ where
             let ttl = Duration::from_millis(ttl.parse()?);
             hold(client.lock(name).ttl(ttl).label(*label).acquire().await?, &mut orders).await;
             Ok(())
+        }
+        ("stand", [name, ttl, label, resource]) => {
+            let (ttl, resource) = (Duration::from_millis(ttl.parse()?), Path::new(resource));
+            Candidate { name, ttl, label, resource }.stand(&client, &mut orders).await
+        }
+        ("once", [diary, count, ttl, seed]) => {
+            let (count, ttl) = (count.parse()?, Duration::from_millis(ttl.parse()?));
+            runner::run_all(&client, Path::new(diary), count, ttl, seed.parse()?).await?;
+            say("done");
+            Ok(())
+        }
+        ("claim", [diary, count, ttl, how]) => {
+            let (count, ttl) = (count.parse()?, Duration::from_millis(ttl.parse()?));
+            runner::claim_all(&client, Path::new(diary), count, ttl, *how == "hangs").await?;
+            say("done");
+            Ok(())
+        }
+        ("begin", [key, ttl]) => {
+            runner::begin(&client, key, Duration::from_millis(ttl.parse()?), &mut orders).await
         }
         _ => Err(Stop::Failed(format!("no such role: {role} with {} arguments", rest.len()))),
     }

@@ -51,7 +51,7 @@ impl Run {
     fn finish(&self, outcome: Outcome) -> Finish {
         Finish {
             name: self.name().clone(),
-            token: self.token(),
+            token: self.own_token(),
             label: self.label.clone(),
             outcome,
             keep: self.keep,
@@ -157,7 +157,7 @@ impl Run {
             return Ok(None);
         }
         let entry = look_up(&self.client, &*self.ledger, self.name()).await?;
-        Ok(entry.filter(|entry| entry.state == State::Done && entry.token == self.token()))
+        Ok(entry.filter(|entry| entry.state == State::Done && entry.token == self.own_token()))
     }
 }
 

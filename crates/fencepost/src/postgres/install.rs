@@ -1,8 +1,9 @@
 //! What we keep in a database, the schema `fencepost`: made and brought up to date by itself.
 //!
-//! It has components, each with a version: `locks`, and the marks of fences. A component is a list of SQL texts, one
-//! per version, run in order in one transaction. Whoever does that has the database's one advisory lock for it, so
-//! two who come at once do not meet.
+//! It has components, each with a version: `locks`, `records`, and the marks of fences. A component is a list of SQL
+//! texts, one per version, run in order in one transaction. Whoever does that has the database's one advisory lock for
+//! it, so two who come at once do not meet. It waits for nothing long, neither for that lock nor with it: others queue
+//! behind one who waits for a table. What it does not get soon it lets go of, and asks for again.
 
 use std::time::Duration;
 
@@ -18,6 +19,12 @@ use crate::race::{First, race};
 const ADVISORY: i64 = 0x6665_6e63_6570_6f73;
 /// How long the schema may take to be made. Another client may be at it.
 const WITHIN: Duration = Duration::from_secs(20);
+/// How long the server lets us wait for our turn, and how long for anything that others use. Its limit, not ours: a
+/// session whose client is gone would wait on.
+const TURN: &str = "2s";
+const TABLE: &str = "300ms";
+/// How often it is tried. All that is less than [`WITHIN`].
+const TRIES: u32 = 8;
 
 const BASE: &str = "
 CREATE TABLE IF NOT EXISTS fencepost.components (component text PRIMARY KEY, version int NOT NULL);
@@ -40,6 +47,8 @@ pub(crate) struct Component {
     pub(crate) name: &'static str,
     /// The first makes it, each other brings it one version further.
     pub(crate) migrations: &'static [&'static str],
+    /// The command that makes it, for a role that may.
+    pub(crate) how: &'static str,
 }
 
 /// What was found, and what there is now: versions, 0 for nothing.
@@ -64,9 +73,7 @@ impl Component {
         self.check(before, pool.shown())?;
         let limit = pool.clock().now() + WITHIN;
         match race(self.install(pool), pool.clock().alarm(limit)).await {
-            First::Left(done) => {
-                done.map_err(|fault| self.dated(before, self.explained(fault, pool), pool.shown()))
-            }
+            First::Left(done) => done.map_err(|fault| self.explained(fault, pool)),
             First::Right(()) => Err(Fault::new(
                 FaultKind::Cut,
                 format!(
@@ -128,9 +135,30 @@ impl Component {
             let now = self.version();
             return Ok(Installed { before: now, now });
         }
+        // Who may not make it need not stand in line to hear so.
+        self.refuse_others(client, shown).await?;
+        let mut tries = 1;
+        loop {
+            match self.try_on(client, shown).await {
+                Err(fault)
+                    if fault.state == Some(SqlState::LOCK_NOT_AVAILABLE) && tries < TRIES =>
+                {
+                    // Those who queued behind us come first.
+                    client.batch_execute("ROLLBACK").await.map_err(failed)?;
+                    client.batch_execute("SELECT pg_sleep(0.05)").await.map_err(failed)?;
+                    tries += 1;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// One try, which waits for nobody for long.
+    async fn try_on(&self, client: &Client, shown: &str) -> Result<Installed, Fault> {
+        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0; SET LOCAL \
-             lock_timeout = 0; SELECT pg_advisory_xact_lock({ADVISORY})"
+             lock_timeout = '{TURN}'; SELECT pg_advisory_xact_lock({ADVISORY}); SET LOCAL lock_timeout = '{TABLE}'"
         );
         client.batch_execute(&begin).await.map_err(failed)?;
         // Looked at before it is asked for: to be told that it is there takes the right to make it.
@@ -139,16 +167,7 @@ impl Component {
         let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
         let missing = |part| row.try_get::<_, bool>(part).map_err(failed);
         let (no_schema, no_base) = (missing(0)?, missing(1)?);
-        if let Some(row) = client.query_typed(OTHERS, &[]).await.map_err(failed)?.first() {
-            let owner: String = row.try_get(0).map_err(failed)?;
-            return Err(Fault::new(
-                FaultKind::Refused,
-                format!(
-                    "the schema \"fencepost\" at {shown} belongs to {owner}, or others may create in it: what we \
-                     put there would be in their hands. Install as {owner}, and let nobody else create there"
-                ),
-            ));
-        }
+        self.refuse_others(client, shown).await?;
         if no_schema {
             client.batch_execute("CREATE SCHEMA fencepost").await.map_err(failed)?;
         }
@@ -182,19 +201,21 @@ impl Component {
         found.is_ok_and(|row| row.try_get(0).is_ok_and(|version: i32| version == self.version()))
     }
 
-    /// What one can do about a version that is there and can not be brought up to date by this role.
-    fn dated(&self, found: i32, fault: Fault, shown: &str) -> Fault {
-        if found == 0 || fault.kind != FaultKind::Refused {
-            return fault;
-        }
-        let message = format!(
-            "the schema \"fencepost\" at {shown} has version {found} of \"{}\", this program needs version {}, and \
-             this role can not bring it up to date: run `fencepost backend install --on URL` as its owner ({})",
-            self.name,
-            self.version(),
-            fault.message
-        );
-        Fault { message, ..fault }
+    /// Refuses to put anything where it would be in the hands of others.
+    async fn refuse_others(&self, client: &Client, shown: &str) -> Result<(), Fault> {
+        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+        let found = client.query_typed(OTHERS, &[]).await.map_err(failed)?;
+        let Some(row) = found.first() else { return Ok(()) };
+        let owner: String = row.try_get(0).map_err(failed)?;
+        let (name, how) = (self.name, self.how);
+        Err(Fault::new(
+            FaultKind::Refused,
+            format!(
+                "\"{name}\" is not in the schema \"fencepost\" at {shown}, which belongs to {owner}, or others may \
+                 create in it: what we put there would be in their hands. Install as {owner} (`{how}`), and let \
+                 nobody else create there"
+            ),
+        ))
     }
 
     /// What one can do about a role that may not.
@@ -204,12 +225,12 @@ impl Component {
         }
         let message = format!(
             "this role may neither use nor make version {} of \"{}\" in the schema \"fencepost\" at {} ({}): run \
-             `fencepost backend install --on URL` as a role that may create a schema, then grant this one what \
-             docs/backends/postgres.md lists",
+             `{}` as a role that may create a schema, then grant this one what docs/backends/postgres.md lists",
             self.version(),
             self.name,
             pool.shown(),
-            fault.said
+            fault.said,
+            self.how
         );
         Fault { message, ..fault }
     }

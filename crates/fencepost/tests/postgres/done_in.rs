@@ -160,15 +160,110 @@ async fn a_role_that_may_only_mark_can_mark() {
     let turn = begin(&client, "x").await;
     let mut db = session(&database.url_as(&app)).await;
     let mut tx = db.transaction().await.unwrap();
-    let words = ["fencepost.finish", "permission denied"];
+    let words = ["fencepost.finish_own", "permission denied"];
     fails(turn.done_in(&mut tx, "").await, &ErrorKind::Refused, &words);
     tx.rollback().await.unwrap();
-    database.psql(&format!("grant execute on function fencepost.finish to {app}")).unwrap();
+    database.psql(&format!("grant execute on function fencepost.finish_own to {app}")).unwrap();
     let mut tx = db.transaction().await.unwrap();
     turn.done_in(&mut tx, "").await.unwrap();
     tx.commit().await.unwrap();
     turn.committed().await.unwrap();
     assert!(db.query("select * from fencepost.records", &[]).await.is_err());
+    let finish = "select fencepost.finish('once/x', 1, 'me', 1, '', 1000, true)";
+    assert!(db.query(finish, &[]).await.is_err(), "it writes over nothing else");
+}
+
+#[tokio::test]
+async fn a_claim_that_the_transaction_does_not_see_is_no_loss() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let mut early = session(&database.url()).await;
+    let look = "select count(*) from invoices";
+    // It began before the claim: there is no record yet.
+    let serial = tokio_postgres::IsolationLevel::RepeatableRead;
+    let mut tx = early.build_transaction().isolation_level(serial).start().await.unwrap();
+    tx.query(look, &[]).await.unwrap();
+    let turn = begin(&client, "x").await;
+    let words = ["once/x", "not seen by this transaction", "begin it inside the work"];
+    fails(turn.done_in(&mut tx, "").await, &ErrorKind::Refused, &words);
+    tx.rollback().await.unwrap();
+    // There is one, of a run before.
+    let mut tx = early.build_transaction().isolation_level(serial).start().await.unwrap();
+    tx.query(look, &[]).await.unwrap();
+    client.break_lock("once/x").await.unwrap();
+    let turn = begin(&client, "x").await;
+    let words = ["once/x", "has changed", "begin it inside the work"];
+    fails(turn.done_in(&mut tx, "").await, &ErrorKind::Unreachable, &words);
+    tx.rollback().await.unwrap();
+    // It was forgotten.
+    let forget = format!("select fencepost.forget('once/x', {})", turn.token());
+    assert_eq!(database.psql(&forget).unwrap(), "t\n");
+    let mut tx = db.transaction().await.unwrap();
+    fails(turn.done_in(&mut tx, "").await, &ErrorKind::Refused, &["once/x", "forgotten"]);
+}
+
+#[tokio::test]
+async fn a_second_mark_in_one_transaction_is_told_apart() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let turn = begin(&client, "x").await;
+    let mut tx = db.transaction().await.unwrap();
+    let mut part = tx.transaction().await.unwrap();
+    turn.done_in(&mut part, "first").await.unwrap();
+    part.commit().await.unwrap();
+    let words = ["once/x", "this transaction has marked"];
+    fails(turn.done_in(&mut tx, "second").await, &ErrorKind::Invalid, &words);
+    tx.commit().await.unwrap();
+    assert_eq!(turn.committed().await.unwrap().result, b"first");
+}
+
+/// The row of the record is locked until the end, so a runner that freezes there must be ended by the server.
+#[tokio::test]
+async fn a_transaction_with_a_mark_may_not_idle_for_long() {
+    let (database, mut db) = place().await;
+    let client = connect(&database.url()).await;
+    let limit = "select current_setting('idle_in_transaction_session_timeout')";
+    for (key, set, then) in [("a", "0", "30s"), ("b", "1h", "30s"), ("c", "5s", "5s")] {
+        let set = format!("set idle_in_transaction_session_timeout = '{set}'");
+        db.batch_execute(&set).await.unwrap();
+        let before: String = ask(&db, limit).await;
+        let turn = begin(&client, key).await;
+        let mut tx = db.transaction().await.unwrap();
+        turn.done_in(&mut tx, "").await.unwrap();
+        let now: String = tx.query_one(limit, &[]).await.unwrap().get(0);
+        assert_eq!(now, then, "{set}");
+        tx.commit().await.unwrap();
+        turn.committed().await.unwrap();
+        assert_eq!(ask::<String>(&db, limit).await, before);
+    }
+}
+
+/// A commit whose answer gets lost while it is under way: the work fails, and is done all the same.
+#[tokio::test]
+async fn work_that_fails_while_its_commit_is_under_way_is_done() {
+    let (database, db) = place().await;
+    let client = connect(&database.url()).await;
+    // Its transaction outlives the work.
+    let db: &'static mut Client = Box::leak(Box::new(db));
+    let (sender, under_way) = tokio::sync::oneshot::channel();
+    let running = tokio::spawn(async move {
+        let once = client.once("x").ttl(LONG);
+        let work = |run: fencepost::Run| async move {
+            let mut tx = db.transaction().await.unwrap();
+            effect(&tx, "done").await;
+            run.done_in(&mut tx, "done").await.unwrap();
+            assert!(sender.send(tx).is_ok());
+            Err::<&str, _>("the connection broke")
+        };
+        once.run(work).await
+    });
+    let tx = under_way.await.unwrap();
+    // It has looked, seen nothing, and gives up.
+    crate::common::until_blocked(&database, 1).await;
+    tx.commit().await.unwrap();
+    let recorded = running.await.unwrap().unwrap();
+    assert!(recorded.ran);
+    assert_eq!((recorded.result, effects(&database)), (b"done".to_vec(), "done\n".to_owned()));
 }
 
 /// Goes as far as it was told, says so, and waits to be killed.

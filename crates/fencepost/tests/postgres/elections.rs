@@ -46,11 +46,26 @@ async fn a_leader_is_known_by_what_it_says() {
     assert!(Some(successor.term()) > seen.term);
     successor.resign().await.unwrap();
 
+    // What nobody says any more is not shown, and its row goes.
+    let said = "select count(*) from fencepost.leaders_now(null)";
+    assert_eq!(database.psql(said).unwrap(), "0\n");
+    assert_eq!(database.psql("select fencepost.tidy_leaders()").unwrap(), "1\n");
     // A lock of that name shares the queue, and says nothing: also where a leader said something before.
     let guard = ours.lock("e").ttl(LONG).acquire().await.unwrap();
     let leader = watched.leader().await.unwrap().unwrap();
     assert_eq!((leader.term, leader.value), (Some(guard.token()), None));
     assert_eq!(theirs.list().await.unwrap().remove(0).holder.unwrap().value, None);
+}
+
+/// Rows of those who lead are not tidied away, and who waits for a lock that a leader has is told what it says.
+#[tokio::test]
+async fn what_a_leader_says_stays_and_is_told_to_all() {
+    let database = Database::fresh().unwrap();
+    let (ours, theirs) = two(&database.url()).await;
+    let _leadership = ours.election("e").ttl(LONG).campaign("me").await.unwrap();
+    assert_eq!(database.psql("select fencepost.tidy_leaders()").unwrap(), "0\n");
+    let error = theirs.lock("e").acquire_within(ms(50)).await.unwrap_err();
+    assert_eq!(error.holder().unwrap().value, Some(Value::found(b"me")));
 }
 
 #[tokio::test]

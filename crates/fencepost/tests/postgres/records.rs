@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencepost::ledger::{Entry, State};
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Turn};
-use fencepost_testbed::{Database, PgBouncer, Postgres};
+use fencepost_testbed::{Database, PgBouncer, Postgres, Proxy, Trigger};
 use tokio::sync::Barrier;
 
 use crate::common::{LONG, SOON, ask, connect, fails, session, two, until, within};
@@ -35,7 +35,7 @@ impl Book {
 
     async fn finish(&self, name: &str, token: i64, state: i32, result: &str, older: bool) -> i32 {
         let sql = format!(
-            "select fencepost.finish('{name}', {token}, 'test', {state}, '{result}', 3600000, {older}, null)"
+            "select fencepost.finish('{name}', {token}, 'test', {state}, '{result}', 3600000, {older})"
         );
         ask(&self.0, &sql).await
     }
@@ -53,6 +53,8 @@ async fn book() -> (Database, Book) {
     let database = Database::fresh().unwrap();
     connect(&database.url()).await;
     let session = session(&database.url()).await;
+    // The tokens that these tests use were handed out.
+    session.batch_execute("select setval('fencepost.tokens', 100)").await.unwrap();
     (database, Book(session))
 }
 
@@ -99,6 +101,24 @@ async fn a_record_that_no_client_makes_is_refused() {
         let error = database.psql(&format!("select fencepost.claim({bad})")).unwrap_err();
         assert!(error.to_string().contains("this is no record"), "{bad}: {error}");
     }
+}
+
+/// With a token that is yet to come somebody could keep all others from a key.
+#[tokio::test]
+async fn a_token_that_was_not_handed_out_is_refused() {
+    let (database, book) = book().await;
+    assert_eq!(book.claim("x", 100).await.0, 1);
+    for call in [
+        "claim('x', 101, 'me', 1000)",
+        "finish('x', 101, 'me', 1, '', 1000, true)",
+        "finish_own('x', 101, 'me', 1, '', 1000, 'any')",
+    ] {
+        let error = database.psql(&format!("select fencepost.{call}")).unwrap_err();
+        assert!(error.to_string().contains("token 101 was not handed out"), "{call}: {error}");
+    }
+    let fresh = Database::fresh().unwrap();
+    connect(&fresh.url()).await;
+    assert!(fresh.psql("select fencepost.claim('x', 1, 'me', 1000)").is_err(), "none was");
 }
 
 /// Sessions that meet at one row: each claims and settles under a token of its own.
@@ -246,6 +266,42 @@ async fn failures_are_tried_again_or_recorded_and_forgotten() {
     assert!(client.once("y").forget().await.unwrap());
     assert!(!client.once("y").forget().await.unwrap());
     assert!(runs(&client, "y", "").await.unwrap());
+}
+
+/// The connection is cut after the step and before its answer: the step is sent again, and is the same one.
+#[tokio::test]
+async fn a_step_whose_answer_got_lost_is_no_second_step() {
+    let database = Database::fresh().unwrap();
+    let proxy = Proxy::to(database.server().address()).unwrap();
+    let url = format!("postgres://postgres@{}/{}", proxy.address(), database.name());
+    let client = connect(&url).await;
+    let mut cuts = 0;
+    let mut cut = |step: &str| {
+        assert_eq!(proxy.fired(), cuts, "before {step}");
+        cuts += 1;
+        proxy.cut_on(Trigger::after(format!("fencepost.{step}(")));
+    };
+    for step in ["look_up", "claim", "finish"] {
+        cut(step);
+        assert!(runs(&client, step, step).await.unwrap());
+        let entry = client.once(step).entry().await.unwrap().unwrap();
+        assert_eq!((entry.state, &*entry.result), (State::Done, step.as_bytes()));
+    }
+    cut("finish");
+    begin(&client, "x").await.give_up().await.unwrap();
+    assert_eq!(client.once("x").entry().await.unwrap(), None);
+    cut("forget");
+    assert!(client.once("claim").forget().await.unwrap());
+    cut("list_records");
+    assert_eq!(client.once_entries().await.unwrap().len(), 2);
+    cut("campaign");
+    let leadership = client.election("e").ttl(LONG).campaign("first").await.unwrap();
+    cut("proclaim");
+    leadership.proclaim("second").await.unwrap();
+    let leader = client.election("e").leader().await.unwrap().unwrap();
+    assert_eq!(leader.term, Some(leadership.term()));
+    assert_eq!(leader.value.unwrap().text(), "second");
+    cut("none");
 }
 
 /// In transaction mode two statements may reach two sessions.

@@ -3,14 +3,14 @@
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::Database;
 
-use crate::common::{LONG, connect, fails, nothing_is_left, try_connect};
+use crate::common::{LONG, connect, fails, nothing_is_left, session, try_connect, until_blocked};
 use crate::records::runs;
 
-/// What docs/backends/postgres.md tells to grant: for locks, and for records.
-fn grants() -> [String; 2] {
+/// What docs/backends/postgres.md tells to grant: for locks, for elections, and for records.
+fn grants() -> [String; 3] {
     let page = include_str!("../../../../docs/backends/postgres.md");
     let mut parts = page.split("```sql\n").skip(1);
-    [(); 2].map(|()| {
+    [(); 3].map(|()| {
         let part = parts.next().expect("the page has the SQL");
         part.split_once("```").expect("which ends").0.to_owned()
     })
@@ -27,9 +27,8 @@ async fn clients_that_come_at_once_make_it_once() {
     for connect in connects.collect::<Vec<_>>() {
         connect.await.unwrap().unwrap();
     }
-    let found = database
-        .psql("select component, version from fencepost.components where component = 'locks'");
-    assert_eq!(found.unwrap(), "locks|2\n");
+    let found = database.psql("select component, version from fencepost.components order by 1");
+    assert_eq!(found.unwrap(), "locks|1\nrecords|1\n");
 }
 
 #[tokio::test]
@@ -40,7 +39,41 @@ async fn a_schema_that_is_newer_than_ours_is_refused() {
         .psql("update fencepost.components set version = 99 where component = 'locks'")
         .unwrap();
     let refused = try_connect(&database.url()).await;
-    fails(refused, &ErrorKind::Refused, &["version 99", "version 2", "update this program"]);
+    fails(refused, &ErrorKind::Refused, &["version 99", "version 1", "update this program"]);
+}
+
+/// What a client does not use it does not need.
+#[tokio::test]
+async fn records_that_are_newer_than_ours_are_refused_and_locks_are_not() {
+    let database = Database::fresh().unwrap();
+    connect(&database.url()).await;
+    database
+        .psql("update fencepost.components set version = 99 where component = 'records'")
+        .unwrap();
+    let client = connect(&database.url()).await;
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+    let words = ["version 99", "\"records\"", "update this program"];
+    fails(client.election("e").campaign("me").await, &ErrorKind::Refused, &words);
+    fails(runs(&client, "k", "").await, &ErrorKind::Refused, &words);
+}
+
+/// A session that waits for its turn outlives its client. It must not wait for ever, with others behind it.
+#[tokio::test]
+async fn who_waits_for_its_turn_to_install_is_sent_away_by_the_server() {
+    let database = Database::fresh().unwrap();
+    let busy = session(&database.url()).await;
+    busy.batch_execute("select pg_advisory_lock(7378424937699110771)").await.unwrap();
+    let url = database.url();
+    let waiting = tokio::spawn(async move { try_connect(&url).await });
+    until_blocked(&database, 1).await;
+    waiting.abort();
+    until_blocked(&database, 0).await;
+    // One whose client is there asks again.
+    let url = database.url();
+    let waiting = tokio::spawn(async move { try_connect(&url).await });
+    until_blocked(&database, 1).await;
+    busy.batch_execute("select pg_advisory_unlock_all()").await.unwrap();
+    waiting.await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -64,7 +97,7 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
         &["permission denied for function", "docs/backends/postgres.md"],
     );
 
-    let [locks, records] = grants().map(|sql| sql.replace("app", &app));
+    let [locks, elections, records] = grants().map(|sql| sql.replace("app", &app));
     database.psql(&locks).unwrap();
     let client = connect(&database.url_as(&app)).await;
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
@@ -72,6 +105,9 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
     client.break_lock("x").await.unwrap().expect("it was held");
     drop(guard);
     nothing_is_left(&client, "x").await;
+    let refused = client.election("e").campaign("me").await;
+    fails(refused, &ErrorKind::Refused, &["campaign", "docs/backends/postgres.md"]);
+    database.psql(&elections).unwrap();
     let leadership = client.election("e").ttl(LONG).campaign("me").await.unwrap();
     leadership.proclaim("still me").await.unwrap();
     assert!(client.election("e").leader().await.unwrap().is_some());
@@ -81,7 +117,7 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
     assert!(runs(&client, "k", "").await.unwrap());
     assert_eq!(client.once_entries().await.unwrap().len(), 1);
     assert!(client.once("k").forget().await.unwrap());
-    for table in ["locks", "waiters", "notes", "tokens", "records", "store"] {
+    for table in ["locks", "waiters", "notes", "tokens", "leaders", "records", "store"] {
         let error =
             database.psql_as(&app, &format!("select * from fencepost.{table}")).unwrap_err();
         assert!(error.to_string().contains("permission denied"), "{error}");

@@ -1,55 +1,97 @@
-//! A schema of the version before: it is brought up to date by whoever may, and nothing that was in it is lost.
+//! A database from before elections and records: locks go on as they were, for old programs and new ones, and what is
+//! new is an addition that only those need who use it.
 
 use fencepost::{ErrorKind, Value};
 use fencepost_testbed::Database;
+use tokio_postgres::Client;
 
-use crate::common::{LONG, ask, connect, fails, session, try_connect};
+use crate::common::{LONG, ask, connect, fails, ms, session};
 use crate::records::runs;
 
 const LOCKS_1: &str = include_str!("../../src/backends/postgres/locks_1.sql");
-/// What version 1 told to grant.
+/// What was told to grant then.
 const GRANTS_1: &str = "fencepost.acquire, fencepost.renew, fencepost.release, fencepost.break_lock, \
                         fencepost.inspect, fencepost.list, fencepost.tidy";
+/// All that locks are made of.
+const LOCKS: &str = "select string_agg(d, '' order by d) from (
+    select pg_get_functiondef(p.oid) || p.proacl::text as d from pg_proc p
+     where p.pronamespace = 'fencepost'::regnamespace and p.proname in
+       ('acquire', 'renew', 'release', 'break_lock', 'inspect', 'list', 'tidy', 'lock_row', 'first_in_line')
+    union all
+    select table_name || column_name || data_type from information_schema.columns
+     where table_schema = 'fencepost' and table_name in ('locks', 'waiters', 'notes')
+    union all
+    select component || version from fencepost.components where component = 'locks') t";
 
-#[tokio::test]
-async fn version_1_is_brought_up_to_date_under_its_clients() {
+/// A database as a program of then left it, with a role `app_...` that uses locks, and one `eye_...` that looks.
+async fn earlier() -> (Database, Client) {
     let database = Database::fresh().unwrap();
-    let app = format!("app_{}", database.name());
     let session = session(&database.url()).await;
+    let name = database.name();
     let make = format!(
         "create schema fencepost;
          create table fencepost.components (component text primary key, version int not null);
          grant select on fencepost.components to public;
          {LOCKS_1};
          insert into fencepost.components values ('locks', 1);
-         create role {app} login;
-         grant usage on schema fencepost to {app};
-         grant execute on function {GRANTS_1} to {app}"
+         create role app_{name} login;
+         create role eye_{name} login;
+         grant usage on schema fencepost to app_{name}, eye_{name};
+         grant execute on function {GRANTS_1} to app_{name};
+         grant execute on function fencepost.inspect to public"
     );
     session.batch_execute(&make).await.unwrap();
-    // A client of that version has a lock, on a session that goes on.
+    (database, session)
+}
+
+#[tokio::test]
+async fn who_only_locks_needs_nothing_new() {
+    let (database, session) = earlier().await;
+    let before: String = ask(&session, LOCKS).await;
+    let client = connect(&database.url_as(&format!("app_{}", database.name()))).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert!(client.inspect("x").await.unwrap().holder.is_some());
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    client.lock("x").acquire_within(ms(50)).await.unwrap_err();
+    client.renew("x", guard.owner(), None).await.unwrap();
+    guard.release().await.unwrap();
+    let there = "select component from fencepost.components";
+    assert_eq!(database.psql(there).unwrap(), "locks\n");
+    // Who wants more is told whom to ask.
+    let remedy = ["\"records\"", "fencepost backend install", "belongs to"];
+    fails(client.election("e").campaign("me").await, &ErrorKind::Refused, &remedy);
+    fails(runs(&client, "k", "").await, &ErrorKind::Refused, &remedy);
+    assert_eq!(ask::<String>(&session, LOCKS).await, before);
+}
+
+#[tokio::test]
+async fn what_is_new_is_added_and_old_programs_go_on() {
+    let (database, session) = earlier().await;
+    // A program of then has a lock, on a session that goes on.
     let acquire = |name: &str| {
         format!(
             "select r_token from fencepost.acquire('{name}', gen_random_uuid(), 600000, 'old', null)"
         )
     };
+    let before: String = ask(&session, LOCKS).await;
     let token: i64 = ask(&session, &acquire("held")).await;
+    let app = connect(&database.url_as(&format!("app_{}", database.name()))).await;
 
-    let words = ["version 1", "version 2", "fencepost backend install", "postgres"];
-    fails(try_connect(&database.url_as(&app)).await, &ErrorKind::Refused, &words);
     let client = connect(&database.url()).await;
+    assert!(runs(&client, "k", "").await.unwrap(), "who may makes it when it is needed");
     let holder = client.inspect("held").await.unwrap().holder.unwrap();
     assert_eq!((holder.token.unwrap().get().cast_signed(), holder.value), (token, None));
     let next: i64 = ask(&session, &acquire("other")).await;
-    assert!(next > token, "a client of the version before goes on");
+    assert!(next > token);
+    assert_eq!(ask::<String>(&session, LOCKS).await, before, "nothing that it knows has changed");
 
-    // What the role could do it still can, and lead; records it has to be given.
-    let app = connect(&database.url_as(&app)).await;
+    // Whoever could lock may lead, and whoever could look sees who leads; records have to be given.
     let leadership = app.election("e").ttl(LONG).campaign("me").await.unwrap();
     leadership.proclaim("still me").await.unwrap();
-    let leader = app.election("e").leader().await.unwrap().unwrap();
-    assert_eq!(leader.value, Some(Value::found(b"still me")));
     assert!(leadership.term().get().cast_signed() > next);
+    let eye = connect(&database.url_as(&format!("eye_{}", database.name()))).await;
+    let leader = eye.election("e").leader().await.unwrap().unwrap();
+    assert_eq!(leader.value, Some(Value::found(b"still me")));
+    fails(eye.lock("x").try_acquire().await, &ErrorKind::Refused, &["permission denied"]);
     fails(runs(&app, "k", "").await, &ErrorKind::Refused, &["GRANT EXECUTE", "fencepost.claim"]);
-    assert!(runs(&client, "k", "").await.unwrap());
 }

@@ -50,6 +50,18 @@ async fn what_a_dead_leader_said_ends_with_its_lease() {
     drop(dead);
 }
 
+/// The lock was deleted by hand, and another make of client took it: what the leader said is not the other's word.
+#[tokio::test]
+async fn what_a_leader_said_is_not_another_makes_word() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    let _deposed = leads(campaigns(&client, "e", b"mine", LONG)).await;
+    server.command(&["DEL", "e"]).unwrap();
+    server.command(&["SET", "e", "0123456789abcdef0123456789abcdef", "PX", "60000"]).unwrap();
+    assert!(has(&server, SAID), "it is still there");
+    assert_eq!(said(&client, "e").await, None);
+}
+
 /// The same without a next one: nothing is left on the server.
 #[tokio::test]
 async fn what_a_dead_leader_said_leaves_no_key() {

@@ -153,6 +153,93 @@ async fn a_transaction_of_another_database_is_refused() {
     assert_eq!(ours.committed().await.unwrap().result, b"attached");
 }
 
+/// In WAL mode SQLite commits several files one after the other.
+#[tokio::test]
+async fn a_transaction_that_writes_another_file_too_is_refused() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    let turn = begin(&fp, "x").await;
+    let elsewhere = place.path.with_file_name("shop.db");
+    edit(&elsewhere, INVOICES);
+    let mut db = Connection::open(&elsewhere).unwrap();
+    db.execute("ATTACH ? AS store", [place.path.to_str().unwrap()]).unwrap();
+    let tx = db.transaction().unwrap();
+    insert(&tx, "in the other file");
+    let error = turn.done_in_now(&tx, "").unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("shop.db"), "{error}");
+    drop(tx);
+    // One that only reads there is fine.
+    let tx = db.transaction().unwrap();
+    tx.query_row("SELECT count(*) FROM invoices", [], |_| Ok(())).unwrap();
+    turn.done_in_now(&tx, "read").unwrap();
+    tx.commit().unwrap();
+    assert_eq!(turn.committed().await.unwrap().result, b"read");
+}
+
+#[tokio::test]
+async fn a_claim_that_the_transaction_does_not_see_is_no_loss() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    // It has read before the claim, or the record is gone.
+    for (early, words) in [(true, "begin it inside the work"), (false, "forgotten")] {
+        let turn = if early { None } else { Some(begin(&fp, "x").await) };
+        if !early {
+            edit(&place.path, "DELETE FROM fencepost_records");
+        }
+        let tx = db.transaction().unwrap();
+        tx.query_row("SELECT count(*) FROM invoices", [], |_| Ok(())).unwrap();
+        let turn = match turn {
+            Some(turn) => turn,
+            None => begin(&fp, "x").await,
+        };
+        let error = turn.done_in_now(&tx, "").unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        drop(tx);
+        turn.give_up().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_second_mark_in_one_transaction_is_told_apart() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    let mut db = Connection::open(&place.path).unwrap();
+    let turn = begin(&fp, "x").await;
+    let tx = transaction(&mut db);
+    turn.done_in_now(&tx, "first").unwrap();
+    let error = turn.done_in_now(&tx, "second").unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+    tx.commit().unwrap();
+    assert_eq!(turn.committed().await.unwrap().result, b"first");
+}
+
+/// The lock is lost after the commit and before the work comes to its end.
+#[tokio::test]
+async fn what_was_committed_before_the_lock_was_lost_is_done() {
+    let place = place();
+    let (fp, other) = (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
+    edit(&place.path, INVOICES);
+    let mut db = Connection::open(&place.path).unwrap();
+    // The next renewal tells.
+    let once = fp.once("x").ttl(std::time::Duration::from_secs(9));
+    let recorded = once.run(async |run| {
+        let tx = transaction(&mut db);
+        insert(&tx, "once");
+        run.done_in_now(&tx, "committed")?;
+        tx.commit().unwrap();
+        other.break_lock("once/x").await?;
+        std::future::pending::<fencepost::Result<&str>>().await
+    });
+    let recorded = recorded.await.unwrap();
+    assert!(recorded.ran);
+    assert_eq!(recorded.result, b"committed");
+    assert_eq!(invoices(&place.path), ["once"]);
+}
+
 #[tokio::test]
 async fn a_store_without_transactions_says_so() {
     let fp = fencepost::Fencepost::connect("memory:done-in").await.unwrap();

@@ -98,9 +98,10 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
     assert!(client.break_lock("a").await.unwrap().is_none());
     for at_once in [true, false] {
         let lock = client.lock("a").ttl(LONG);
-        let guard = match at_once {
-            true => lock.try_acquire().await.unwrap().expect("it is free"),
-            false => lock.acquire_within(SOON).await.unwrap(),
+        let guard = if at_once {
+            lock.try_acquire().await.unwrap().expect("it is free")
+        } else {
+            lock.acquire_within(SOON).await.unwrap()
         };
         let info = client.inspect("a").await.unwrap();
         assert_eq!((info.waiting, info.waiters.len()), (0, 0));

@@ -182,9 +182,9 @@ async fn what_was_done_is_recorded_over_an_election() {
         runs.fetch_add(1, Ordering::SeqCst);
         let member = &three.members()[leader];
         if key == "killed" {
-            member.kill().unwrap()
+            member.kill().unwrap();
         } else {
-            member.stop().unwrap()
+            member.stop().unwrap();
         }
         within(LONG, "it is recorded", running.done("result")).await.unwrap();
         let late = once(&client, key);
@@ -196,9 +196,9 @@ async fn what_was_done_is_recorded_over_an_election() {
         let found = within(LONG, "it is found", late.run(work)).await.unwrap();
         assert_eq!((found.ran, &*found.result), (false, &b"result"[..]), "{key}");
         if key == "killed" {
-            member.launch().unwrap()
+            member.launch().unwrap();
         } else {
-            member.resume().unwrap()
+            member.resume().unwrap();
         }
         three.wait_until_healthy().unwrap();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::answers;
+use super::{TIDYING, answers};
 use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};
@@ -42,7 +42,10 @@ SELECT current_setting('server_version') AS version,
                                  WHERE s.active_pid = r.pid AND s.slot_type = 'logical')) AS behind,
        (SELECT count(*) FROM pg_stat_replication r WHERE r.state IS NULL) AS hidden,
        (SELECT count(*) FROM pg_replication_slots s
-         WHERE s.slot_type = 'physical' AND NOT s.active) AS absent
+         WHERE s.slot_type = 'physical' AND NOT s.active) AS absent,
+       ARRAY(SELECT p.proname::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+              WHERE n.nspname = 'fencepost' AND has_schema_privilege(n.oid, 'USAGE')
+                AND has_function_privilege(p.oid, 'EXECUTE')) AS callable
 ";
 
 /// What was read.
@@ -69,6 +72,8 @@ pub(super) struct Found {
     absent: u64,
     /// By how much the server's clock is off ours, ahead or behind.
     off: Duration,
+    /// The functions of ours that are there and that this role may call.
+    callable: BTreeSet<String>,
 }
 
 impl Found {
@@ -99,6 +104,7 @@ impl Found {
             absent: count("absent"),
             // A slow answer is no wrong clock.
             off: before.saturating_sub(theirs).max(theirs.saturating_sub(after)),
+            callable: row.try_get::<_, Vec<String>>("callable")?.into_iter().collect(),
         })
     }
 
@@ -109,6 +115,16 @@ impl Found {
         let away: Vec<_> = before.behind.iter().filter(|name| !back(name)).cloned().collect();
         self.behind.extend(away);
         self
+    }
+
+    /// Whether a function of ours is there, and may be called.
+    pub(super) fn may(&self, function: &str) -> bool {
+        self.callable.contains(function)
+    }
+
+    /// How to remove what nobody uses any more, as far as this role may.
+    pub(super) fn tidies(&self) -> Vec<&'static str> {
+        TIDYING.iter().filter(|(function, _)| self.may(function)).map(|(_, sql)| *sql).collect()
     }
 
     /// Refuses servers that can not arbitrate.
@@ -270,6 +286,7 @@ mod tests {
             hidden: 0,
             absent: 0,
             off: std::time::Duration::ZERO,
+            callable: std::collections::BTreeSet::new(),
         }
     }
 
@@ -287,6 +304,14 @@ mod tests {
         let back = found("second", &["second"], &[]).after(&away);
         assert_eq!(back.correctness(), Correctness::Fit);
         assert!(back.in_step());
+    }
+
+    #[test]
+    fn what_a_role_may_not_call_is_not_called() {
+        let mut locks_alone = found("", &[], &[]);
+        assert!(locks_alone.tidies().is_empty());
+        locks_alone.callable = ["acquire", "tidy"].map(str::to_owned).into();
+        assert_eq!(locks_alone.tidies(), ["SELECT fencepost.tidy(3600000)"]);
     }
 
     #[test]

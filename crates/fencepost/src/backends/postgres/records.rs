@@ -1,12 +1,13 @@
-//! Records on the server: what is running, done or failed (ledger.rs has the rules; `locks_2.sql` the steps).
+//! Records on the server: what is running, done or failed (ledger.rs has the rules; `records_1.sql` the steps).
 //!
 //! *Why one success is recorded:* each step is one function, which decides under the lock of the record's row, on the
 //! row as it is then. `finish` writes only where it is running with the caller's own token.
 //! *Where it ends:* where the server's commits end: records are kept as well as grants are, and no better. Their time is
 //! the server's: a clock that is set forwards ends them early.
 //!
-//! The same step runs in a transaction of the caller's, which then needs no more than the right to call it. The record's
-//! row is locked until that transaction ends, so a runner that freezes in it holds up the next one.
+//! `finish_own` does so in a transaction of the caller's, which then needs no more than the right to call it. The
+//! record's row is locked until that transaction ends, and whoever would take over waits for it. The server ends one
+//! that does nothing for 30 s after it.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -26,11 +27,11 @@ use crate::once;
 use crate::postgres::{Fault, Heard, Parameter, Use};
 
 const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
-const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7, $8) AS status";
+const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7) AS status";
+const FINISH_OWN: &str = "SELECT fencepost.finish_own($1, $2, $3, $4, $5, $6, $7) AS status";
 const LOOK_UP: &str = "SELECT * FROM fencepost.look_up($1)";
 const ENTRIES: &str = "SELECT * FROM fencepost.list_records($1)";
 const FORGET: &str = "SELECT fencepost.forget($1, $2)";
-pub(super) const TIDY_UP: &str = "SELECT fencepost.tidy_records(1000)";
 
 /// What a role has to be given, besides the locks.
 const GRANTS: &str = "fencepost.claim, fencepost.finish, fencepost.look_up, fencepost.list_records, \
@@ -65,12 +66,10 @@ struct Told<'a> {
     state: i32,
     result: &'a [u8],
     keep: i64,
-    older: bool,
-    store: Option<&'a str>,
 }
 
 impl<'a> Told<'a> {
-    fn of(finish: &'a Finish, store: Option<&'a str>) -> Self {
+    fn of(finish: &'a Finish) -> Self {
         let (state, result) = match &finish.outcome {
             Outcome::Abandoned => (0, &[][..]),
             Outcome::Done(result) => (1, &**result),
@@ -83,12 +82,11 @@ impl<'a> Told<'a> {
             state,
             result,
             keep: millis(finish.keep),
-            older: finish.over == Over::Older,
-            store,
         }
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 8] {
+    /// With the one in which the two functions differ.
+    fn parameters<'b>(&'b self, last: Parameter<'b>) -> [Parameter<'b>; 7] {
         [
             (&self.name, Type::TEXT),
             (&self.token, Type::INT8),
@@ -96,8 +94,7 @@ impl<'a> Told<'a> {
             (&self.state, Type::INT4),
             (&self.result, Type::BYTEA),
             (&self.keep, Type::INT8),
-            (&self.older, Type::BOOL),
-            (&self.store, Type::TEXT),
+            last,
         ]
     }
 }
@@ -109,6 +106,7 @@ impl Postgres {
         sql: &str,
         parameters: &[Parameter<'_>],
     ) -> Result<Heard, Fault> {
+        self.with_records().await?;
         self.pool.call(usage, sql, parameters).await.map_err(|fault| {
             if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
                 return fault;
@@ -139,8 +137,9 @@ impl Postgres {
     }
 
     async fn finish_now(&self, finish: &Finish) -> Result<bool, Fault> {
-        let told = Told::of(finish, None);
-        let heard = self.record(Use::Releasing, FINISH, &told.parameters()).await?;
+        let (told, older) = (Told::of(finish), finish.over == Over::Older);
+        let parameters = told.parameters((&older, Type::BOOL));
+        let heard = self.record(Use::Releasing, FINISH, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| odd("finish"))?;
         Ok(answers::status(row, "finish")? == 1)
     }
@@ -193,35 +192,45 @@ impl Ledger for Postgres {
 impl once::Transaction for Transaction<'_> {
     fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
-            let told = Told::of(&finish, Some(&place));
-            let elsewhere = || {
-                Error::refused(format!(
-                    "the transaction is one of another database than the store: \"{}\" can only be \
-                     marked in the database that the store is in, where the effect must be too",
-                    finish.name
-                ))
-            };
-            match self.query_typed_one(FINISH, &told.parameters()).await {
+            let told = Told::of(&finish);
+            match self.query_typed_one(FINISH_OWN, &told.parameters((&place, Type::TEXT))).await {
                 Ok(row) => match row.try_get("status") {
                     Ok(1) => Ok(true),
                     Ok(0) => Ok(false),
-                    Ok(4) => Err(elsewhere()),
+                    Ok(4) => Err(elsewhere(&finish.name)),
                     Ok(5) => Err(once::marked_already(&finish.name)),
+                    Ok(6) => Err(once::unseen(&finish.name)),
+                    Ok(7) => Err(once::marked_twice(&finish.name)),
                     _ => Err(odd("finish").into_error()),
                 },
-                Err(error) => match error.as_db_error().map(|said| (said.code(), said.message())) {
-                    Some((
-                        &SqlState::INVALID_SCHEMA_NAME | &SqlState::UNDEFINED_FUNCTION,
-                        said,
-                    )) => Err(elsewhere().because(said)),
-                    Some((&SqlState::INSUFFICIENT_PRIVILEGE, said)) => Err(Error::refused(
-                        "the role of this transaction may not mark what is done: GRANT USAGE ON \
-                         SCHEMA fencepost, and EXECUTE ON FUNCTION fencepost.finish, TO it",
-                    )
-                    .because(said)),
-                    _ => Err(explain(&error)),
-                },
+                Err(error) => Err(not_marked(&finish.name, &error)),
             }
         })
     }
+}
+
+fn elsewhere(name: &LockName) -> Error {
+    Error::refused(format!(
+        "the transaction is one of another database than the store: \"{name}\" can only be marked in the \
+         database that the store is in, where the effect must be too"
+    ))
+}
+
+/// Why a transaction of the caller's could not be marked in.
+fn not_marked(name: &LockName, error: &tokio_postgres::Error) -> Error {
+    let Some(said) = error.as_db_error() else { return explain(error) };
+    match *said.code() {
+        SqlState::INVALID_SCHEMA_NAME | SqlState::UNDEFINED_FUNCTION => elsewhere(name),
+        SqlState::INSUFFICIENT_PRIVILEGE => Error::refused(
+            "the role of this transaction may not mark what is done: GRANT USAGE ON SCHEMA fencepost, and \
+             EXECUTE ON FUNCTION fencepost.finish_own, TO it",
+        ),
+        // Only above READ COMMITTED: the record's row is younger than what this transaction sees.
+        SqlState::T_R_SERIALIZATION_FAILURE => Error::unreachable(format!(
+            "the record of \"{name}\" has changed since this transaction began: roll back, and begin it \
+             inside the work"
+        )),
+        _ => return explain(error),
+    }
+    .because(said.message())
 }

@@ -5,14 +5,13 @@ use futures_util::future::join_all;
 use tokio_postgres::types::Type;
 
 use super::answers::{self, number};
-use super::{Postgres, why_not};
+use super::{Postgres, leaders, why_not};
 use crate::backend::{Renewal, Renewed};
 use crate::error::{Error, Result};
 use crate::postgres::{Fault, Parameter, Use};
 use crate::race::{First, race};
 
 const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
-const PROCLAIM: &str = "SELECT * FROM fencepost.proclaim($1, $2, $3, $4, $5)";
 
 impl Postgres {
     pub(super) async fn renew_all(&self, batch: &[Renewal]) -> Result<Vec<Result<Renewed>>, Fault> {
@@ -63,7 +62,7 @@ impl Postgres {
         let heard = if values.iter().all(Option::is_none) {
             self.pool.call(Use::Renewing, RENEW, &parameters[..4]).await?
         } else {
-            self.pool.call(Use::Renewing, PROCLAIM, &parameters).await?
+            self.pool.call(Use::Renewing, leaders::PROCLAIM, &parameters).await?
         };
         let mut answers: Vec<Option<Result<Renewed>>> = batch.iter().map(|_| None).collect();
         for row in &heard.rows {

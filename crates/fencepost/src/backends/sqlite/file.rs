@@ -1,23 +1,26 @@
 //! The file: its format, and what must be true of it before it is used.
 //!
 //! ```text
-//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 2
+//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
 //!   store      one row: machine, boot and time namespace that the times are of, the epoch (how often
 //!              that changed), and the last token
-//!   locks      one row per grant, with what its holder says of itself (value, since format 2)
+//!   locks      one row per grant
 //!   waiters    one row per place in a queue; the ticket is the place
-//!   fencepost_records  what is running, done or failed, since format 2 (records.rs)
 //!   broken     owners whose grant an operator ended, until it would have ended by itself
+//!   fencepost_values   what the holder of a lock says of itself, under which token (values.rs)
+//!   fencepost_records  what is running, done or failed (records.rs)
 //! PATH.d/      mode 0700
 //!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
 //!   w-*        sockets of waiters (wake.rs)
 //!   open.lock  locked while one process sets the file up
 //! ```
 //!
-//! A file of an older format is brought up to date by whoever opens it. Other tables may be in it too: those of a
-//! program whose effects and records are to be committed together.
+//! The last two tables came later. They are made by whoever opens a file without them, and change nothing of the others:
+//! a process that does not know them, and has the file open or opens it, goes on. Other tables may be in it too: those
+//! of a program whose effects and records are to be committed together.
 //!
-//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. Owners are 16 bytes, so the file is the user's alone (0600).
+//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. Owners are 16 bytes, so the file is the user's
+//! alone (0600).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -33,17 +36,14 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::desk::{Failure, PATIENCE, be_patient, explain, wait_for_the_file};
 use super::host::{Host, refuse_network_file_system};
 use super::presence::Marks;
-use super::records;
+use super::{records, values};
 use crate::clock::{BootClock, Clock, pause};
 use crate::error::{Error, Result};
 
 const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
-const VERSION: i32 = 2;
+const VERSION: i32 = 1;
 
-/// What makes a file of each format out of one of the format before, or out of nothing.
-const FORMATS: [&str; VERSION as usize] = [FORMAT_1, FORMAT_2];
-
-const FORMAT_1: &str = "
+const SCHEMA: &str = "
     CREATE TABLE store (
         id INTEGER PRIMARY KEY CHECK (id = 1),
         machine TEXT NOT NULL,
@@ -79,10 +79,14 @@ const FORMAT_1: &str = "
     CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// Its table has a name of its own, since it is used beside the tables of another program.
-const FORMAT_2: &str = "
-    ALTER TABLE locks ADD COLUMN value BLOB;
-    CREATE TABLE fencepost_records (
+/// What came later. The names are our own, since they are used beside the tables of another program.
+const LATER: &str = "
+    CREATE TABLE IF NOT EXISTS fencepost_values (
+        name TEXT PRIMARY KEY,
+        token INTEGER NOT NULL,
+        value BLOB NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS fencepost_records (
         name TEXT PRIMARY KEY,
         state INTEGER NOT NULL CHECK (state IN (0, 1, 2)),
         token INTEGER NOT NULL,
@@ -91,7 +95,7 @@ const FORMAT_2: &str = "
         ends INTEGER NOT NULL,
         result BLOB NOT NULL
     ) STRICT;
-    CREATE INDEX fencepost_records_by_end ON fencepost_records (ends);
+    CREATE INDEX IF NOT EXISTS fencepost_records_by_end ON fencepost_records (ends);
 ";
 
 /// A file that was opened.
@@ -115,10 +119,11 @@ pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<Opened
     make_private(&path)?;
     let mut db = connect(&path).map_err(|error| explain(&path, &error))?;
     be_patient();
-    if format_of(&db, &path)? < VERSION {
+    if !is_ready(&db, &path)? {
         let _alone = alone(Path::new(&directory))?;
         set_up(&mut db, &path)?;
     }
+    add_later(&mut db).map_err(|error| explain(&path, &error))?;
     settle_host(&mut db, &path, adopt)?;
     db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
     clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
@@ -241,8 +246,8 @@ fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
     Ok(db)
 }
 
-/// Its format, 0 if it is to be set up; refuses one that is not ours to set up.
-fn format_of(db: &Connection, path: &Path) -> Result<i32> {
+/// Whether the file is set up; refuses one that is not ours to set up.
+fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
     let (application, version, tables) = (|| {
         // One transaction: another process may be setting the file up.
         let one = db.unchecked_transaction()?;
@@ -253,7 +258,7 @@ fn format_of(db: &Connection, path: &Path) -> Result<i32> {
     .map_err(|error| explain(path, &error))?;
     let path = path.display();
     if application == 0 && version == 0 && tables == 0 {
-        return Ok(0);
+        return Ok(false);
     }
     if application != APPLICATION {
         return Err(Error::refused(format!(
@@ -266,35 +271,40 @@ fn format_of(db: &Connection, path: &Path) -> Result<i32> {
              fencepost that wrote it, or name another file (sqlite:PATH)"
         )));
     }
-    Ok(version)
+    Ok(true)
 }
 
 fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
     // Another process may have been faster.
-    let found = format_of(db, path)?;
-    if found == VERSION {
+    if is_ready(db, path)? {
         return Ok(());
     }
     let host = Host::this()?;
     let done: rusqlite::Result<()> = (|| {
-        if found == 0 {
-            db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
-        }
+        db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
-        for next in FORMATS.iter().skip(usize::try_from(found).unwrap_or(0)) {
-            transaction.execute_batch(next)?;
-        }
-        if found == 0 {
-            transaction.execute(
-                "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
-                (&host.machine, &host.boot, &host.time_namespace),
-            )?;
-            transaction.pragma_update(None, "application_id", APPLICATION)?;
-        }
+        transaction.execute_batch(SCHEMA)?;
+        transaction.execute(
+            "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
+            (&host.machine, &host.boot, &host.time_namespace),
+        )?;
+        transaction.pragma_update(None, "application_id", APPLICATION)?;
         transaction.pragma_update(None, "user_version", VERSION)?;
         transaction.commit()
     })();
     done.map_err(|error| explain(path, &error))
+}
+
+/// Makes the tables that a file of an earlier time has not.
+fn add_later(db: &mut Connection) -> rusqlite::Result<()> {
+    let ask = "SELECT count(*) FROM sqlite_schema \
+               WHERE name IN ('fencepost_values', 'fencepost_records', 'fencepost_records_by_end')";
+    if db.query_row(ask, [], |row| row.get::<_, i32>(0))? == 3 {
+        return Ok(());
+    }
+    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch(LATER)?;
+    transaction.commit()
 }
 
 /// The times in the file must be of this machine's clock and this boot. After a reboot every lease is void:
@@ -366,6 +376,7 @@ pub(super) fn clean(db: &Connection, now: Moment) -> rusqlite::Result<()> {
         db.execute("DELETE FROM waiters WHERE deadline <= ?", [now])?;
         db.execute("DELETE FROM broken WHERE until <= ?", [now])?;
     }
+    values::forget_stale(db)?;
     records::clean(db)
 }
 

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
 use rusqlite::types::Type;
-use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, ffi};
+use rusqlite::{
+    Connection, OpenFlags, OptionalExtension as _, Row, Transaction, TransactionState, ffi,
+};
 
 use super::file::place_of;
 use super::rows::{label, token, unfit};
@@ -242,18 +244,28 @@ impl Ledger for Sqlite {
 
 /// Settles a record in the caller's transaction, if that is one of the file that is at `place`.
 pub(crate) fn finish_in(tx: &Transaction<'_>, finish: &Finish, place: &str) -> Result<bool> {
-    let schema = schema_of(tx, place).map_err(|error| explain(&error))?.ok_or_else(|| {
-        Error::refused(format!(
-            "the transaction is one of another database than the store: \"{}\" can only be marked \
-             in the file that the store is in, where the effect must be too",
-            finish.name
-        ))
-    })?;
-    let book = Book::of(tx, &schema);
-    // A retry of the same run: its first transaction was committed, and this one would have the effect once more.
-    let marked = |entry: Entry| entry.is_settled() && entry.token == finish.token;
-    if book.read(&finish.name).map_err(|error| explain(&error))?.is_some_and(marked) {
-        return Err(once::marked_already(&finish.name));
+    let name = &finish.name;
+    let failed = |error: rusqlite::Error| explain(&error);
+    let files = files_of(tx).map_err(failed)?;
+    let ours = |file: &str| place_of(file.as_ref()).is_ok_and(|found| found == place);
+    let Some((schema, file)) = files.iter().find(|(_, file)| ours(file)) else {
+        return Err(Error::refused(format!(
+            "the transaction is one of another database than the store: \"{name}\" can only be marked in the \
+             file that the store is in, where the effect must be too"
+        )));
+    };
+    refuse_two_files(tx, name, files.iter().filter(|(other, _)| other != schema))?;
+    let book = Book::of(tx, schema);
+    match book.read(name).map_err(failed)? {
+        Some(entry) if entry.token > finish.token => return Ok(false),
+        Some(entry) if entry.token == finish.token && !entry.is_settled() => {}
+        // A retry of the same run: its first transaction was committed, and this one would have the effect once more.
+        Some(entry) if entry.token == finish.token => {
+            let twice = is_committed(file, finish) == Ok(false);
+            return Err(if twice { once::marked_twice(name) } else { once::marked_already(name) });
+        }
+        // None, or one from before the claim.
+        _ => return Err(once::unseen(name)),
     }
     book.finish(finish).map_err(|error| match error.sqlite_error() {
         Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::unreachable(
@@ -264,17 +276,42 @@ pub(crate) fn finish_in(tx: &Transaction<'_>, finish: &Finish, place: &str) -> R
     })
 }
 
-/// What the connection calls the file at `place`, if it has it open.
-fn schema_of(db: &Connection, place: &str) -> rusqlite::Result<Option<String>> {
+/// The files that the connection has open, each with what it is called there.
+fn files_of(db: &Connection) -> rusqlite::Result<Vec<(String, String)>> {
     let mut list = db.prepare_cached("PRAGMA database_list")?;
-    let mut rows = list.query([])?;
-    while let Some(row) = rows.next()? {
-        let (schema, file): (String, String) = (row.get(1)?, row.get(2)?);
-        if !file.is_empty() && place_of(file.as_ref()).is_ok_and(|found| found == place) {
-            return Ok(Some(schema));
+    let rows = list.query_map([], |row| Ok((row.get(1)?, row.get(2)?)))?;
+    let mut files: Vec<(String, String)> = rows.collect::<rusqlite::Result<_>>()?;
+    // What has no file is in memory, and gone after a crash anyway.
+    files.retain(|(_, file)| !file.is_empty());
+    Ok(files)
+}
+
+/// Refuses a transaction that writes another file as well: SQLite commits one after the other when they use WAL, and a
+/// crash in between leaves the mark without the effect, or the effect without the mark.
+fn refuse_two_files<'a>(
+    tx: &Transaction<'_>,
+    name: &LockName,
+    others: impl Iterator<Item = &'a (String, String)>,
+) -> Result<()> {
+    for (schema, file) in others {
+        let state = tx.transaction_state(Some(&**schema)).map_err(|error| explain(&error))?;
+        if state == TransactionState::Write {
+            return Err(Error::refused(format!(
+                "the transaction writes to {file} too, or has its write lock (BEGIN IMMEDIATE takes those of all \
+                 attached files): a crash could part the mark of \"{name}\" from the effect. Have the effect in \
+                 the store's file, and no other file open for writing"
+            )));
         }
     }
-    Ok(None)
+    Ok(())
+}
+
+/// Whether others see the record as this run has settled it.
+fn is_committed(file: &str, finish: &Finish) -> rusqlite::Result<bool> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(file, flags)?;
+    let entry = Book::of(&db, "main").read(&finish.name)?;
+    Ok(entry.is_some_and(|entry| entry.is_settled() && entry.token == finish.token))
 }
 
 impl once::Transaction for Transaction<'_> {

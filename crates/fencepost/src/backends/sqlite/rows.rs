@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
 use super::presence::Marks;
+use super::values;
 use super::wake::Address;
 use crate::backend::HolderInfo;
 
@@ -24,7 +25,6 @@ pub(super) struct Holder {
     pub(super) deadline: Moment,
     pub(super) pid: Option<i32>,
     pub(super) presence: Option<String>,
-    pub(super) value: Option<Value>,
 }
 
 impl Holder {
@@ -38,7 +38,6 @@ impl Holder {
             deadline: moment(row, 5)?,
             pid: row.get(6)?,
             presence: row.get(7)?,
-            value: row.get::<_, Option<Vec<u8>>>(8)?.map(|value| Value::found(&value)),
         })
     }
 
@@ -47,23 +46,28 @@ impl Holder {
         self.deadline > now && !self.presence.as_deref().is_some_and(|name| marks.is_dead(name))
     }
 
-    pub(super) fn info(self, now: Moment) -> HolderInfo {
-        HolderInfo {
+    /// For those who are told of it. What it says of itself is looked up here alone, so that no step pays for it.
+    pub(super) fn info(
+        self,
+        db: &Connection,
+        name: &LockName,
+        now: Moment,
+    ) -> rusqlite::Result<HolderInfo> {
+        Ok(HolderInfo {
+            value: values::said(db, name, self.token)?,
             label: self.label,
             token: Some(self.token),
             ttl: Some(self.ttl),
             held_for: Some(now.since(self.granted)),
             remaining: Some(self.deadline.since(now)),
             endless: false,
-            value: self.value,
-        }
+        })
     }
 }
 
 pub(super) fn holder(db: &Connection, name: &LockName) -> rusqlite::Result<Option<Holder>> {
     db.prepare_cached(
-        "SELECT owner, token, ttl_ms, label, granted, deadline, pid, presence, value \
-         FROM locks \
+        "SELECT owner, token, ttl_ms, label, granted, deadline, pid, presence FROM locks \
          WHERE name = ?",
     )?
     .query_row([name.as_str()], Holder::read)

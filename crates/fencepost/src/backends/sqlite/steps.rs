@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension as _};
 use super::desk::Sheet;
 use super::presence::Marks;
 use super::rows::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
+use super::values;
 use super::wake::Address;
 use crate::backend::{Broken, HolderInfo, LossCause};
 
@@ -86,7 +87,7 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
             }
             return match &ask.queue {
                 Some(address) => enqueue(sheet, ask, address),
-                None => Ok(Answer::Held(Some(holder.info(now)))),
+                None => Ok(Answer::Held(Some(holder.info(db, &ask.name, now)?))),
             };
         }
         end_dead_grant(db, marks, &ask.name, &holder)?;
@@ -107,7 +108,7 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
     let Some(token) = draw_token(db)? else { return Ok(Answer::Exhausted) };
     let pid = ask.tied.then(std::process::id);
     let presence = ask.tied.then_some(&*ask.presence);
-    db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
+    db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
         ask.name.as_str(),
         ask.owner.bits().to_be_bytes(),
         token.get().cast_signed(),
@@ -117,8 +118,10 @@ pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqli
         nanos(now + ask.ttl.as_duration()),
         pid,
         presence,
-        ask.value.as_ref().map(Value::as_bytes),
     ))?;
+    if let Some(value) = &ask.value {
+        values::say(db, &ask.name, token, value)?;
+    }
     Ok(Answer::Granted(token))
 }
 
@@ -174,12 +177,11 @@ pub(super) fn renew(
     new_ttl: Option<Ttl>,
     new_value: Option<&Value>,
 ) -> rusqlite::Result<Option<(Token, Ttl)>> {
-    sheet
+    let renewed = sheet
         .db
         .prepare_cached(
             "UPDATE locks SET ttl_ms = max(ttl_ms, coalesce(?3, 0)), \
-             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000), \
-             value = coalesce(?5, value) \
+             deadline = max(deadline, ?4 + max(ttl_ms, coalesce(?3, 0)) * 1000000) \
              WHERE name = ?1 AND owner = ?2 AND deadline > ?4 RETURNING token, ttl_ms",
         )?
         .query_row(
@@ -188,11 +190,14 @@ pub(super) fn renew(
                 owner.bits().to_be_bytes(),
                 new_ttl.map(Ttl::as_millis),
                 nanos(sheet.now),
-                new_value.map(Value::as_bytes),
             ),
             |row| Ok((token(row, 0)?, ttl(row, 1)?)),
         )
-        .optional()
+        .optional()?;
+    if let (Some((token, _)), Some(value)) = (renewed, new_value) {
+        values::say(sheet.db, name, token, value)?;
+    }
+    Ok(renewed)
 }
 
 /// Why `owner` does not hold `name`.

@@ -53,7 +53,7 @@ pub(super) fn holder_info(
     name: &LockName,
 ) -> rusqlite::Result<Option<HolderInfo>> {
     let holder = holder(sheet.db, name)?.filter(|holder| holder.deadline > sheet.now);
-    Ok(holder.map(|holder| holder.info(sheet.now)))
+    holder.map(|holder| holder.info(sheet.db, name, sheet.now)).transpose()
 }
 
 pub(super) fn inspect(
@@ -86,7 +86,7 @@ pub(super) fn inspect(
         .collect();
     Ok(LockInfo {
         name: name.clone(),
-        holder: holder.map(|holder| holder.info(now)),
+        holder: holder.map(|holder| holder.info(db, name, now)).transpose()?,
         waiting: placed as usize - (asked - waiters.len()),
         waiters,
     })

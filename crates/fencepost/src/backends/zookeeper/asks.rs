@@ -67,6 +67,20 @@ impl Session {
         self.ask(Op::set(path, data), None, ops::read_stat)
     }
 
+    /// From when it counts that the node is there: a write that changes nothing, and so wakes nobody.
+    pub(super) fn alive(
+        &self,
+        path: &str,
+    ) -> impl Future<Output = Result<Moment, Fault>> + Send + use<> {
+        let asked = self.ask(Op::multi(&[Op::check(path, -1)]), None, ops::read_multi);
+        async move {
+            match asked.await? {
+                (None, counts) => Ok(counts),
+                (Some((_, error)), _) => Err(Fault::of(error, "the server")),
+            }
+        }
+    }
+
     pub(super) fn children(
         &self,
         path: &str,

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, OwnerId, Ttl};
+use futures_util::future::Either;
 use tokio::sync::watch;
 
+use super::address::Style;
 use super::broken::Ended;
 use super::faults::{Code, Fault};
 use super::names::path_of;
@@ -14,6 +16,7 @@ use super::notes::{Key, Note, check_value};
 use super::places::{Going, Place};
 use super::session::Session;
 use super::shared::{BREATH, PATIENCE, Shared};
+use super::wire::Stat;
 use crate::backend::{Liveness, LossCause, LossSignal, Renewal, Renewed, Request, short};
 use crate::counted::Counted;
 use crate::error::{Error, Result};
@@ -37,6 +40,9 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
     if value.is_some() && place.liveness == Liveness::LeaseOnly {
         return Err(lease_only_refused(name));
     }
+    if value.is_some() && shared.style == Style::Latch {
+        return Err(latch_refused(name));
+    }
     let give_up = shared.now() + PATIENCE;
     let mut said = value.as_ref();
     loop {
@@ -58,12 +64,24 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
             if let Some(value) = said.take() {
                 stand.written = value.as_bytes().into();
             }
-            let asked = session.set(&node, &stand.written);
+            let asked = if shared.style == Style::Latch {
+                let alive = session.alive(&node);
+                Either::Left(async move { alive.await.map(|sent| (None, sent)) })
+            } else {
+                let set = session.set(&node, &stand.written);
+                Either::Right(async move { set.await.map(|(stat, sent)| (Some(stat), sent)) })
+            };
             (session, token, asked, Arc::clone(&stand.written))
         };
+        let ours = |stat: &Option<Stat>| {
+            let same = |stat: &Stat| stat.session == session.id() && token_of(stat) == Some(token);
+            stat.as_ref().is_none_or(same)
+        };
         match asked.await {
-            Ok((stat, sent)) if stat.session == session.id() && token_of(&stat) == Some(token) => {
-                place.stand().is_there(stat.version, written);
+            Ok((stat, sent)) if ours(&stat) => {
+                if let Some(stat) = stat {
+                    place.stand().is_there(stat.version, written);
+                }
                 let ttl = session.ttl().map_err(Fault::into_error)?;
                 // A server with other limits may have changed it: the caller asks for this one from now on.
                 if let Some((_, kept)) = &mut place.stand().grant {
@@ -101,6 +119,15 @@ pub(super) fn lease_only_refused(name: &LockName) -> Error {
     Error::refused(format!(
         "\"{name}\" can not be an election and lease-only on ZooKeeper: a candidate's node has its value \
          and nothing else. Campaign from a process that stays"
+    ))
+}
+
+/// A `LeaderLatch` watches the node before its own, once, and looks again only when that goes. If the node is set, its
+/// watch is used up, and it would never lead. So with this style no node is set, by heartbeats neither.
+fn latch_refused(name: &LockName) -> Error {
+    Error::refused(format!(
+        "the leader of \"{name}\" can not say anything new with style=latch: a LeaderLatch behind it would \
+         wait for ever. Resign and campaign with the new value, or use another style"
     ))
 }
 
@@ -167,7 +194,7 @@ async fn look_for(
     control: &Session,
     dir: &str,
     mark: Mark,
-) -> Result<Option<(String, Vec<u8>, super::wire::Stat)>, Fault> {
+) -> Result<Option<(String, Vec<u8>, Stat)>, Fault> {
     let children = shared.children_now(control, dir).await?;
     let (line, ours) = (in_order(&children), mark.finder());
     let Some(ahead) = line.iter().position(|one| ours(&one.node)) else { return Ok(None) };

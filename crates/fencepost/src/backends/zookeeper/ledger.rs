@@ -40,7 +40,7 @@ const LATE: [i32; 3] = [-103, -101, -110];
 /// A record as it was read.
 struct Found {
     /// Of the directory, read before.
-    shelf: Option<i32>,
+    generation: Option<i32>,
     /// Of the node, if there is one.
     version: Option<i32>,
     /// Unless its time is over.
@@ -108,11 +108,12 @@ impl Shared {
     async fn read_record(&self, session: &Session, site: &Site) -> Result<Found, Fault> {
         // In this order: a session is answered in the order in which it asks.
         let synced = session.sync(&site.node);
-        let (shelf, node) = (session.data(&site.shard), session.data(&site.node));
-        let (synced, shelf, node) = (synced.await, there(shelf.await)?, there(node.await)?);
+        let (generation, node) = (session.data(&site.shard), session.data(&site.node));
+        let (synced, generation, node) =
+            (synced.await, there(generation.await)?, there(node.await)?);
         synced?;
-        let shelf = shelf.map(|(_, stat)| stat.version);
-        let mut found = Found { shelf, version: None, record: None, settled_by: None, now: 0 };
+        let generation = generation.map(|(_, stat)| stat.version);
+        let mut found = Found { generation, version: None, record: None, settled_by: None, now: 0 };
         if let Some((data, stat)) = node {
             let record = Record::read(&data).ok_or_else(|| {
                 Fault::Refused(format!(
@@ -142,12 +143,12 @@ impl Shared {
         found: &Found,
         next: Next<T>,
     ) -> Result<Option<T>, Fault> {
-        let known = found.shelf.zip(found.version);
+        let known = found.generation.zip(found.version);
         let (ops, answer) = match (next, known) {
             (Next::Tell(answer), known) => {
-                if let Some((shelf, version)) = known.filter(|_| found.record.is_none()) {
+                if let Some((generation, version)) = known.filter(|_| found.record.is_none()) {
                     // In the background. Whoever meets it next tries again.
-                    let set = Op::set_version(&site.shard, b"", shelf);
+                    let set = Op::set_version(&site.shard, b"", generation);
                     let asked = session.multi(&[set, Op::delete_version(&site.node, version)]);
                     self.around.runtime.spawn(asked);
                 }
@@ -165,12 +166,12 @@ impl Shared {
                     Err(fault) => Err(fault),
                 };
             }
-            (Next::Put(data, answer), Some((shelf, version))) => {
+            (Next::Put(data, answer), Some((generation, version))) => {
                 let set = Op::set_version(&site.node, &data, version);
-                ([Op::check(&site.shard, shelf), set], answer)
+                ([Op::check(&site.shard, generation), set], answer)
             }
-            (Next::Remove(answer), Some((shelf, version))) => {
-                let set = Op::set_version(&site.shard, b"", shelf);
+            (Next::Remove(answer), Some((generation, version))) => {
+                let set = Op::set_version(&site.shard, b"", generation);
                 ([set, Op::delete_version(&site.node, version)], answer)
             }
             (Next::Remove(_), None) => return Ok(None),

@@ -65,20 +65,18 @@ fn note_in(node: &Contender, data: &[u8]) -> Option<Note> {
 /// What a person is told of who holds, by its node.
 pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
     let (token, label) = (token_of(stat), label(node, data));
-    match note_in(node, data) {
-        Some(note) => HolderInfo { label, token, ttl: Some(note.ttl), ..HolderInfo::stranger() },
-        None => {
-            // Other makes have something there for a lock as well: it is what they say of themselves.
-            let value = (node.is_ours() || !data.is_empty()).then(|| Value::found(data));
-            HolderInfo { label, token, value, ..HolderInfo::stranger() }
-        }
+    if let Some(Note { ttl, .. }) = note_in(node, data) {
+        return HolderInfo { label, token, ttl: Some(ttl), ..HolderInfo::stranger() };
     }
+    // Other makes have something there for a lock as well: it is what they say of themselves.
+    let value = (node.is_ours() || !data.is_empty()).then(|| Value::found(data));
+    HolderInfo { label, token, value, ..HolderInfo::stranger() }
 }
 
 /// What a person reads as whose node this is.
 pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
-    if let Some(note) = note_in(node, data) {
-        return note.label;
+    if let Some(Note { label, .. }) = note_in(node, data) {
+        return label;
     }
     let text = std::str::from_utf8(data).unwrap_or_default();
     let text: String = text.chars().take(60).collect();

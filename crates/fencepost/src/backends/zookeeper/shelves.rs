@@ -22,7 +22,7 @@ const BURIED: usize = 64;
 /// Some records of a directory.
 pub(super) struct Shelved {
     /// The directory's version, read before them.
-    pub(super) shelf: i32,
+    pub(super) generation: i32,
     pub(super) records: Vec<(String, LockName, Record, Stat)>,
 }
 
@@ -48,17 +48,17 @@ impl Shared {
         &self,
         session: &Session,
         shard: &str,
-        mut shelf: i32,
+        mut generation: i32,
         over: &[(String, i32)],
     ) -> Result<(), Fault> {
         for bunch in over.chunks(BURIED) {
             let mut bunch = bunch.to_vec();
             while !bunch.is_empty() {
-                let mut ops = vec![Op::set_version(shard, b"", shelf)];
+                let mut ops = vec![Op::set_version(shard, b"", generation)];
                 ops.extend(bunch.iter().map(|(node, version)| Op::delete_version(node, *version)));
                 match session.multi(&ops).await? {
                     None => {
-                        shelf = shelf.wrapping_add(1);
+                        generation = generation.wrapping_add(1);
                         break;
                     }
                     // It has changed, is gone, or somebody put a node below it: the others can go.
@@ -99,10 +99,10 @@ impl Shared {
         shard: &str,
         nodes: &[String],
     ) -> Result<Option<Shelved>, Fault> {
-        let shelf = session.data(shard);
+        let generation = session.data(shard);
         let asked: Vec<_> =
             nodes.iter().map(|node| session.data(&format!("{shard}/{node}"))).collect();
-        let Some((_, shelf)) = readable(shelf.await)? else { return Ok(None) };
+        let Some((_, generation)) = readable(generation.await)? else { return Ok(None) };
         let mut records = Vec::new();
         for (node, answer) in nodes.iter().zip(join_all(asked).await) {
             let Some((data, stat)) = readable(answer)? else { continue };
@@ -110,7 +110,7 @@ impl Shared {
                 records.push((node.clone(), name, record, stat));
             }
         }
-        Ok(Some(Shelved { shelf: shelf.version, records }))
+        Ok(Some(Shelved { generation: generation.version, records }))
     }
 
     pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, Fault> {
@@ -131,7 +131,7 @@ impl Shared {
                 let Some(found) = self.read_some(&session, &shard, bunch).await? else { break };
                 let (live, over, may) = self.part(&session, found, &mut gone).await?;
                 entries.extend(live.into_iter().map(|it| Entry { result: Vec::new(), ..it }));
-                self.bury(&session, &shard, over.shelf, &over.nodes(&shard, may)).await?;
+                self.bury(&session, &shard, over.generation, &over.nodes(&shard, may)).await?;
             }
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));

@@ -115,7 +115,7 @@ impl Shared {
             let Some(found) = self.read_some(session, shard, bunch).await? else { break };
             let (_, over, may) = self.part(session, found, &mut gone).await?;
             looked += bunch.len();
-            self.bury(session, shard, over.shelf, &over.nodes(shard, may)).await?;
+            self.bury(session, shard, over.generation, &over.nodes(shard, may)).await?;
             if may < over.records.len() || (looked >= count && over.records.is_empty()) {
                 break;
             }
@@ -246,7 +246,7 @@ mod tests {
         let session = store.shared.control();
         store.shared.sweeps().task = Some(tokio::spawn(async move {
             let _used = session;
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }));
         store.drained().await;
         assert!(store.shared.sessions().is_empty());

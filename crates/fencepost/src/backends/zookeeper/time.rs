@@ -62,15 +62,15 @@ impl Reading {
         // Each was written at some moment between our asking and our hearing.
         let step = i128::from(self.time) - i128::from(last.time);
         let slack = SLACK.as_millis().cast_signed();
-        let least = self.asked.since(last.heard).as_millis().cast_signed() - slack;
-        let most = self.heard.since(last.asked).as_millis().cast_signed() + slack;
-        if (least..=most).contains(&step) {
+        let low = self.asked.since(last.heard).as_millis().cast_signed() - slack;
+        let high = self.heard.since(last.asked).as_millis().cast_signed() + slack;
+        if (low..=high).contains(&step) {
             let count = last.count.saturating_add(1);
             return Self { since: last.since, count, jumped: last.jumped, ..self };
         }
         tracing::warn!(
             moved_ms = step,
-            expected_ms = most - slack,
+            expected_ms = high - slack,
             "the clock of ZooKeeper's leader has jumped: records that are over are left for now. Set the \
              servers' clocks right"
         );

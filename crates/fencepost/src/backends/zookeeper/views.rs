@@ -172,7 +172,9 @@ impl Shared {
                     race(moved, self.says_otherwise(&node, value.as_bytes())).await;
                 }
                 // A lock has nothing to say.
-                None => drop(moved.await),
+                None => {
+                    moved.await;
+                }
             }
         }
     }

@@ -7,7 +7,11 @@ use super::explain;
 use crate::error::{Error, Result};
 use crate::postgres::install::Component;
 
-const FENCES: Component = Component { name: "fences", migrations: &[include_str!("fences_1.sql")] };
+const FENCES: Component = Component {
+    name: "fences",
+    migrations: &[include_str!("fences_1.sql")],
+    how: "fencepost fence install --resource URL",
+};
 
 /// The first server that has `pg_current_xact_id()`.
 const OLDEST: i32 = 130_000;

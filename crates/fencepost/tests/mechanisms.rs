@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use fencepost::backend::BoxFuture;
 use fencepost::backend::Store;
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
 use fencepost::conformance::{Line, Severable};
-use fencepost::ledger::State;
-use fencepost::{Begun, ErrorKind, Fencepost, LossCause, OnFailure, Turn};
+use fencepost::ledger::{Claim, Claimed, Entry, Finish, State};
+use fencepost::{Begun, ErrorKind, Fencepost, Ledger, LockName, LossCause, OnFailure, Token, Turn};
 
 /// A client whose line to the store can be cut, another that is never cut, and the clock of both.
 struct World {
@@ -97,6 +98,60 @@ async fn a_store_that_is_away_for_a_moment_does_not_repeat_the_work() {
     world.line.set(Line::Whole);
     soon(&world, done).await.unwrap().unwrap();
     assert_eq!(state(&world.other, "a").await, Some(State::Done));
+}
+
+/// The records of a store, which can not be claimed a few times: somebody keeps the row.
+struct Busy {
+    memory: Arc<Memory>,
+    left: AtomicU32,
+}
+
+impl Ledger for Busy {
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, fencepost::Result<Claimed>> {
+        let left =
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        match left {
+            Ok(_) => {
+                Box::pin(async { Err(fencepost::Error::unreachable("somebody keeps the row")) })
+            }
+            Err(_) => self.memory.claim(claim),
+        }
+    }
+
+    fn finish(&self, finish: Finish) -> BoxFuture<'_, fencepost::Result<bool>> {
+        self.memory.finish(finish)
+    }
+
+    fn look_up(&self, name: LockName) -> BoxFuture<'_, fencepost::Result<Option<Entry>>> {
+        self.memory.look_up(name)
+    }
+
+    fn entries(&self, prefix: &str) -> BoxFuture<'_, fencepost::Result<Vec<Entry>>> {
+        self.memory.entries(prefix)
+    }
+
+    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, fencepost::Result<bool>> {
+        self.memory.forget(name, token)
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_fails_is_made_again_while_there_is_time() {
+    let world = world().await;
+    let memory = Memory::new(Arc::new(world.clock.clone()));
+    let busy = Arc::new(Busy { memory: Arc::clone(&memory), left: AtomicU32::new(3) });
+    let store = Store { ledger: Some(Arc::clone(&busy) as Arc<dyn Ledger>), ..Store::from(memory) };
+    let clock = Arc::new(world.clock.clone());
+    let client = Fencepost::over(clock, |_| async { Ok(store) }).await.unwrap();
+    soon(&world, ours(&client, "x")).await.done("").await.unwrap();
+    for wait in [Duration::ZERO, Duration::from_secs(1)] {
+        busy.left.store(1000, Ordering::Relaxed);
+        let once = client.once("y").may_repeat().wait_at_most(wait);
+        let error = soon(&world, once.begin()).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+        let tried = 1000 - busy.left.load(Ordering::Relaxed);
+        assert_eq!(tried > 1, !wait.is_zero(), "{tried} times in {wait:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,230 @@
+//! `advise`: which mechanism fits, and whether a lock is needed at all.
+//!
+//! All of it is data (`cases`) and a few rules (`questions`); nothing is asked of any store.
+
+pub(crate) mod cases;
+#[cfg(test)]
+mod code;
+mod questions;
+
+use std::io::{IsTerminal as _, Write as _};
+
+use serde_json::{Value, json};
+
+use self::cases::CASES;
+use self::questions::{Advice, Answers, Question};
+use crate::args::advise::Advise;
+use crate::exit::{self, Failure};
+use crate::out;
+
+const WIDTH: usize = 80;
+
+/// Answers for the case that is given, or asks.
+pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
+    let advice = match args.case.as_deref().and_then(cases::find) {
+        Some(case) => Advice { case, notes: Vec::new() },
+        None if std::io::stdin().is_terminal() => ask()?,
+        None => return Err(list(json)?),
+    };
+    if json {
+        out::json(&as_json(&advice))?;
+        return Ok(exit::OK);
+    }
+    out::done(&in_words(&advice))
+}
+
+/// Nobody can be asked: shows what there is to choose from.
+fn list(json: bool) -> Result<Failure, Failure> {
+    if json {
+        let cases: Vec<Value> =
+            CASES.iter().map(|case| json!({ "case": case.id, "about": case.about })).collect();
+        out::json(&json!({ "cases": cases }))?;
+    } else {
+        let rows: Vec<_> =
+            CASES.iter().map(|case| vec![case.id.to_owned(), case.about.to_owned()]).collect();
+        out::print(&out::table(&rows))?;
+    }
+    let mut failure = Failure::usage(
+        "there is no terminal to ask on: name the case that is most like yours, as in \
+         `fencepost advise --case nightly-billing`",
+    );
+    failure.on_stdout = false;
+    Ok(failure)
+}
+
+/// Asks until the answer is known.
+fn ask() -> Result<Advice, Failure> {
+    let mut answers = Answers::default();
+    while let Some(question) = answers.wanted() {
+        let choice = choose(question)?;
+        answers.answer(question, choice);
+    }
+    Ok(answers.advice())
+}
+
+/// Which of the question's choices.
+fn choose(question: &Question) -> Result<usize, Failure> {
+    let mut stderr = std::io::stderr();
+    let mut text = format!("{}\n", question.text);
+    for (number, choice) in question.choices.iter().enumerate() {
+        text.extend(["  ", &(number + 1).to_string(), "  ", choice, "\n"]);
+    }
+    stderr.write_all(text.as_bytes())?;
+    loop {
+        write!(stderr, "1-{}: ", question.choices.len())?;
+        stderr.flush()?;
+        let mut line = String::new();
+        if std::io::stdin().read_line(&mut line)? == 0 {
+            return Err(Failure::usage("no answer was given; name a case instead: --case"));
+        }
+        match line.trim().parse::<usize>() {
+            Ok(number) if (1..=question.choices.len()).contains(&number) => return Ok(number - 1),
+            _ => {}
+        }
+    }
+}
+
+fn in_words(advice: &Advice) -> String {
+    let case = advice.case;
+    let mut text = format!("{}: {}\n\n", case.id, case.about);
+    text.push_str(&paragraph("use", case.mechanism));
+    text.push_str(&paragraph("lock", if case.lock { "yes" } else { "you need no lock" }));
+    text.push_str(&paragraph("why", case.because));
+    text.push_str(&paragraph("not given", case.not_given));
+    for note in &advice.notes {
+        text.push_str(&paragraph("mind", note));
+    }
+    text.push_str("\nstart from\n");
+    for start in case.start {
+        text.push('\n');
+        for line in start.text().lines() {
+            text.extend(["    ", line, "\n"]);
+        }
+    }
+    text.extend(["\nmore in ", case.page, "\n"]);
+    text
+}
+
+fn as_json(advice: &Advice) -> Value {
+    let case = advice.case;
+    let start: Vec<Value> = case
+        .start
+        .iter()
+        .map(|start| json!({ "kind": start.kind(), "text": start.text() }))
+        .collect();
+    json!({
+        "case": case.id,
+        "about": case.about,
+        "mechanism": case.mechanism,
+        "lock": case.lock,
+        "because": case.because,
+        "not_given": case.not_given,
+        "mind": advice.notes,
+        "start": start,
+        "more": case.page,
+    })
+}
+
+/// A word, and beside it a text that is broken into lines.
+fn paragraph(word: &str, text: &str) -> String {
+    const MARGIN: usize = 11;
+    let mut lines = format!("{word:<MARGIN$}");
+    let mut column = MARGIN;
+    for (place, piece) in text.split_whitespace().enumerate() {
+        let length = piece.chars().count();
+        if place > 0 && column + 1 + length > WIDTH {
+            lines.extend(["\n", &" ".repeat(MARGIN)]);
+            column = MARGIN;
+        } else if place > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(piece);
+        column += length;
+    }
+    lines.push('\n');
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cases::Start;
+    use super::*;
+    use crate::args::Cli;
+    use clap::Parser as _;
+
+    /// The words of a line as a shell would have them, with what it would fill in left as it is.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quote, mut depth) = (Vec::new(), String::new(), None, 0);
+        for c in line.chars().chain([' ']) {
+            match (c, quote) {
+                ('(', None) => depth += 1,
+                (')', None) => depth -= 1,
+                (c, Some(open)) if c == open => quote = None,
+                ('\'' | '"', None) => quote = Some(c),
+                (' ', None) if depth == 0 => {
+                    if !word.is_empty() {
+                        words.push(std::mem::take(&mut word));
+                    }
+                }
+                _ => word.push(c),
+            }
+        }
+        words
+    }
+
+    #[test]
+    fn every_command_that_is_advised_exists() {
+        let mut parsed = 0;
+        for case in CASES {
+            for start in case.start {
+                let Start::Shell(line) = start else { continue };
+                let line = words(line);
+                assert_eq!(line[0], "fencepost", "{line:?}");
+                let cli = Cli::try_parse_from(&line);
+                assert!(cli.is_ok(), "{}: {line:?}: {}", case.id, cli.unwrap_err());
+                parsed += 1;
+            }
+        }
+        assert!(parsed >= 10, "{parsed} commands were parsed");
+        assert!(Cli::try_parse_from(words("fencepost ones billing -- x")).is_err());
+    }
+
+    /// What is advised as Rust stands in `code.rs`, which the compiler reads.
+    #[test]
+    fn every_piece_of_code_that_is_advised_compiles() {
+        let flat = |text: &str| {
+            text.lines()
+                .map(str::trim)
+                .filter(|line| !line.is_empty())
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        let compiled = flat(include_str!("advise/code.rs"));
+        for case in CASES {
+            for start in case.start {
+                if let Start::Rust(code) = start {
+                    assert!(compiled.contains(&flat(code)), "{}: not in code.rs:\n{code}", case.id);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_has_every_case() {
+        let page = include_str!("../../../docs/which-lock.md");
+        for case in CASES {
+            assert!(page.contains(&format!("| `{}` |", case.id)), "{} is missing", case.id);
+        }
+        let rows = page.lines().filter(|line| line.starts_with("| `"));
+        assert_eq!(rows.count(), CASES.len(), "the page has cases that are none");
+    }
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        let text = paragraph("why", &"word ".repeat(40));
+        assert!(text.lines().count() > 2);
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        assert!(text.lines().skip(1).all(|line| line.starts_with("           word")), "{text}");
+    }
+}

@@ -1,0 +1,268 @@
+//! `elect` and `leader`: one of many leads, and runs a command while it does.
+//!
+//! What must hold: a command of ours runs only while we lead. It is run as `run` runs one, so the watchdog ends
+//! it before the lease is over, whatever becomes of us. And we resign only when nothing of it runs any more: who
+//! is asked to end drains first, and the next one leads after that.
+
+use std::time::Duration;
+
+use fencepost::clock::{BootClock, Clock as _};
+use fencepost::{Election, ErrorKind, Fencepost, Leadership};
+use serde_json::{Value, json};
+
+use crate::args::Class;
+use crate::args::elect::{Elect, Leader};
+use crate::exit::{self, Failure, say};
+use crate::out::{self, Reader};
+use crate::run::{self, Events, Job};
+use crate::signals::Signals;
+use crate::store;
+use crate::take;
+
+/// How long a store is left alone that could not be reached.
+const BREATH: Duration = Duration::from_secs(1);
+
+/// Leads whenever it can, and runs the command meanwhile, until that ends by itself.
+pub(crate) async fn elect(args: &Elect, on: Option<&str>, json: bool) -> Result<u8, Failure> {
+    let url = store::url(on)?;
+    let mut events = Events::listen()?;
+    let fp = store::open_shared(Some(&url)).await?;
+    let candidate = Candidate::new(args, &fp, &store::url_for_the_command(&url), json);
+    let result = candidate.lead(&mut events).await;
+    store::close(&fp).await;
+    result
+}
+
+/// Who stands for election, and with what.
+struct Candidate<'a> {
+    args: &'a Elect,
+    fp: &'a Fencepost,
+    url: String,
+    label: String,
+    value: String,
+    teller: Teller<'a>,
+}
+
+impl<'a> Candidate<'a> {
+    fn new(args: &'a Elect, fp: &'a Fencepost, url: &str, json: bool) -> Self {
+        let label = args.label.clone().unwrap_or_else(take::default_label);
+        let value = args.value.clone().unwrap_or_else(|| label.clone());
+        let teller = Teller { name: &args.name, json };
+        Self { args, fp, url: url.to_owned(), label, value, teller }
+    }
+
+    fn election(&self) -> Election {
+        let ttl = self.args.ttl.unwrap_or(fencepost::DEFAULT_TTL);
+        let mut election = self.fp.election(&self.args.name).ttl(ttl).label(&self.label);
+        if let Some(max) = self.args.max_hold {
+            election = election.max_hold(max);
+        }
+        if self.args.class == Some(Class::Correctness) {
+            election = election.for_correctness();
+        }
+        election
+    }
+
+    async fn lead(&self, events: &mut Events) -> Result<u8, Failure> {
+        let election = self.election();
+        let mut ended = self.term(&election, events).await?;
+        loop {
+            if let Some(code) = ended {
+                return Ok(code);
+            }
+            self.teller.tell("campaigning", "campaigning again", json!({}));
+            let term = self.term(&election, events).await;
+            // Stdout has been the command's.
+            ended = term.map_err(Failure::after_the_child_started)?;
+        }
+    }
+
+    /// One term. `None` if it ended before the command did.
+    async fn term(&self, election: &Election, events: &mut Events) -> Result<Option<u8>, Failure> {
+        let leadership = self.campaign(election, &mut events.signals).await?;
+        self.serve(leadership, events).await
+    }
+
+    /// Waits for our turn. A store that is out of reach is tried again.
+    async fn campaign(
+        &self,
+        election: &Election,
+        signals: &mut Signals,
+    ) -> Result<Leadership, Failure> {
+        let mut trouble = Trouble::new(self.teller);
+        let granted = async {
+            loop {
+                match election.campaign(&self.value).await {
+                    Ok(leadership) => return Ok(leadership),
+                    Err(error) => trouble.bear(error).await?,
+                }
+            }
+        };
+        take::attended(self.fp, &self.args.name, &self.label, signals, granted).await
+    }
+
+    /// Runs the command in this term.
+    async fn serve(
+        &self,
+        leadership: Leadership,
+        events: &mut Events,
+    ) -> Result<Option<u8>, Failure> {
+        let term = leadership.term();
+        self.teller.tell(
+            "leading",
+            &format!("leading in term {term}"),
+            json!({ "term": term.get(), "value": self.value, "label": self.label }),
+        );
+        let job = Job {
+            command: &self.args.command,
+            url: &self.url,
+            key: None,
+            max_hold: self.args.max_hold,
+            stdout: None,
+        };
+        let outcome = match run::under(leadership.guard(), job, events).await {
+            Ok(outcome) => outcome,
+            Err(failure) => {
+                // The failure is what the user must hear of.
+                let _ = leadership.resign().await;
+                return Err(failure);
+            }
+        };
+        let name = leadership.name().clone();
+        // Not before: nothing of the command runs any more.
+        let released = leadership.resign().await;
+        match &outcome.lost {
+            Some(lost) if !outcome.told_to_end && !outcome.unwatched => {
+                let what = format!("no longer leading: {lost}");
+                self.teller.tell("lost", &what, json!({ "term": term.get(), "why": lost }));
+                Ok(None)
+            }
+            _ => {
+                let code = run::verdict(&name, &outcome, released);
+                code.map(Some).map_err(Failure::after_the_child_started)
+            }
+        }
+    }
+}
+
+/// Says what happens on stderr: stdout is the command's.
+#[derive(Clone, Copy)]
+struct Teller<'a> {
+    name: &'a str,
+    json: bool,
+}
+
+impl Teller<'_> {
+    fn tell(&self, event: &str, words: &str, mut more: Value) {
+        use std::io::Write as _;
+        if !self.json {
+            say(&format!("\"{}\": {words}", self.name));
+            return;
+        }
+        more["event"] = event.into();
+        more["name"] = self.name.into();
+        // A stderr that is gone does not stop us.
+        let _ = writeln!(std::io::stderr(), "{more}");
+    }
+}
+
+/// Bears with a store that can not be reached, and says so once for each thing that is wrong.
+struct Trouble<'a> {
+    teller: Teller<'a>,
+    said: Option<String>,
+}
+
+impl<'a> Trouble<'a> {
+    const fn new(teller: Teller<'a>) -> Self {
+        Self { teller, said: None }
+    }
+
+    /// Returns when it is time to try again; at once with the error if that would not help.
+    async fn bear(&mut self, error: fencepost::Error) -> Result<(), Failure> {
+        if *error.kind() != ErrorKind::Unreachable {
+            return Err(error.into());
+        }
+        let message = error.to_string();
+        if self.said.as_ref() != Some(&message) {
+            let words = format!("{message}; trying again");
+            self.teller.tell("unreachable", &words, json!({ "message": message }));
+            self.said = Some(message);
+        }
+        BootClock.alarm(BootClock.now() + BREATH).await;
+        Ok(())
+    }
+}
+
+/// Prints a line per change of leader or value.
+pub(crate) async fn observe(args: &Elect, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let mut observer = fp.election(&args.name).observe()?;
+    let mut left = args.count.unwrap_or(u64::MAX);
+    let mut trouble = Trouble::new(Teller { name: &args.name, json });
+    while left > 0 {
+        let next = async {
+            loop {
+                match observer.next().await {
+                    Ok(leader) => return Ok(leader),
+                    Err(error) => trouble.bear(error).await?,
+                }
+            }
+        };
+        let leader = tokio::select! {
+            biased;
+            // It is how one ends it: no error.
+            _ = signals.next_ending() => return Ok(exit::OK),
+            leader = next => leader.map_err(|failure: Failure| failure)?,
+        };
+        trouble.said = None;
+        let line = match &leader {
+            _ if json => as_json(&args.name, leader.as_ref()).to_string(),
+            Some(leader) => in_words(leader),
+            None => "nobody leads".to_owned(),
+        };
+        if out::print(&format!("{line}\n"))? == Reader::Gone {
+            break;
+        }
+        left -= 1;
+    }
+    Ok(exit::OK)
+}
+
+/// Prints what the leader says of itself.
+pub(crate) async fn leader(args: &Leader, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+    let name = &args.name;
+    let Some(leader) = fp.election(name).leader().await? else {
+        let message = format!("nobody leads \"{name}\": try again when a candidate has started");
+        return Err(Failure::new(exit::HELD, "nobody", message));
+    };
+    if json {
+        out::json(&as_json(name, Some(&leader)))?;
+        return Ok(exit::OK);
+    }
+    let Some(value) = &leader.value else {
+        let message = format!(
+            "{} holds \"{name}\" as a plain lock and says nothing: lead with `fencepost elect`",
+            leader.label
+        );
+        return Err(Failure::new(exit::HELD, "nobody", message));
+    };
+    out::bytes(value.as_bytes())?;
+    out::done("\n")
+}
+
+fn in_words(leader: &fencepost::Leader) -> String {
+    let term = leader.term.map_or_else(|| "no term".to_owned(), |term| format!("term {term}"));
+    let value =
+        leader.value.as_ref().map_or_else(|| "-".to_owned(), |value| out::line(&value.text()));
+    format!("{term}  {value}  {}", leader.label)
+}
+
+/// A leader as JSON; nulls if there is none.
+fn as_json(name: &str, leader: Option<&fencepost::Leader>) -> Value {
+    json!({
+        "name": name,
+        "term": leader.and_then(|leader| leader.term).map(fencepost::Token::get),
+        "value": leader.and_then(|leader| leader.value.as_ref()).map(fencepost::Value::text),
+        "label": leader.map(|leader| leader.label.as_str()),
+    })
+}
