@@ -52,6 +52,7 @@ mod record;
 mod session;
 mod shared;
 mod shelves;
+mod sweeps;
 mod time;
 mod tls;
 mod views;
@@ -202,6 +203,7 @@ impl Backend for ZooKeeper {
 
     fn drained(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            self.shared.stop_sweeps().await;
             self.shared.close_idle(Duration::ZERO);
             let mut closing = self.shared.closing.subscribe();
             let none = closing.wait_for(|count| *count == 0);

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
 
+use fencepost_testbed::ZooKeeper;
+
 use super::common::{LONG, SOON, Site, connect, fails, until, until_waiting, within};
 use super::ensemble::Three;
+use super::raw::{ALL, Kind, Raw};
 
 async fn campaign(client: &Fencepost, name: &str, value: &str) -> Leadership {
     let election = client.election(name).ttl(LONG);
@@ -83,7 +86,8 @@ async fn a_lock_and_an_election_share_one_line() {
         ("abc__lock__0000000000", "", None),
     ] {
         let path = format!("{}/shared/{node}", site.chroot);
-        site.server.create(&path, data).unwrap();
+        let mut raw = Raw::connect(site.server.address());
+        raw.create(&path, data, Kind::Ends, ALL);
         let seen = ours.election("shared").leader().await.unwrap().unwrap();
         assert_eq!(seen.value, value.map(|value| Value::new(value).unwrap()), "{node}");
         assert!(theirs.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
@@ -163,6 +167,26 @@ async fn observers_on_other_servers_see_terms_in_order() {
         last = Some(term);
         leader.resign().await.unwrap();
     }
+}
+
+/// A value that the servers will not have is not said again by the heartbeats: they would be refused as well.
+#[tokio::test]
+async fn a_refused_proclamation_is_taken_back() {
+    let server = ZooKeeper::builder().config("enforceQuota", "true").start().unwrap();
+    let client = connect(&format!("{}/q", server.url())).await;
+    let leader = campaign(&client, "words", "short").await;
+    for node in ["/zookeeper/quota/q", "/zookeeper/quota/q/zookeeper_stats"] {
+        server.create(node, "count=1,bytes=0").unwrap();
+    }
+    let limits = "count=-1,bytes=-1;byteHardLimit=100;countHardLimit=-1";
+    server.create("/zookeeper/quota/q/zookeeper_limits", limits).unwrap();
+    leader.proclaim("shorter").await.unwrap();
+    fails(leader.proclaim("long".repeat(100)).await, &ErrorKind::Refused, &["quota"]);
+    let renewed = client.renew("words", leader.guard().owner(), None).await.unwrap();
+    assert_eq!(renewed.token, leader.term());
+    let seen = client.election("words").leader().await.unwrap().unwrap();
+    assert_eq!(seen.value, Value::new("shorter").ok());
+    leader.guard().check().unwrap();
 }
 
 /// An observer of a quiet leader is not told anything by its heartbeats.

@@ -1,8 +1,11 @@
 //! What others see of us, and we of them.
 
-use fencepost::LossCause;
+use std::time::Duration;
 
-use super::common::{LONG, SOON, Site, connect, until, within};
+use fencepost::{ErrorKind, LossCause};
+
+use super::common::{LONG, SOON, Site, connect, until, until_waiting, within};
+use super::raw::{ALL, Kind, Raw};
 
 #[tokio::test]
 async fn our_nodes_are_called_as_curator_and_kazoo_call_theirs() {
@@ -36,7 +39,8 @@ async fn strangers_stand_in_the_same_line() {
         ("abc__rlock__0000000000", "reader", "another client (reader)"),
     ] {
         let path = format!("{}/shared/{node}", site.chroot);
-        site.server.create(&path, data).unwrap();
+        let mut theirs = Raw::connect(site.server.address());
+        theirs.create(&path, data, Kind::Ends, ALL);
         assert!(client.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
         let info = client.inspect("shared").await.unwrap();
         let holder = info.holder.unwrap();
@@ -71,6 +75,61 @@ async fn other_children_do_not_count() {
     assert_eq!(names, ["a", "a/b"]);
     guard.release().await.unwrap();
     below.release().await.unwrap();
+}
+
+/// What is called like a contender and stays is none: it holds nothing, waits for nothing and is not broken.
+#[tokio::test]
+async fn a_directory_that_looks_like_a_contender_does_not_count() {
+    let site = Site::shared();
+    let client = site.client().await;
+    client.lock("a").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+    let mut raw = Raw::connect(site.server.address());
+    let path = |node: &str| format!("{}/a/{node}", site.chroot);
+    let odd =
+        ["x-latch-0000000000", "x-lock-0000000001", "y__lock__0000000000", "z-lock-1700000000"];
+    for (node, kind) in odd.iter().zip([Kind::Stays, Kind::Container, Kind::Container, Kind::Stays])
+    {
+        // One of them is not for us to read.
+        let permissions = if node.starts_with('x') { ALL } else { ALL & !1 };
+        raw.create(&path(node), "data", kind, permissions);
+    }
+    assert!(client.list().await.unwrap().is_empty());
+    assert!(client.inspect("a").await.unwrap().holder.is_none());
+    assert!(client.break_lock("a").await.unwrap().is_none());
+    for at_once in [true, false] {
+        let lock = client.lock("a").ttl(LONG);
+        let guard = if at_once {
+            lock.try_acquire().await.unwrap().expect("it is free")
+        } else {
+            lock.acquire_within(SOON).await.unwrap()
+        };
+        let info = client.inspect("a").await.unwrap();
+        assert_eq!((info.waiting, info.waiters.len()), (0, 0));
+        assert_eq!(info.holder.unwrap().token, Some(guard.token()));
+        assert_eq!(client.list().await.unwrap()[0].waiting, 0);
+        guard.release().await.unwrap();
+    }
+    let guard = client.lock("a").label("me").ttl(LONG).acquire().await.unwrap();
+    let other = site.client().await;
+    let held = other.lock("a").acquire_within(Duration::ZERO).await.unwrap_err();
+    let ErrorKind::Held(Some(holder)) = held.kind() else { panic!("{held}") };
+    assert_eq!(holder.label.as_str(), "me");
+    let waiting = tokio::spawn(async move { other.lock("a").ttl(LONG).acquire().await });
+    until_waiting(&client, "a", 1).await;
+    assert_eq!(client.list().await.unwrap()[0].waiting, 1);
+    let token = guard.token();
+    assert_eq!(client.break_lock("a").await.unwrap().unwrap().token, Some(token));
+    let next = within(SOON, "its turn", waiting).await.unwrap().unwrap();
+    assert!(next.token() > token);
+    // A script's grant is found by its owner, behind them.
+    next.release().await.unwrap();
+    let script = client.lock("a").ttl(LONG).lease_only().acquire().await.unwrap();
+    let renewed = site.client().await.renew("a", script.owner(), None).await;
+    assert_eq!(renewed.unwrap().token, script.token());
+    script.release().await.unwrap();
+    for node in odd {
+        assert!(raw.exists(&path(node)), "{node} was touched");
+    }
 }
 
 /// Somebody removes our node by hand: the guard is told at once, and the next one has the lock.

@@ -8,12 +8,26 @@ use fencepost_testbed::{ZooKeeper, wait};
 
 use super::common::SOON;
 
+const CREATE: i32 = 1;
+const CREATE_CONTAINER: i32 = 19;
 const EXISTS: i32 = 3;
 const SYNC: i32 = 9;
 const CLOSE: i32 = -11;
 const NO_NODE: i32 = -101;
 
-/// A session, ours or somebody's. It lasts as long as it is asked things, and ten seconds.
+/// All permissions: to read, write, create, delete and administer.
+pub(crate) const ALL: i32 = 31;
+
+/// How a node is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Stays,
+    /// Ends with the session.
+    Ends,
+    Container,
+}
+
+/// A session, ours or somebody's. It lasts as long as it is asked things, and a minute.
 pub(crate) struct Raw {
     stream: TcpStream,
     number: i32,
@@ -30,7 +44,7 @@ impl Raw {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         let mut raw = Self { stream, number: 0 };
-        let timeout = 10_000_i32;
+        let timeout = 60_000_i32;
         let hello = [
             &[0; 12][..],
             &timeout.to_be_bytes(),
@@ -75,6 +89,29 @@ impl Raw {
             NO_NODE => false,
             error => panic!("error {error}"),
         }
+    }
+
+    /// Makes a node, with these permissions for everybody.
+    pub(crate) fn create(&mut self, path: &str, data: &str, kind: Kind, permissions: i32) {
+        let text = |text: &str| {
+            let length = i32::try_from(text.len()).unwrap().to_be_bytes();
+            [&length, text.as_bytes()].concat()
+        };
+        let (code, flags) = match kind {
+            Kind::Stays => (CREATE, 0_i32),
+            Kind::Ends => (CREATE, 1),
+            Kind::Container => (CREATE_CONTAINER, 4),
+        };
+        let access = [&1_i32.to_be_bytes()[..], &permissions.to_be_bytes()].concat();
+        let body = [
+            text(path),
+            text(data),
+            access,
+            text("world"),
+            text("anyone"),
+            flags.to_be_bytes().into(),
+        ];
+        assert_eq!(self.ask(code, &body.concat()).unwrap(), 0, "{path}");
     }
 
     /// Ends the session, and with it all its nodes.

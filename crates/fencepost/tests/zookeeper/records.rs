@@ -9,6 +9,8 @@ use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Once, Turn};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper};
 
 use super::common::{LONG, SOON, Site, connect, fails, pass, until, within};
+use super::ensemble::Three;
+use super::raw::{ALL, Kind, Raw};
 
 const KEEP: Duration = Duration::from_hours(1);
 
@@ -135,23 +137,91 @@ async fn a_record_goes_when_its_time_is_over() {
     until("it is over", async || brief.entry().await.unwrap().is_none()).await;
     let again = turn(&brief).await;
     again.give_up().await.unwrap();
-    // Nobody asks for the others by name.
-    let mut number = 0;
-    until("the others are swept", async || {
-        number += 1;
-        turn(&once(&client, &format!("later/{number}"))).await.done("").await.unwrap();
+    // A list leaves no trace of the others.
+    turn(&once(&client, "later")).await.done("").await.unwrap();
+    until("they are gone", async || {
+        let found = client.once_entries().await.unwrap();
+        assert!(found.iter().any(|(key, _)| key == "later"));
         nodes(&site).iter().all(|node| node.contains("later"))
     })
     .await;
-    println!("swept after {number} other records");
-    // And a list leaves no trace of them either.
+}
+
+/// Nobody finishes anything, nor asks for them by name: a client that has looked at some record is enough.
+#[tokio::test]
+async fn records_go_without_anybody_finishing() {
+    let site = Site::shared();
+    let client = site.client().await;
+    let brief = client.once("brief").keep(Duration::from_secs(1)).ttl(LONG);
     turn(&brief).await.done("x").await.unwrap();
-    until("it is not listed", async || {
-        let found = client.once_entries().await.unwrap();
-        found.iter().all(|(key, _)| key.starts_with("later"))
+    client.close().await;
+    let other = site.client().await;
+    until("its time is over", async || {
+        let age = other.once_entries().await.unwrap();
+        age.is_empty() || age[0].1.kept_for < Duration::from_millis(500)
     })
     .await;
-    until("nor there", async || nodes(&site).iter().all(|node| node.contains("later"))).await;
+    assert!(once(&other, "other").entry().await.unwrap().is_none());
+    within(2 * SOON, "it is swept", async {
+        while !nodes(&site).is_empty() {
+            pass(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+}
+
+/// The leader is killed when the work is done and not recorded yet: it is recorded, and not done again.
+#[tokio::test]
+async fn what_was_done_is_recorded_over_an_election() {
+    let three = Three::take();
+    let client = connect(&three.url()).await;
+    let runs = Arc::new(AtomicUsize::new(0));
+    for key in ["killed", "stopped"] {
+        let leader = three.leader().unwrap();
+        let running = turn(&once(&client, key)).await;
+        runs.fetch_add(1, Ordering::SeqCst);
+        let member = &three.members()[leader];
+        if key == "killed" {
+            member.kill().unwrap();
+        } else {
+            member.stop().unwrap();
+        }
+        within(LONG, "it is recorded", running.done("result")).await.unwrap();
+        let late = once(&client, key);
+        let runs = Arc::clone(&runs);
+        let work = |_| async move {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, std::io::Error>("again")
+        };
+        let found = within(LONG, "it is found", late.run(work)).await.unwrap();
+        assert_eq!((found.ran, &*found.result), (false, &b"result"[..]), "{key}");
+        if key == "killed" {
+            member.launch().unwrap();
+        } else {
+            member.resume().unwrap();
+        }
+        three.wait_until_healthy().unwrap();
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+/// A node that is not for us to read is left out of a list, and ends nothing.
+#[tokio::test]
+async fn an_unreadable_record_is_left_out_of_a_list() {
+    let site = Site::shared();
+    let client = site.client().await;
+    for key in ["a", "b"] {
+        turn(&once(&client, key)).await.done("").await.unwrap();
+    }
+    let mut raw = Raw::connect(site.server.address());
+    let records = format!("{}/.fencepost/records", site.chroot);
+    let all = nodes(&site);
+    let (shelf, _) = all[0].split_once('/').unwrap();
+    raw.create(&format!("{records}/{shelf}/once%2Fsecret"), "x", Kind::Stays, ALL & !1);
+    raw.create(&format!("{records}/zz"), "", Kind::Stays, ALL & !1);
+    let found = client.once_entries().await.unwrap();
+    let keys: Vec<_> = found.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(keys, ["a", "b"]);
 }
 
 /// The answer to a step is lost, and it is asked again: it says the same, and is done once.
@@ -185,9 +255,9 @@ async fn credentials_keep_others_from_records() {
     let (owner, stranger) = (connect(&url).await, site.client().await);
     turn(&once(&owner, "private")).await.done("secret").await.unwrap();
     let key = once(&stranger, "private");
-    fails(key.entry().await, &ErrorKind::Refused, &["USER:PASSWORD@"]);
+    fails(key.entry().await, &ErrorKind::Refused, &["USER:PASSWORD@", ".fencepost/records"]);
     fails(key.begin().await, &ErrorKind::Refused, &[]);
-    fails(stranger.once_entries().await, &ErrorKind::Refused, &[]);
+    fails(stranger.once_entries().await, &ErrorKind::Refused, &[".fencepost/records"]);
     assert!(site.server.children(&format!("{}/.fencepost/records", site.chroot)).is_err());
     assert_eq!(
         once(&connect(&url).await, "private").entry().await.unwrap().unwrap().result,

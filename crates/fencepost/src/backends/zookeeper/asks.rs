@@ -100,20 +100,24 @@ impl Session {
         async move { asked.await.map(|((children, stat), _)| (children, stat, told)) }
     }
 
-    /// Whether the node is there, with a word when it comes, changes or goes. Needs no permission.
+    /// The node's stat, if there is one. Needs no permission.
+    pub(super) fn exists(
+        &self,
+        path: &str,
+    ) -> impl Future<Output = Result<Option<Stat>, Fault>> + Send + use<> {
+        let asked = self.ask(Op::exists(path), None, ops::read_stat);
+        async move { found(asked.await) }
+    }
+
+    /// The same, with a word when it comes, changes or goes.
     pub(super) fn exists_watched(
         &self,
         path: &str,
-    ) -> impl Future<Output = Result<(bool, oneshot::Receiver<()>), Fault>> + Send + use<> {
+    ) -> impl Future<Output = Result<(Option<Stat>, oneshot::Receiver<()>), Fault>> + Send + use<>
+    {
         let (watch, told) = oneshot::channel();
-        let asked = self.ask(Op::exists_watched(path), Some(watch), |_| Ok(()));
-        async move {
-            match asked.await {
-                Ok(_) => Ok((true, told)),
-                Err(Fault::Said(Code::NoNode)) => Ok((false, told)),
-                Err(fault) => Err(fault),
-            }
-        }
+        let asked = self.ask(Op::exists_watched(path), Some(watch), ops::read_stat);
+        async move { Ok((found(asked.await)?, told)) }
     }
 
     /// What is read after this is no older than now.
@@ -132,5 +136,13 @@ impl Session {
     ) -> impl Future<Output = Result<Option<(usize, i32)>, Fault>> + Send + use<> {
         let asked = self.ask(Op::multi(ops), None, ops::read_multi);
         async move { asked.await.map(|(failed, _)| failed) }
+    }
+}
+
+fn found(answer: Result<(Stat, Moment), Fault>) -> Result<Option<Stat>, Fault> {
+    match answer {
+        Ok((stat, _)) => Ok(Some(stat)),
+        Err(Fault::Said(Code::NoNode)) => Ok(None),
+        Err(fault) => Err(fault),
     }
 }

@@ -18,7 +18,7 @@ use super::faults::{Code, Fault};
 use super::line::gone;
 use super::names::{RESERVED, path_of};
 use super::nodes::{Contender, Mark, hex, in_order};
-use super::notes::{Note, holder};
+use super::notes::holder;
 use super::ops::{Access, Make, Op};
 use super::session::Session;
 use super::shared::{PATIENCE, Shared};
@@ -111,19 +111,30 @@ impl Shared {
     }
 
     async fn look_up(&self, session: &Session, dir: &str) -> Result<Option<Target>, Fault> {
-        loop {
+        'again: loop {
             let children = self.children_now(session, dir).await?;
-            let Some(contender) = in_order(&children).into_iter().next() else { return Ok(None) };
-            match session.data(&format!("{dir}/{}", contender.node)).await {
-                Ok((data, stat)) => {
-                    let ours = contender.is_ours() || Note::read(&data).is_some();
-                    let holder = holder(&contender, &data, &stat);
-                    let (label, token) = (holder.label, holder.token);
-                    return Ok(Some(Target { contender, czxid: stat.czxid, ours, label, token }));
+            for contender in in_order(&children) {
+                let path = format!("{dir}/{}", contender.node);
+                match session.data(&path).await {
+                    // It stays, so it is no contender: somebody's data, or the directory of another lock.
+                    Ok((_, stat)) if !stat.ends() => {}
+                    Ok((data, stat)) => {
+                        let (ours, holder) =
+                            (contender.is_ours(), holder(&contender, &data, &stat));
+                        let (label, token) = (holder.label, holder.token);
+                        let czxid = stat.czxid;
+                        return Ok(Some(Target { contender, czxid, ours, label, token }));
+                    }
+                    Err(Fault::Said(Code::NoNode)) => continue 'again,
+                    Err(fault @ Fault::Said(Code::NoAuth)) => {
+                        if session.exists(&path).await?.is_none_or(|stat| stat.ends()) {
+                            return Err(fault);
+                        }
+                    }
+                    Err(fault) => return Err(fault),
                 }
-                Err(Fault::Said(Code::NoNode)) => {}
-                Err(fault) => return Err(fault),
             }
+            return Ok(None);
         }
     }
 

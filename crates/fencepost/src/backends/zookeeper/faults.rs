@@ -67,6 +67,11 @@ impl Fault {
         matches!(self, Self::Away(_) | Self::Cut(_) | Self::NotNow(_))
     }
 
+    /// It may work if all of it is asked again, in another session if this one has ended.
+    pub(super) fn may_be_tried_again(&self) -> bool {
+        self.passes() || *self == Self::Gone
+    }
+
     pub(super) fn into_error(self) -> Error {
         let (kind, message) = match self {
             Self::Away(message) | Self::Cut(message) | Self::NotNow(message) => {

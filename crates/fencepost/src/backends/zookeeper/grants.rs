@@ -46,7 +46,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
     let give_up = shared.now() + PATIENCE;
     let mut said = value.as_ref();
     loop {
-        let (session, token, asked) = {
+        let (session, token, asked, written) = {
             let mut stand = place.stand();
             let (Some(session), Some(node), Some((token, kept))) =
                 (stand.session.clone(), stand.node.clone(), stand.grant)
@@ -60,9 +60,9 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
                 return Err(longer_refused(name, kept, longer));
             }
             // What is said last stays: it is noted in one step with its sending, so that no heartbeat with an
-            // older value comes behind it. If this attempt fails, the next heartbeat may say it.
+            // older value comes behind it. If nobody knows what became of this attempt, the next heartbeat says it.
             if let Some(value) = said.take() {
-                stand.written = value.as_bytes().to_vec();
+                stand.written = value.as_bytes().into();
             }
             let asked = if shared.style == Style::Latch {
                 let alive = session.alive(&node);
@@ -71,7 +71,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
                 let set = session.set(&node, &stand.written);
                 Either::Right(async move { set.await.map(|(stat, sent)| (Some(stat), sent)) })
             };
-            (session, token, asked)
+            (session, token, asked, Arc::clone(&stand.written))
         };
         let ours = |stat: &Option<Stat>| {
             let same = |stat: &Stat| stat.session == session.id() && token_of(stat) == Some(token);
@@ -79,6 +79,9 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
         };
         match asked.await {
             Ok((stat, sent)) if ours(&stat) => {
+                if let Some(stat) = stat {
+                    place.stand().is_there(stat.version, written);
+                }
                 let ttl = session.ttl().map_err(Fault::into_error)?;
                 // A server with other limits may have changed it: the caller asks for this one from now on.
                 if let Some((_, kept)) = &mut place.stand().grant {
@@ -101,7 +104,12 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewal: &Renewal) -> Result<Ren
                 return Err(Error::not_held(name, Some(LossCause::SessionGone)));
             }
             Err(Fault::Cut(_)) if shared.now() < give_up => shared.breathe().await,
-            Err(fault) => return Err(fault.into_error()),
+            Err(fault) => {
+                if !fault.passes() {
+                    place.stand().take_back(&written);
+                }
+                return Err(fault.into_error());
+            }
         }
     }
 }
@@ -163,7 +171,8 @@ async fn find(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<A
                 let place = Place::new(&request, dir);
                 {
                     let mut stand = place.stand();
-                    (stand.session, stand.node, stand.written) = (Some(session), Some(node), data);
+                    (stand.session, stand.node) = (Some(session), Some(node));
+                    stand.made_with(data);
                     stand.grant = Some((token, stated.ttl));
                 }
                 return Ok(shared.places.enter(place));
@@ -187,11 +196,12 @@ async fn look_for(
     mark: Mark,
 ) -> Result<Option<(String, Vec<u8>, Stat)>, Fault> {
     let children = shared.children_now(control, dir).await?;
-    let Some(first) = in_order(&children).into_iter().next() else { return Ok(None) };
-    if !mark.finder()(&first.node) {
+    let (line, ours) = (in_order(&children), mark.finder());
+    let Some(ahead) = line.iter().position(|one| ours(&one.node)) else { return Ok(None) };
+    if shared.first_of(control, dir, &line[..ahead]).await?.is_some() {
         return Ok(None);
     }
-    let node = format!("{dir}/{}", first.node);
+    let node = format!("{dir}/{}", line[ahead].node);
     match control.data(&node).await {
         Ok((data, stat)) => Ok(Some((node, data, stat))),
         Err(Fault::Said(Code::NoNode)) => Ok(None),

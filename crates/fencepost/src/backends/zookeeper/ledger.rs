@@ -14,8 +14,8 @@
 //! the records in them. And a server that was cut off with a leader that is none any more may show, for as long
 //! as it does not know, a record as it was.
 //!
-//! *What is left behind:* a record whose time is over is removed by whoever meets it, and each finish looks at a few
-//! others (shelves.rs).
+//! *What is left behind:* a record whose time is over is removed by whoever asks for it, and clients that use records
+//! look for others now and then (sweeps.rs).
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use super::ZooKeeper;
 use super::faults::{Code, Fault};
 use super::names::RESERVED;
 use super::ops::{Make, Op};
-use super::record::{self, Next, Record, Site};
+use super::record::{self, Next, Past, Record, Site};
 use super::session::Session;
 use super::shared::{PATIENCE, Shared};
 use super::shelves::there;
@@ -45,6 +45,8 @@ struct Found {
     version: Option<i32>,
     /// Unless its time is over.
     record: Option<(Record, Stat)>,
+    /// Who settled it, if its time is over.
+    settled_by: Option<Token>,
     now: i64,
 }
 
@@ -54,38 +56,52 @@ impl Shared {
     }
 
     /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile; as often as it
-    /// takes. `decide` is told whether an earlier attempt may have removed it.
+    /// takes, over servers that are away for a while.
     async fn step<T>(
         self: &Arc<Self>,
         name: &LockName,
-        decide: impl Fn(Option<Entry>, bool) -> Next<T>,
+        decide: impl Fn(Option<Entry>, Past) -> Next<T>,
     ) -> Result<T> {
+        self.uses_records(0);
         let site = Site::of(&self.records(), name);
-        let (give_up, mut removing) = (self.now() + PATIENCE, false);
+        let (give_up, mut removed) = (self.now() + PATIENCE, false);
         loop {
-            let session = self.control();
+            let (session, mut removing) = (self.control(), false);
             let attempt = async {
                 let found = self.read_record(&session, &site).await?;
                 let entry = found.record.as_ref();
                 let entry = entry.map(|(record, stat)| record.entry(name, stat, found.now));
-                let next = decide(entry, removing);
-                removing |= matches!(next, Next::Remove(_));
+                let next = decide(entry, Past { settled_by: found.settled_by, removed });
+                removing = matches!(next, Next::Remove(_));
                 self.carry_out(&session, &site, &found, next).await
             };
             match attempt.await {
                 Ok(Some(answer)) => return Ok(answer),
                 // Somebody was faster: what they did decides.
-                Ok(None) if self.now() < give_up => removing = false,
+                Ok(None) if self.now() < give_up => {}
                 Ok(None) => {
                     return Err(Error::unreachable(format!(
                         "the record of \"{name}\" keeps changing at ZooKeeper: try again"
                     )));
                 }
-                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {
+                Err(fault) if fault.may_be_tried_again() && self.now() < give_up => {
+                    removed |= removing && matches!(fault, Fault::Cut(_) | Fault::Gone);
                     self.breathe().await;
                 }
-                Err(fault) => return Err(fault.into_error()),
+                Err(fault) => return Err(self.refusal(fault)),
             }
+        }
+    }
+
+    /// The error of a fault that came of asking for records.
+    fn refusal(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Said(Code::NoAuth) => Error::refused(format!(
+                "ZooKeeper does not let us use the records in {}, which are somebody else's: write their \
+                 USER:PASSWORD@ before the hosts in the URL, or widen their ACL (setAcl)",
+                self.records()
+            )),
+            fault => fault.into_error(),
         }
     }
 
@@ -97,7 +113,7 @@ impl Shared {
             (synced.await, there(generation.await)?, there(node.await)?);
         synced?;
         let generation = generation.map(|(_, stat)| stat.version);
-        let mut found = Found { generation, version: None, record: None, now: 0 };
+        let mut found = Found { generation, version: None, record: None, settled_by: None, now: 0 };
         if let Some((data, stat)) = node {
             let record = Record::read(&data).ok_or_else(|| {
                 Fault::Refused(format!(
@@ -110,7 +126,11 @@ impl Shared {
             if record.is_over(&stat, found.now) {
                 found.now = self.leader_time_now(session).await?;
             }
-            found.record = Some((record, stat)).filter(|(it, stat)| !it.is_over(stat, found.now));
+            if record.is_over(&stat, found.now) {
+                found.settled_by = record.settled_by();
+            } else {
+                found.record = Some((record, stat));
+            }
         }
         Ok(found)
     }
@@ -127,7 +147,10 @@ impl Shared {
         let (ops, answer) = match (next, known) {
             (Next::Tell(answer), known) => {
                 if let Some((generation, version)) = known.filter(|_| found.record.is_none()) {
-                    self.bury(session, &site.shard, generation, &[(site.node.clone(), version)]);
+                    // In the background. Whoever meets it next tries again.
+                    let set = Op::set_version(&site.shard, b"", generation);
+                    let asked = session.multi(&[set, Op::delete_version(&site.node, version)]);
+                    self.around.runtime.spawn(asked);
                 }
                 return Ok(Some(answer));
             }
@@ -164,15 +187,20 @@ impl Shared {
 impl Ledger for ZooKeeper {
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
         Box::pin(async move {
-            self.shared.step(&claim.name, |found, _| record::claim(found, &claim)).await
+            let claimed =
+                self.shared.step(&claim.name, |found, _| record::claim(found, &claim)).await;
+            // One that lives for no longer than this run does its part meanwhile.
+            self.shared.sweep_if_due();
+            claimed
         })
     }
 
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
-            let decide = |found: Option<Entry>, _| record::finish(found.as_ref(), &finish);
+            let decide = |found: Option<Entry>, past| record::finish(found.as_ref(), past, &finish);
             let finished = self.shared.step(&finish.name, decide).await?;
-            self.shared.sweep_records(&finish.name, finish.token);
+            self.shared.uses_records(1);
+            self.shared.sweep_if_due();
             Ok(finished)
         })
     }
@@ -184,14 +212,15 @@ impl Ledger for ZooKeeper {
     fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
         let prefix = prefix.to_owned();
         Box::pin(async move {
+            self.shared.uses_records(0);
             let give_up = self.shared.now() + PATIENCE;
             loop {
                 match self.shared.all_entries(&prefix).await {
                     Ok(entries) => return Ok(entries),
-                    Err(Fault::Cut(_) | Fault::Gone) if self.shared.now() < give_up => {
+                    Err(fault) if fault.may_be_tried_again() && self.shared.now() < give_up => {
                         self.shared.breathe().await;
                     }
-                    Err(fault) => return Err(fault.into_error()),
+                    Err(fault) => return Err(self.shared.refusal(fault)),
                 }
             }
         })
@@ -199,11 +228,10 @@ impl Ledger for ZooKeeper {
 
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
-            let decide = |found: Option<Entry>, removing: bool| match found {
+            let decide = |found: Option<Entry>, past: Past| match found {
                 Some(entry) if entry.token == token => Next::Remove(true),
-                Some(_) => Next::Tell(false),
-                // If we asked before, it may have gone by that.
-                None => Next::Tell(removing),
+                // If we asked before, it may have gone by that, and another have come.
+                _ => Next::Tell(past.removed),
             };
             self.shared.step(&name, decide).await
         })
@@ -211,26 +239,31 @@ impl Ledger for ZooKeeper {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::net::SocketAddr;
     use std::time::Duration;
 
     use fencepost_core::Label;
-    use fencepost_testbed::ZooKeeper as Server;
+    use fencepost_testbed::{Mode, Proxy, ZooKeeper as Server};
 
     use super::*;
     use crate::backend::Surroundings;
     use crate::backends::zookeeper::ZooKeeperUrl;
-    use crate::clock::BootClock;
+    use crate::clock::{BootClock, Clock as _};
     use crate::ledger::{Outcome, Over};
 
-    async fn open(server: &Server) -> Arc<ZooKeeper> {
-        let url = ZooKeeperUrl::parse(&format!("//{}/t", server.address())).unwrap();
+    pub(crate) async fn open(server: &Server) -> Arc<ZooKeeper> {
+        open_at(server.address()).await
+    }
+
+    async fn open_at(address: SocketAddr) -> Arc<ZooKeeper> {
+        let url = ZooKeeperUrl::parse(&format!("//{address}/t")).unwrap();
         let runtime = tokio::runtime::Handle::current();
         let around = Surroundings { clock: Arc::new(BootClock), runtime };
         ZooKeeper::open(url, &around).await.unwrap()
     }
 
-    fn claim_of(number: u64) -> Claim {
+    pub(crate) fn claim_of(number: u64) -> Claim {
         Claim {
             name: LockName::new("once/a").unwrap(),
             token: Token::new(number).unwrap(),
@@ -239,7 +272,7 @@ mod tests {
         }
     }
 
-    fn finish_of(number: u64, outcome: Outcome) -> Finish {
+    pub(crate) fn finish_of(number: u64, outcome: Outcome) -> Finish {
         let Claim { name, token, label, keep } = claim_of(number);
         Finish { name, token, label, outcome, keep, over: Over::OwnClaim }
     }
@@ -272,6 +305,48 @@ mod tests {
         assert!(!slow.forget(entry.name.clone(), Token::new(2).unwrap()).await.unwrap());
         assert!(slow.forget(entry.name.clone(), entry.token).await.unwrap());
         assert!(!slow.forget(entry.name, entry.token).await.unwrap());
+    }
+
+    /// Nobody takes us for a while, as while a leader is elected: the step is not lost by that.
+    #[tokio::test]
+    async fn a_step_is_tried_again_while_servers_are_away() {
+        let server = Server::builder().start().unwrap();
+        let proxy = Proxy::to(server.address()).unwrap();
+        let store = open_at(proxy.address()).await;
+        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        let (name, done) = (claim_of(1).name, Outcome::Done(b"x".to_vec()));
+        for away in 0..3 {
+            proxy.set_mode(Mode::Refuse);
+            let away = async || {
+                // Until all who asked have been turned away at least once.
+                BootClock.alarm(BootClock.now() + Duration::from_millis(300 + 100 * away)).await;
+                proxy.set_mode(Mode::Pass);
+            };
+            let steps = async {
+                let finished = store.finish(finish_of(1, done.clone())).await;
+                let entries = store.entries("").await;
+                (finished, store.look_up(name.clone()).await, entries)
+            };
+            let ((finished, found, entries), ()) = tokio::join!(steps, away());
+            assert!(finished.unwrap());
+            assert_eq!(found.unwrap().unwrap().result, b"x");
+            assert_eq!(entries.unwrap().len(), 1);
+        }
+    }
+
+    /// Sent again after its time is over, a finish says what it said.
+    #[tokio::test]
+    async fn a_finish_that_was_kept_for_a_moment_is_found_done() {
+        let server = Server::builder().start().unwrap();
+        let store = open(&server).await;
+        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        let brief = |number| Finish {
+            keep: Duration::from_millis(1),
+            ..finish_of(number, Outcome::Done(b"x".to_vec()))
+        };
+        assert!(store.finish(brief(1)).await.unwrap());
+        BootClock.alarm(BootClock.now() + Duration::from_millis(20)).await;
+        assert!(store.finish(brief(1)).await.unwrap(), "it was recorded");
     }
 
     /// Without a lock between them: each that claims with the highest token yet runs, and of all who finish one is

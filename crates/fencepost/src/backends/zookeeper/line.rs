@@ -2,8 +2,8 @@
 //!
 //! Each acquire has a task on the client's own thread. It makes the node, waits for the node before it to
 //! go, and looks again before it believes: at the list, and at its own node, which must be there and of this
-//! session (etcd#11456, CURATOR-604). If the node or the session died while it waited, it takes a fresh
-//! place. When it is granted the task goes on, and tells the guard if the node or the session goes.
+//! session (etcd#11456, CURATOR-604). A node before it that stays is no contender, whatever it is called: it is
+//! passed over. If the node or the session died while it waited, it takes a fresh place. When it is granted the task goes on, and tells the guard if the node or the session goes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use super::ops::Make;
 use super::places::Place;
 use super::session::{Kept, Session};
 use super::shared::{BREATH, PATIENCE, Shared};
+use super::wire::Stat;
 use crate::backend::{Acquired, Grant, HolderInfo, Liveness, Wait};
 use crate::error::Result;
 use crate::race::race;
@@ -42,8 +43,15 @@ pub(super) async fn stand(
     wait: Wait,
     tell: oneshot::Sender<Result<Acquired>>,
 ) {
-    let mut line =
-        Line { shared: &shared, place: &place, wait, kept: None, queued: false, sent: None };
+    let mut line = Line {
+        shared: &shared,
+        place: &place,
+        wait,
+        kept: None,
+        queued: false,
+        wary: false,
+        sent: None,
+    };
     let stood = line.wait().await;
     let kept = line.kept.take();
     match stood {
@@ -72,6 +80,8 @@ struct Line<'a> {
     kept: Option<Kept>,
     /// The grant may be as old as our place: it has to be confirmed.
     queued: bool,
+    /// There is one in the directory that looks like a contender and is none.
+    wary: bool,
     /// From when the making of our node counts.
     sent: Option<Moment>,
 }
@@ -92,7 +102,7 @@ impl Line<'_> {
             match self.step().await {
                 Ok(Some(stood)) => return Ok(stood),
                 Ok(None) => out_since = None,
-                Err(fault) if fault.passes() || fault == Fault::Gone => {
+                Err(fault) if fault.may_be_tried_again() => {
                     if fault == Fault::Gone {
                         // It, and what we had in it, is gone: a fresh place in a fresh session.
                         self.queued = true;
@@ -167,38 +177,65 @@ impl Line<'_> {
             return Ok(None);
         }
         if ahead == 0 {
-            let ttl = session.ttl()?;
-            let token = token_of(&stat).ok_or_else(|| {
-                Fault::Refused(format!(
-                    "ZooKeeper's transaction number {} is beyond 2^53, which no token may be: the \
-                     ensemble has had too many elections to be used for locks",
-                    stat.czxid
-                ))
-            })?;
-            self.shared.servers.tell(self.place.asked, ttl);
-            self.place.stand().grant = Some((token, ttl));
-            let (sent, queued) =
-                (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
-            let grant = Grant { token, ttl, sent, queued, presence: None };
-            return Ok(Some(Stood::Granted(grant, own)));
+            return self.granted(&session, &stat, own).map(Some);
         }
-        if self.shared.now() >= self.until() {
-            return self.withdraw(&session, &node, &line[0]).await.map(Some);
+        if !self.wary && self.shared.now() >= self.until() {
+            return self.withdraw(&session, &node, &line[0]).await;
         }
         self.queued = true;
-        let before = self.place.child(&line[ahead - 1]);
-        let gone = match session.children_watched(&before).await {
-            Ok((_, _, gone)) => gone,
-            Err(Fault::Said(Code::NoNode)) => return Ok(None),
-            Err(Fault::Said(Code::NoAuth)) => match session.exists_watched(&before).await? {
-                (true, gone) => gone,
-                (false, _) => return Ok(None),
-            },
-            Err(fault) => return Err(fault),
+        let gone = match self.before(&session, &line[..ahead]).await? {
+            Before::Nobody => return self.granted(&session, &stat, own).map(Some),
+            Before::Moved => return Ok(None),
+            Before::One(gone) => gone,
         };
+        if self.shared.now() >= self.until() {
+            return match self.shared.first_of(&session, &self.place.dir, &line[..ahead]).await? {
+                Some(first) => self.withdraw(&session, &node, &first).await,
+                None => Ok(None),
+            };
+        }
         // A connection that breaks ends both: what it would have told has to be looked at.
         race(race(gone, own), self.shared.around.clock.alarm(self.until())).await;
         Ok(None)
+    }
+
+    fn granted(
+        &self,
+        session: &Session,
+        stat: &Stat,
+        own: oneshot::Receiver<()>,
+    ) -> Result<Stood, Fault> {
+        let ttl = session.ttl()?;
+        let token = token_of(stat).ok_or_else(|| {
+            Fault::Refused(format!(
+                "ZooKeeper's transaction number {} is beyond 2^53, which no token may be: the \
+                 ensemble has had too many elections to be used for locks",
+                stat.czxid
+            ))
+        })?;
+        self.shared.servers.tell(self.place.asked, ttl);
+        self.place.stand().grant = Some((token, ttl));
+        let (sent, queued) = (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
+        Ok(Stood::Granted(Grant { token, ttl, sent, queued, presence: None }, own))
+    }
+
+    /// The last of these that is a contender, and the word that it goes.
+    async fn before(&mut self, session: &Session, ahead: &[Contender]) -> Result<Before, Fault> {
+        for one in ahead.iter().rev() {
+            let path = self.place.child(one);
+            let (stat, gone) = match session.children_watched(&path).await {
+                Ok((_, stat, gone)) => (Some(stat), gone),
+                Err(Fault::Said(Code::NoNode)) => return Ok(Before::Moved),
+                Err(Fault::Said(Code::NoAuth)) => session.exists_watched(&path).await?,
+                Err(fault) => return Err(fault),
+            };
+            match stat {
+                None => return Ok(Before::Moved),
+                Some(stat) if stat.ends() => return Ok(Before::One(gone)),
+                Some(_) => self.wary = true,
+            }
+        }
+        Ok(Before::Nobody)
     }
 
     /// Our node is not there, or not ours: a fresh one is due.
@@ -221,7 +258,7 @@ impl Line<'_> {
             }
         }
         let written = self.written(session)?;
-        place.stand().written.clone_from(&written);
+        place.stand().made_with(written.clone());
         let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
         for _ in 0..VANISHED {
             let ask = || session.create(&path, &written, Make::Contender, self.shared.access);
@@ -270,7 +307,7 @@ impl Line<'_> {
         for node in self.shared.nodes_of(session, &self.place.dir, self.place.mark).await? {
             match session.data(&node).await {
                 Ok((data, stat)) if stat.session == session.id() => {
-                    self.place.stand().written = data;
+                    self.place.stand().made_with(data);
                     return Ok(Some(node));
                 }
                 Ok(_) | Err(Fault::Said(Code::NoNode)) => {}
@@ -303,7 +340,8 @@ impl Line<'_> {
             let mut stand = place.stand();
             stand.unsure = false;
             if let Some((path, data)) = stays {
-                (stand.node, stand.written) = (Some(path.clone()), data);
+                stand.node = Some(path.clone());
+                stand.made_with(data);
             }
             return Ok(());
         }
@@ -320,7 +358,8 @@ impl Line<'_> {
                     self.shared.close_later(session);
                     place.move_to(Some(other));
                     let mut stand = place.stand();
-                    (stand.node, stand.written) = (Some(path), data);
+                    stand.node = Some(path);
+                    stand.made_with(data);
                     self.kept = Some(kept);
                     return Ok(());
                 }
@@ -334,26 +373,47 @@ impl Line<'_> {
         gone(session.delete(&path).await)
     }
 
-    /// Gives up our place, and says who is first.
+    /// Gives up our place, and says who is first. If that one is no contender, we take another place, and look more
+    /// closely.
     async fn withdraw(
         &mut self,
         session: &Arc<Session>,
         node: &str,
         first: &Contender,
-    ) -> Result<Stood, Fault> {
-        let asked = session.data(&self.place.child(first));
+    ) -> Result<Option<Stood>, Fault> {
+        let path = self.place.child(first);
+        let asked = session.data(&path);
         let deleted = session.delete(node);
         let seen = asked.await;
         gone(deleted.await)?;
+        let stat = match &seen {
+            Ok((_, stat)) => Some(*stat),
+            Err(Fault::Said(Code::NoAuth)) => session.exists(&path).await?,
+            Err(_) => None,
+        };
+        if !self.wary && stat.is_some_and(|stat| !stat.ends()) {
+            self.wary = true;
+            self.lose_place();
+            return Ok(None);
+        }
         if self.place.liveness == Liveness::LeaseOnly {
             self.shared.close_later(session);
         }
-        Ok(Stood::Held(match seen {
+        Ok(Some(Stood::Held(match seen {
             Ok((data, stat)) => Some(holder(first, &data, &stat)),
             Err(Fault::Said(Code::NoAuth)) => Some(HolderInfo::stranger()),
             Err(_) => None,
-        }))
+        })))
     }
+}
+
+/// Who stands before us.
+enum Before {
+    Nobody,
+    /// The word that it goes.
+    One(oneshot::Receiver<()>),
+    /// One went while we looked.
+    Moved,
 }
 
 /// A node that was to go is gone, whoever did it.

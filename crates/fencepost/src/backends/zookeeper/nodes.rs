@@ -90,11 +90,19 @@ impl Contender {
 
     /// Whether one of us made it, going by its name.
     pub(super) fn is_ours(&self) -> bool {
+        self.uuid().and_then(|digits| digits.get(12).copied()) == Some(b'8')
+    }
+
+    /// Whether it is called as one of us, Curator or kazoo calls it.
+    pub(super) fn is_of_a_make(&self) -> bool {
+        self.uuid().is_some()
+    }
+
+    fn uuid(&self) -> Option<Vec<u8>> {
         let uuid = self.node.strip_prefix("_c_").unwrap_or(&self.node);
-        let mut digits = uuid.bytes().filter(|byte| *byte != b'-');
-        let is_hex = digits.by_ref().take(32).all(|byte| byte.is_ascii_hexdigit());
-        let version = uuid.bytes().filter(|byte| *byte != b'-').nth(12);
-        is_hex && version == Some(b'8')
+        let digits = uuid.bytes().filter(|byte| *byte != b'-').take(32);
+        let digits: Vec<u8> = digits.take_while(u8::is_ascii_hexdigit).collect();
+        (digits.len() == 32).then_some(digits)
     }
 }
 

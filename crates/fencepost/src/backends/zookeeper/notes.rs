@@ -57,10 +57,15 @@ pub(super) fn check_value(value: Option<&Value>) -> Result<()> {
     }
 }
 
+/// Only what one of us made has a note: another make may have anything in its node.
+fn note_in(node: &Contender, data: &[u8]) -> Option<Note> {
+    node.is_ours().then(|| Note::read(data)).flatten()
+}
+
 /// What a person is told of who holds, by its node.
 pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
     let (token, label) = (token_of(stat), label(node, data));
-    if let Some(Note { ttl, .. }) = Note::read(data) {
+    if let Some(Note { ttl, .. }) = note_in(node, data) {
         return HolderInfo { label, token, ttl: Some(ttl), ..HolderInfo::stranger() };
     }
     // Other makes have something there for a lock as well: it is what they say of themselves.
@@ -70,7 +75,7 @@ pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
 
 /// What a person reads as whose node this is.
 pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
-    if let Some(Note { label, .. }) = Note::read(data) {
+    if let Some(Note { label, .. }) = note_in(node, data) {
         return label;
     }
     let text = std::str::from_utf8(data).unwrap_or_default();
@@ -201,6 +206,7 @@ mod tests {
             let shown = ("another client (them)".to_owned(), Some(b"them".to_vec()), false);
             assert_eq!(seen(theirs, b"them"), shown);
             assert_eq!(seen(theirs, b""), ("another client".into(), None, false));
+            assert_eq!(seen(theirs, &note).1, Some(note.clone()), "a note of theirs is none");
         }
         assert!(check_value(Some(&Value::found(&note))).is_err());
         assert!(check_value(Some(&Value::found(b"me\nfencepost"))).is_ok());

@@ -88,6 +88,10 @@ impl Op {
         Self { watch: watch.map(|watched| (watched, path.to_owned())), ..op }
     }
 
+    pub(super) fn exists(path: &str) -> Self {
+        Self::read(EXISTS, path, None)
+    }
+
     pub(super) fn exists_watched(path: &str) -> Self {
         Self::read(EXISTS, path, Some(Watched::Node))
     }

@@ -42,8 +42,10 @@ pub(super) struct Stand {
     pub(super) session: Option<Arc<Session>>,
     /// The path of its node, once that is known.
     pub(super) node: Option<String>,
-    /// What is written in it.
-    pub(super) written: Vec<u8>,
+    /// What is to be in it: each heartbeat writes that.
+    pub(super) written: Arc<[u8]>,
+    /// What was in it, at which version, when we last heard.
+    there: (i32, Arc<[u8]>),
     pub(super) grant: Option<(Token, Ttl)>,
     /// A node was asked for and the answer is not known.
     pub(super) unsure: bool,
@@ -53,6 +55,29 @@ pub(super) struct Stand {
     over: bool,
     task: Option<AbortHandle>,
     going: Option<watch::Sender<Going>>,
+}
+
+impl Stand {
+    /// The node has this in it from the beginning, as far as we are concerned.
+    pub(super) fn made_with(&mut self, data: Vec<u8>) {
+        self.written = data.into();
+        self.there = (0, Arc::clone(&self.written));
+    }
+
+    /// The node has this in it, the servers say. Their answers may come to us in another order.
+    pub(super) fn is_there(&mut self, version: i32, data: Arc<[u8]>) {
+        if version.wrapping_sub(self.there.0) > 0 {
+            self.there = (version, data);
+        }
+    }
+
+    /// The servers will not have this in it, a quota being used up or such: a heartbeat that went on to say it would be
+    /// refused as well, and the grant be lost by that.
+    pub(super) fn take_back(&mut self, refused: &Arc<[u8]>) {
+        if Arc::ptr_eq(&self.written, refused) {
+            self.written = Arc::clone(&self.there.1);
+        }
+    }
 }
 
 /// How its release stands.

@@ -74,6 +74,11 @@ impl Record {
         })
     }
 
+    /// Who settled it, if anybody has.
+    pub(super) fn settled_by(&self) -> Option<Token> {
+        (self.state != State::Running).then_some(self.token)
+    }
+
     /// Whether its time is over, `now` by the leader's clock.
     pub(super) fn is_over(&self, stat: &Stat, now: i64) -> bool {
         self.left(stat, now).is_zero()
@@ -110,6 +115,15 @@ pub(super) enum Next<T> {
     Tell(T),
 }
 
+/// What is known besides a record that stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Past {
+    /// Who settled it, if it was settled and its time is over.
+    pub(super) settled_by: Option<Token>,
+    /// An earlier attempt of this step may have removed it.
+    pub(super) removed: bool,
+}
+
 /// `found` is none if there is no record, or its time is over.
 pub(super) fn claim(found: Option<Entry>, claim: &Claim) -> Next<Claimed> {
     match found {
@@ -124,7 +138,7 @@ pub(super) fn claim(found: Option<Entry>, claim: &Claim) -> Next<Claimed> {
 }
 
 /// The same for the end of a run.
-pub(super) fn finish(found: Option<&Entry>, finish: &Finish) -> Next<bool> {
+pub(super) fn finish(found: Option<&Entry>, past: Past, finish: &Finish) -> Next<bool> {
     let Finish { name: _, token, label, outcome, keep, over } = finish;
     let (token, keep) = (*token, *keep);
     let allowed = match (over, found) {
@@ -133,11 +147,14 @@ pub(super) fn finish(found: Option<&Entry>, finish: &Finish) -> Next<bool> {
             return Next::Tell(true);
         }
         (Over::OwnClaim, Some(entry)) => entry.token == token,
+        // The same, but it was to be kept for a moment only.
+        (Over::OwnClaim, None) if past.settled_by == Some(token) => return Next::Tell(true),
         (Over::OwnClaim, None) => *outcome == Outcome::Abandoned,
         (Over::Older, entry) => entry.is_none_or(|entry| entry.token <= token),
     };
     if !allowed {
-        return Next::Tell(false);
+        // It went, and the next one came: the answer to that got lost.
+        return Next::Tell(*outcome == Outcome::Abandoned && past.removed);
     }
     let (state, result) = match outcome {
         Outcome::Done(result) => (State::Done, result.clone()),
@@ -251,7 +268,22 @@ mod tests {
             (Some(&settled), 5, done(), Over::Older, "put"),
             (Some(&settled), 4, done(), Over::Older, "no"),
         ] {
-            assert_eq!(says(finish(found, &by(number, outcome, over))), expected);
+            let past = Past::default();
+            assert_eq!(says(finish(found, past, &by(number, outcome, over))), expected);
+        }
+        // Attempts whose answers were lost.
+        let over = |number| Past { settled_by: Some(token(number)), removed: false };
+        let removed = Past { settled_by: None, removed: true };
+        for (found, past, number, outcome, expected) in [
+            (None, over(5), 5, done(), "as it is"),
+            (None, over(6), 5, done(), "no"),
+            (Some(&running), over(5), 6, done(), "no"),
+            (Some(&running), removed, 4, Outcome::Abandoned, "as it is"),
+            (Some(&running), removed, 4, done(), "no"),
+            (Some(&running), Past::default(), 4, Outcome::Abandoned, "no"),
+        ] {
+            let next = finish(found, past, &by(number, outcome, Over::OwnClaim));
+            assert_eq!(says(next), expected);
         }
     }
 }

@@ -14,12 +14,12 @@ use super::dial::Servers;
 use super::faults::{Code, Fault};
 use super::found::Found;
 use super::names::RESERVED;
-use super::nodes::{Mark, in_order};
+use super::nodes::{Contender, Mark, in_order};
 use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
 use super::session::Session;
-use super::shelves::Swept;
+use super::sweeps::Sweeps;
 use super::time::Reading;
 use crate::backend::{Grant, Liveness, LossCause, Surroundings};
 use crate::counted::Counted;
@@ -52,7 +52,7 @@ pub(super) struct Shared {
     found: Mutex<(Found, Moment)>,
     /// What time it was at the leader, when it was last asked.
     reading: Mutex<Option<Reading>>,
-    swept: Mutex<Option<Swept>>,
+    sweeps: Mutex<Sweeps>,
 }
 
 impl Shared {
@@ -71,7 +71,7 @@ impl Shared {
             closing: watch::Sender::new(0),
             found: Mutex::default(),
             reading: Mutex::default(),
-            swept: Mutex::default(),
+            sweeps: Mutex::default(),
         }
     }
 
@@ -96,8 +96,8 @@ impl Shared {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn swept(&self) -> MutexGuard<'_, Option<Swept>> {
-        self.swept.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
+        self.sweeps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads what kind of servers these are.
@@ -160,8 +160,9 @@ impl Shared {
     }
 
     /// Lets go of what nobody uses.
-    pub(super) fn tidy(&self) {
+    pub(super) fn tidy(self: &Arc<Self>) {
         self.close_idle(IDLE);
+        self.sweep_if_due();
         // A script's grant that is not renewed here is kept by others, or ends. Whoever renews it here
         // again finds it again.
         let forgotten = self.places.all(|place| {
@@ -279,6 +280,22 @@ impl Shared {
         let ours = mark.finder();
         let line = in_order(&children).into_iter().filter(|one| ours(&one.node));
         Ok(line.map(|one| format!("{dir}/{}", one.node)).collect())
+    }
+
+    /// The first of these that is a contender: one that stays is none, whatever it is called.
+    pub(super) async fn first_of(
+        &self,
+        session: &Session,
+        dir: &str,
+        line: &[Contender],
+    ) -> Result<Option<Contender>, Fault> {
+        for one in line {
+            let stat = session.exists(&format!("{dir}/{}", one.node)).await?;
+            if stat.is_some_and(|stat| stat.ends()) {
+                return Ok(Some(one.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// The grant's node is gone and its session is not: finds out why, once, and tells the guard.

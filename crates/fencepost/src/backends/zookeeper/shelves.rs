@@ -2,33 +2,39 @@
 //!
 //! Whoever removes records sets their directory in the same step: ledger.rs tells why.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use fencepost_core::{LockName, Moment, Token};
+use fencepost_core::LockName;
 use futures_util::future::join_all;
 
 use super::faults::{Code, Fault};
 use super::names::name_of_part;
-use super::nodes::hex;
 use super::ops::{Make, Op};
-use super::record::{Record, Site};
+use super::record::Record;
 use super::session::Session;
 use super::shared::Shared;
-use crate::counted::Counted;
+use super::wire::Stat;
 use crate::ledger::Entry;
 
-/// How many records a finish looks at in each directory: more than it makes, so that what is over goes faster than
-/// new ones come.
-const SWEPT: usize = 4;
-/// How many other directories it looks at, and how often at most.
-const SHELVES: u8 = 16;
-const PAUSE: Duration = Duration::from_millis(250);
+/// How many records are read at once for a list. Each may have 64 KiB.
+const AT_ONCE: usize = 16;
+/// How many go in one step.
+const BURIED: usize = 64;
 
-/// When others were last looked at, and from which one on.
-pub(super) type Swept = (Moment, u8);
-/// How many nodes are read at once. Each may have 64 KiB.
-const AT_ONCE: usize = 64;
+/// Some records of a directory.
+pub(super) struct Shelved {
+    /// The directory's version, read before them.
+    pub(super) generation: i32,
+    pub(super) records: Vec<(String, LockName, Record, Stat)>,
+}
+
+impl Shelved {
+    /// At most so many of their nodes, with their versions.
+    pub(super) fn nodes(&self, shard: &str, most: usize) -> Vec<(String, i32)> {
+        let node = |(node, _, _, stat): &(String, LockName, Record, Stat)| {
+            (format!("{shard}/{node}"), stat.version)
+        };
+        self.records.iter().take(most).map(node).collect()
+    }
+}
 
 impl Shared {
     /// Makes a directory of records, and what is missing above it: to stay, since the version of one that was
@@ -37,117 +43,96 @@ impl Shared {
         self.make_path(session, dir, |_| Make::Persistent, self.access).await
     }
 
-    /// Takes records away whose time is over, in the background, unless something happens to them first.
-    pub(super) fn bury(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
+    /// Takes records away whose time is over, unless something happens to them first.
+    pub(super) async fn bury(
+        &self,
+        session: &Session,
         shard: &str,
-        generation: i32,
+        mut generation: i32,
         over: &[(String, i32)],
-    ) {
-        if over.is_empty() {
-            return;
-        }
-        let mut ops = vec![Op::set_version(shard, b"", generation)];
-        ops.extend(over.iter().map(|(node, version)| Op::delete_version(node, *version)));
-        let (asked, counted) = (session.multi(&ops), Counted::new(&self.closing));
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            // Whoever meets them next tries again.
-            let _ = asked.await;
-        });
-    }
-
-    /// After a finish: looks at a few records of the same directory and, now and then, of some others, in the
-    /// background. Where it begins is a matter of the token, which comes once: so all get their turn.
-    pub(super) fn sweep_records(self: &Arc<Self>, name: &LockName, token: Token) {
-        let turn = token.get().wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes();
-        let (shared, records) = (Arc::clone(self), self.records());
-        let mut shards = vec![Site::of(&records, name).shard];
-        let others = self.shelves_due(turn[0]).into_iter();
-        shards.extend(others.map(|number| format!("{records}/{}", hex(&[number]))));
-        let counted = Counted::new(&self.closing);
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            let session = shared.control();
-            let first = usize::from(u16::from_be_bytes([turn[1], turn[2]]));
-            let few = |all: &[String]| {
-                let some = all.iter().cycle().skip(first % all.len().max(1));
-                some.take(SWEPT.min(all.len())).cloned().collect()
-            };
-            // Nobody waits for it, and the next one does as much.
-            join_all(shards.iter().map(|shard| shared.read_shelf(&session, shard, few))).await;
-        });
-    }
-
-    /// Which other directories it is time to look at.
-    fn shelves_due(&self, begin: u8) -> Vec<u8> {
-        let (mut swept, now) = (self.swept(), self.now());
-        let next = match *swept {
-            Some((last, _)) if now.since(last) < PAUSE => return Vec::new(),
-            Some((_, last)) => last.wrapping_add(SHELVES),
-            None => begin,
-        };
-        *swept = Some((now, next));
-        (0..SHELVES).map(|number| next.wrapping_add(number)).collect()
-    }
-
-    /// Reads those records of a directory that are `wanted`; those whose time is over are left out, and go.
-    async fn read_shelf(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        shard: &str,
-        wanted: impl Fn(&[String]) -> Vec<String>,
-    ) -> Result<Vec<Entry>, Fault> {
-        let (synced, generation, nodes) =
-            (session.sync(shard), session.data(shard), session.children(shard));
-        let (synced, generation, nodes) =
-            (synced.await, there(generation.await)?, there(nodes.await)?);
-        synced?;
-        let (Some((_, generation)), Some(nodes)) = (generation, nodes) else {
-            return Ok(Vec::new());
-        };
-        let (mut entries, mut over) = (Vec::new(), Vec::new());
-        for bunch in wanted(&nodes).chunks(AT_ONCE) {
-            let asked = bunch.iter().map(|node| session.data(&format!("{shard}/{node}")));
-            for (node, answer) in bunch.iter().zip(join_all(asked).await) {
-                let Some((data, stat)) = there(answer)? else { continue };
-                // What is none of ours is left alone.
-                let Some((record, name)) = Record::read(&data).zip(name_of_part(node)) else {
-                    continue;
-                };
-                let now = self.leader_time(session).await?;
-                if record.is_over(&stat, now) {
-                    over.push((format!("{shard}/{node}"), record, stat));
-                } else {
-                    entries.push(Entry { result: Vec::new(), ..record.entry(&name, &stat, now) });
+    ) -> Result<(), Fault> {
+        for bunch in over.chunks(BURIED) {
+            let mut bunch = bunch.to_vec();
+            while !bunch.is_empty() {
+                let mut ops = vec![Op::set_version(shard, b"", generation)];
+                ops.extend(bunch.iter().map(|(node, version)| Op::delete_version(node, *version)));
+                match session.multi(&ops).await? {
+                    None => {
+                        generation = generation.wrapping_add(1);
+                        break;
+                    }
+                    // It has changed, is gone, or somebody put a node below it: the others can go.
+                    Some((failed @ 1.., _)) if failed <= bunch.len() => {
+                        bunch.remove(failed - 1);
+                    }
+                    // Others remove records of this directory. Whoever meets these next tries again.
+                    Some(_) => return Ok(()),
                 }
             }
         }
-        if !over.is_empty() {
-            let now = self.leader_time_now(session).await?;
-            over.retain(|(_, record, stat)| record.is_over(stat, now));
-            let over = over.into_iter().map(|(node, _, stat)| (node, stat.version));
-            // A request may not be too long; what is left goes next time.
-            let over: Vec<_> = over.take(AT_ONCE).collect();
-            self.bury(session, shard, generation.version, &over);
-        }
-        Ok(entries)
+        Ok(())
     }
 
-    pub(super) async fn all_entries(self: &Arc<Self>, prefix: &str) -> Result<Vec<Entry>, Fault> {
+    /// Which of these live, with the leader's time, and which are over; and how many of those may go, if so many of
+    /// their directory went before.
+    pub(super) async fn part(
+        &self,
+        session: &Session,
+        mut found: Shelved,
+        gone: &mut usize,
+    ) -> Result<(Vec<Entry>, Shelved, usize), Fault> {
+        let (mut now, mut may) = (self.leader_time(session).await?, 0);
+        if found.records.iter().any(|(_, _, record, stat)| record.is_over(stat, now)) {
+            (now, may) = self.time_to_bury(session).await?;
+            may = may.saturating_sub(*gone);
+        }
+        let live = found.records.extract_if(.., |(_, _, record, stat)| !record.is_over(stat, now));
+        let live = live.map(|(_, name, record, stat)| record.entry(&name, &stat, now)).collect();
+        *gone += may.min(found.records.len());
+        Ok((live, found, may))
+    }
+
+    /// What can be read of these nodes and is ours; none if the directory can not be read.
+    pub(super) async fn read_some(
+        &self,
+        session: &Session,
+        shard: &str,
+        nodes: &[String],
+    ) -> Result<Option<Shelved>, Fault> {
+        let generation = session.data(shard);
+        let asked: Vec<_> =
+            nodes.iter().map(|node| session.data(&format!("{shard}/{node}"))).collect();
+        let Some((_, generation)) = readable(generation.await)? else { return Ok(None) };
+        let mut records = Vec::new();
+        for (node, answer) in nodes.iter().zip(join_all(asked).await) {
+            let Some((data, stat)) = readable(answer)? else { continue };
+            if let Some((record, name)) = Record::read(&data).zip(name_of_part(node)) {
+                records.push((node.clone(), name, record, stat));
+            }
+        }
+        Ok(Some(Shelved { generation: generation.version, records }))
+    }
+
+    pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, Fault> {
         let (session, records) = (self.control(), self.records());
         let shards = self.children_now(&session, &records).await?;
         let mut entries = Vec::new();
-        let wanted = |nodes: &[String]| {
+        for shard in shards.iter().filter(|shard| shard.len() == 2) {
+            let shard = format!("{records}/{shard}");
+            let (synced, nodes) = (session.sync(&shard), session.children(&shard));
+            let (synced, nodes) = (synced.await, readable(nodes.await)?.unwrap_or_default());
+            synced?;
             let named = |node: &&String| {
                 name_of_part(node).is_some_and(|name| name.as_str().starts_with(prefix))
             };
-            nodes.iter().filter(named).cloned().collect()
-        };
-        for shard in shards.iter().filter(|shard| shard.len() == 2) {
-            let shard = format!("{records}/{shard}");
-            entries.extend(self.read_shelf(&session, &shard, wanted).await?);
+            let wanted: Vec<_> = nodes.iter().filter(named).cloned().collect();
+            let mut gone = 0;
+            for bunch in wanted.chunks(AT_ONCE) {
+                let Some(found) = self.read_some(&session, &shard, bunch).await? else { break };
+                let (live, over, may) = self.part(&session, found, &mut gone).await?;
+                entries.extend(live.into_iter().map(|it| Entry { result: Vec::new(), ..it }));
+                self.bury(&session, &shard, over.generation, &over.nodes(&shard, may)).await?;
+            }
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
@@ -160,5 +145,13 @@ pub(super) fn there<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
         Ok(answer) => Ok(Some(answer)),
         Err(Fault::Said(Code::NoNode)) => Ok(None),
         Err(fault) => Err(fault),
+    }
+}
+
+/// The same, and none if it is not for us to read.
+pub(super) fn readable<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
+    match answer {
+        Err(Fault::Said(Code::NoAuth)) => Ok(None),
+        answer => there(answer),
     }
 }

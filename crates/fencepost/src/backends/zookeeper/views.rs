@@ -24,6 +24,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 impl Shared {
     /// One lock.
     pub(super) async fn inspect(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
+        self.look(name, shown).await.map(|(info, _)| info)
+    }
+
+    /// The same, with the node of who holds it.
+    async fn look(&self, name: &LockName, shown: usize) -> Result<(LockInfo, Option<String>)> {
         let dir = path_of(&self.chroot, name);
         let dir = dir.as_str();
         self.persist(|control| {
@@ -42,20 +47,37 @@ impl Shared {
         dir: &str,
         line: &[Contender],
         shown: usize,
-    ) -> Result<LockInfo, Fault> {
-        let wanted = line.iter().take(shown + 1);
+    ) -> Result<(LockInfo, Option<String>), Fault> {
+        let path = |one: &Contender| format!("{dir}/{}", one.node);
+        // Of those that are not read, the ones that no make calls so may be none.
+        let odd = line.iter().skip(shown + 1).filter(|one| !one.is_of_a_make());
+        let odd: Vec<_> = odd.map(|one| control.exists(&path(one))).collect();
         let asked: Vec<_> =
-            wanted.map(|one| control.data(&format!("{dir}/{}", one.node))).collect();
+            line.iter().take(shown + 1).map(|one| control.data(&path(one))).collect();
         let mut found = Vec::new();
         let mut left = line.len();
         for (one, answer) in line.iter().zip(asked) {
             match answer.await {
+                // It stays, so it is no contender, whatever it is called.
+                Ok((_, stat)) if !stat.ends() => left -= 1,
                 Ok((data, stat)) => found.push((one, Some((data, stat)))),
                 // Gone since the list was made.
                 Err(Fault::Said(Code::NoNode)) => left -= 1,
-                Err(Fault::Said(Code::NoAuth)) => found.push((one, None)),
+                Err(Fault::Said(Code::NoAuth)) => match control.exists(&path(one)).await? {
+                    Some(stat) if stat.ends() => found.push((one, None)),
+                    _ => left -= 1,
+                },
                 Err(fault) => return Err(fault),
             }
+        }
+        for answer in odd {
+            left -= usize::from(answer.await?.is_none_or(|stat| !stat.ends()));
+        }
+        let held_by = found.first().map(|(one, _)| path(one));
+        // None of those that were read: there may be one behind them.
+        if found.is_empty() && line.len() > shown + 1 {
+            let rest = Box::pin(self.info(control, name, dir, &line[shown + 1..], shown));
+            return rest.await;
         }
         let mut found = found.into_iter();
         let first = found.next().map(|(node, said)| match said {
@@ -71,7 +93,7 @@ impl Shared {
         });
         let waiters = waiters.collect();
         let waiting = left.saturating_sub(usize::from(first.is_some()));
-        Ok(LockInfo { name, holder: first, waiting, waiters })
+        Ok((LockInfo { name, holder: first, waiting, waiters }, held_by))
     }
 
     /// All locks below the chroot: every directory has to be looked at.
@@ -125,7 +147,7 @@ impl Shared {
         let asked =
             found.iter().map(|(name, dir, line)| self.info(control, name.clone(), dir, line, 0));
         for info in futures_util::future::join_all(asked).await {
-            let info = info?;
+            let (info, _) = info?;
             if info.holder.is_some() || info.waiting > 0 {
                 locks.push(info);
             }
@@ -138,15 +160,14 @@ impl Shared {
         let dir = path_of(&self.chroot, &name);
         loop {
             // Before the look, so that nothing is missed in between.
-            let watched = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
-            let (mut told, first) = watched;
-            let info = self.inspect(&name, LockInfo::SHOWN_WAITERS).await?;
+            let mut told = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
+            let (info, held_by) = self.look(&name, LockInfo::SHOWN_WAITERS).await?;
             if seen != Some(info.glimpse()) {
                 return Ok(info);
             }
             let moved = race(&mut told, self.around.clock.alarm(self.now() + LOOK_AGAIN));
             let value = info.holder.and_then(|holder| holder.value);
-            match value.zip(first) {
+            match value.zip(held_by) {
                 Some((value, node)) => {
                     race(moved, self.says_otherwise(&node, value.as_bytes())).await;
                 }
@@ -188,17 +209,11 @@ impl Shared {
     }
 }
 
-/// Tells when contenders come or go, or the directory does; and who is first now.
-async fn watch(
-    control: Arc<Session>,
-    dir: String,
-) -> Result<(oneshot::Receiver<()>, Option<String>), Fault> {
+/// Tells when contenders come or go, or the directory does.
+async fn watch(control: Arc<Session>, dir: String) -> Result<oneshot::Receiver<()>, Fault> {
     match control.children_watched(&dir).await {
-        Ok((children, _, told)) => {
-            let first = in_order(&children).into_iter().next();
-            Ok((told, first.map(|first| format!("{dir}/{}", first.node))))
-        }
-        Err(Fault::Said(Code::NoNode)) => Ok((control.exists_watched(&dir).await?.1, None)),
+        Ok((_, _, told)) => Ok(told),
+        Err(Fault::Said(Code::NoNode)) => Ok(control.exists_watched(&dir).await?.1),
         Err(fault) => Err(fault),
     }
 }

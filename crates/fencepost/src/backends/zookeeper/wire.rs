@@ -125,6 +125,14 @@ pub(super) struct Stat {
     pub(super) session: i64,
 }
 
+impl Stat {
+    /// Whether it ends with a session, as every contender does. A container stays too, and says so with a number
+    /// that no session has.
+    pub(super) fn ends(&self) -> bool {
+        self.session != 0 && self.session != i64::MIN
+    }
+}
+
 /// Appends one frame to what is to be sent.
 pub(super) fn frame(out: &mut Vec<u8>, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
