@@ -64,7 +64,7 @@ impl Prefix {
             return vec![(start, end)];
         }
         // Either lies within the other, and of a lock none is within the records.
-        let before = (start < records.0).then(|| (start, records.0));
+        let before = (start < records.0).then_some((start, records.0));
         let behind = (end == [0] || end > records.1).then_some((records.1, end));
         before.into_iter().chain(behind).collect()
     }
