@@ -135,8 +135,6 @@ impl Component {
             let now = self.version();
             return Ok(Installed { before: now, now });
         }
-        // Who may not make it need not stand in line to hear so.
-        self.refuse_others(client, shown).await?;
         let mut tries = 1;
         loop {
             match self.try_on(client, shown).await {
@@ -161,13 +159,7 @@ impl Component {
              lock_timeout = '{TURN}'; SELECT pg_advisory_xact_lock({ADVISORY}); SET LOCAL lock_timeout = '{TABLE}'"
         );
         client.batch_execute(&begin).await.map_err(failed)?;
-        // Looked at before it is asked for: to be told that it is there takes the right to make it.
-        let ask = "SELECT to_regnamespace('fencepost') IS NULL,
-                          to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
-        let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
-        let missing = |part| row.try_get::<_, bool>(part).map_err(failed);
-        let (no_schema, no_base) = (missing(0)?, missing(1)?);
-        self.refuse_others(client, shown).await?;
+        let (no_schema, no_base) = self.survey(client, shown).await?;
         if no_schema {
             client.batch_execute("CREATE SCHEMA fencepost").await.map_err(failed)?;
         }
@@ -201,11 +193,18 @@ impl Component {
         found.is_ok_and(|row| row.try_get(0).is_ok_and(|version: i32| version == self.version()))
     }
 
-    /// Refuses to put anything where it would be in the hands of others.
-    async fn refuse_others(&self, client: &Client, shown: &str) -> Result<(), Fault> {
+    /// Whether the schema, and the table of components, are missing. Refuses to put anything where it would be in the
+    /// hands of others.
+    async fn survey(&self, client: &Client, shown: &str) -> Result<(bool, bool), Fault> {
         let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+        // Looked at before it is asked for: to be told that it is there takes the right to make it.
+        let ask = "SELECT to_regnamespace('fencepost') IS NULL,
+                          to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
+        let row = client.query_typed_one(ask, &[]).await.map_err(failed)?;
+        let missing = |part| row.try_get::<_, bool>(part).map_err(failed);
+        let missing = (missing(0)?, missing(1)?);
         let found = client.query_typed(OTHERS, &[]).await.map_err(failed)?;
-        let Some(row) = found.first() else { return Ok(()) };
+        let Some(row) = found.first() else { return Ok(missing) };
         let owner: String = row.try_get(0).map_err(failed)?;
         let (name, how) = (self.name, self.how);
         Err(Fault::new(

@@ -157,7 +157,7 @@ BEGIN
   DELETE FROM fencepost.records r USING (
     SELECT o.name FROM fencepost.records o WHERE o.ends <= now
      ORDER BY o.ends LIMIT least(greatest(p_at_most, 0), 1000) FOR UPDATE SKIP LOCKED) o
-   WHERE r.name = o.name AND r.ends <= now;
+   WHERE r.name = o.name;
   GET DIAGNOSTICS gone = ROW_COUNT;
   RETURN gone;
 END $$;
