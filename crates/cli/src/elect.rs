@@ -24,6 +24,9 @@ const BREATH: Duration = Duration::from_secs(1);
 
 /// Leads whenever it can, and runs the command meanwhile, until that ends by itself.
 pub(crate) async fn elect(args: &Elect, on: Option<&str>, json: bool) -> Result<u8, Failure> {
+    if args.value.as_deref() == Some("") {
+        return Err(Failure::usage("--value is empty: say where the leader can be reached"));
+    }
     let url = store::url(on)?;
     let mut events = Events::listen()?;
     let fp = store::open_shared(Some(&url)).await?;
@@ -235,10 +238,6 @@ pub(crate) async fn leader(args: &Leader, fp: &Fencepost, json: bool) -> Result<
         let message = format!("nobody leads \"{name}\": try again when a candidate has started");
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
-    if json {
-        out::json(&as_json(name, Some(&leader)))?;
-        return Ok(exit::OK);
-    }
     let Some(value) = &leader.value else {
         let message = format!(
             "{} holds \"{name}\" as a plain lock and says nothing: lead with `fencepost elect`",
@@ -246,6 +245,10 @@ pub(crate) async fn leader(args: &Leader, fp: &Fencepost, json: bool) -> Result<
         );
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
+    if json {
+        out::json(&as_json(name, Some(&leader)))?;
+        return Ok(exit::OK);
+    }
     out::bytes(value.as_bytes())?;
     out::done("\n")
 }

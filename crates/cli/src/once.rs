@@ -18,7 +18,6 @@ use crate::exit::{self, Failure, say};
 use crate::out;
 use crate::run::supervise::Outcome;
 use crate::run::{self, Events, Job};
-use crate::script::quoted;
 use crate::store;
 use crate::take;
 
@@ -91,6 +90,12 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
     let who = format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token);
     if done {
         say(&format!("\"{key}\" is done already: {who}"));
+        if records::is_cut(entry) {
+            say(&format!(
+                "what it printed fills the {} bytes that are kept: there may have been more",
+                Entry::MAX_RESULT
+            ));
+        }
         if !json {
             out::bytes(&entry.result)?;
         }
@@ -102,7 +107,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
         "failed",
         format!(
             "\"{key}\" has failed before: {how}, {who}; to let it run again: fencepost once forget {}",
-            quoted(key)
+            records::as_argument(key)
         ),
     );
     failure.on_stdout = false;
@@ -148,6 +153,13 @@ async fn settle(
     let code = outcome.ended.code();
     let recorded = match code {
         _ if outcome.unwatched => turn.give_up().await,
+        // Whoever is told to end and ends well may have left the rest for later.
+        exit::OK if outcome.told_to_end => {
+            let said =
+                "it was told to end, and is not recorded as done: the next one to come runs it";
+            turn.give_up().await?;
+            return Err(Failure::new(exit::HELD, "told_to_end", format!("\"{key}\": {said}")));
+        }
         exit::OK => turn.done(result).await,
         _ if args.record_failure && !outcome.told_to_end => turn.failed(&words_for(code)).await,
         _ => turn.give_up().await,

@@ -116,6 +116,47 @@ fn a_signal_to_us_is_no_failure_of_the_work() {
     store.assert_empty();
 }
 
+/// Who ends well because it is told to end may have left the rest for later.
+#[test]
+fn work_that_was_told_to_end_is_not_done() {
+    let store = Store::new();
+    let work = "trap 'exit 0' TERM; echo $$ >group; while :; do sleep 0.01; done";
+    let run = store.start(&["once", "k", "--", "sh", "-c", work]);
+    wait_for_text(&store.path("group"));
+    run.signal(Signal::TERM);
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(75), "{err}");
+    assert!(err.contains("not recorded as done"), "{err}");
+    assert_eq!(store.say(&["once", "show", "k"]).0, Some(75));
+    store.assert_empty();
+}
+
+#[test]
+fn keys_have_a_length() {
+    let store = Store::new();
+    let (code, _, err) = store.say(&["once", "", "--", "true"]);
+    assert_eq!(code, Some(64), "{err}");
+    assert!(err.contains("0 bytes: give 1 to 507"), "{err}");
+    let (code, _, err) = store.say(&["once", &"k".repeat(508), "--", "true"]);
+    assert_eq!(code, Some(64), "{err}");
+    assert!(err.contains("508 bytes: give 1 to 507"), "{err}");
+    assert_eq!(store.say(&["once", &"k".repeat(507), "--", "true"]).0, Some(0));
+}
+
+/// What is over the limit is not there for those who come later, and they are told.
+#[test]
+fn output_that_was_cut_is_told_each_time() {
+    let store = Store::new();
+    let line = ["once", "--keep-output", "k", "--", "head", "-c", "70000", "/dev/zero"];
+    let (_, out, err) = store.say(&line);
+    assert_eq!(out.len(), 70_000);
+    assert!(err.contains("the first 65536 are kept"), "{err}");
+    let (_, out, err) = store.say(&line);
+    assert_eq!(out.len(), 65_536);
+    assert!(err.contains("there may have been more"), "{err}");
+    assert_eq!(state(&store, "k")["cut"], true);
+}
+
 #[test]
 fn a_killed_runner_is_taken_over() {
     let store = Store::new();

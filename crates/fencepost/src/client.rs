@@ -211,7 +211,7 @@ impl Client {
             (Records::MayBeLost { .. }, Some(ledger)) if may_lose => Ok(Arc::clone(ledger)),
             (Records::MayBeLost { why, remedy }, Some(_)) => Err(Error::refused(format!(
                 "the {backend} store may lose the record of what was done: {why}; {remedy}, or say \
-                 that the work may be repeated"
+                 that the work may be repeated (may_repeat, --may-repeat)"
             ))),
             (Records::None { why, remedy }, _) => Err(Error::refused(format!(
                 "the {backend} store keeps no records: {why}; {remedy}"

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
 use crate::lock::{DEFAULT_TTL, Lock};
-use crate::once::{LOOK_AGAIN, answered, check_keep, look_up, settled};
+use crate::once::{LOOK_AGAIN, answered, check_keep, look_up, name_of, settled};
 use crate::race::{First, race};
 
 const PREFIX: &str = "flight/";
@@ -248,7 +248,7 @@ impl SingleFlight {
     }
 
     fn name(&self) -> Result<LockName> {
-        Ok(LockName::new(&format!("{PREFIX}{}", self.key))?)
+        name_of(PREFIX, &self.key)
     }
 }
 

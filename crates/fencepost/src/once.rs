@@ -319,7 +319,7 @@ impl Once {
     }
 
     fn name(&self) -> Result<LockName> {
-        Ok(LockName::new(&format!("{PREFIX}{}", self.key))?)
+        name_of(PREFIX, &self.key)
     }
 
     /// Claims the record; again if that fails while the lock is ours and there is time, since a transaction that is
@@ -371,6 +371,21 @@ impl fmt::Debug for Once {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Once").field("key", &self.key).finish_non_exhaustive()
     }
+}
+
+/// The lock of a key, under which its record lies.
+pub(crate) fn name_of(prefix: &str, key: &str) -> Result<LockName> {
+    let most = LockName::MAX_BYTES - prefix.len();
+    if key.is_empty() || key.len() > most {
+        let start: String = key.chars().take(24).collect();
+        return Err(Error::invalid(format!(
+            "the key \"{}\"{} has {} bytes: give 1 to {most}",
+            start.escape_debug(),
+            if start.len() < key.len() { "..." } else { "" },
+            key.len()
+        )));
+    }
+    Ok(LockName::new(&format!("{prefix}{key}"))?)
 }
 
 pub(crate) fn check_keep(keep: Duration) -> Result<()> {

@@ -129,6 +129,9 @@ impl Answers {
                  it that does (fencepost fence proxy), or make a double run harmless.",
             );
         }
+        if !harm && case.start.iter().any(|start| start.text().contains("--for correctness")) {
+            notes.push("A double run is no harm here: leave out --for correctness.");
+        }
         match (self.hosts, harm) {
             (Some(ONE_HOST), _) => {
                 notes.push("On one host the embedded store will do: nothing to install, no --on.");

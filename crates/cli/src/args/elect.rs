@@ -63,7 +63,9 @@ does, with the same watchdog. FENCEPOST_TOKEN is the term: higher than that of
 every leader before. Send it along with every write.
 
 Leadership lost: the command is ended before anybody else can lead, and we stand
-for election again. A store that is out of reach is tried again every second.
+for election again. Not so after `fencepost break`: the next one leads at once,
+and we hear of it a third of the TTL later at most. A store that is out of reach
+is tried again every second.
 The command ends by itself: we resign, and its exit code is ours.
 
 TERM, INT and HUP are passed on to the command, and we go on leading until it

@@ -8,10 +8,22 @@ use crate::args::once::{OnceForget, OnceKey};
 use crate::breaking::agreed;
 use crate::exit::{self, Failure};
 use crate::out;
+use crate::script::quoted;
 
 /// The lock that a run of `key` holds.
 pub(crate) fn lock_of(key: &str) -> String {
     format!("once/{key}")
+}
+
+/// A key as it is typed behind a command.
+pub(crate) fn as_argument(key: &str) -> String {
+    let dashes = if key.starts_with('-') { "-- " } else { "" };
+    format!("{dashes}{}", quoted(key))
+}
+
+/// Whether there may have been more than is kept.
+pub(crate) fn is_cut(entry: &Entry) -> bool {
+    entry.result.len() == Entry::MAX_RESULT
 }
 
 /// Lists every record.
@@ -61,7 +73,14 @@ pub(crate) async fn show(args: &OnceKey, fp: &Fencepost, json: bool) -> Result<u
         ("by", entry.label.to_string()),
         ("token", entry.token.to_string()),
         ("kept for", out::span(entry.kept_for)),
-        ("result", format!("{} bytes", entry.result.len())),
+        (
+            "result",
+            format!(
+                "{} bytes{}",
+                entry.result.len(),
+                if is_cut(&entry) { ", perhaps the first of more" } else { "" }
+            ),
+        ),
     ];
     let rows = rows.map(|(what, value)| vec![what.to_owned(), value]);
     out::print(&out::table(&rows))?;
@@ -140,5 +159,8 @@ pub(crate) fn as_json(key: &str, entry: &Entry, live: bool) -> Value {
 pub(crate) fn as_json_with_result(key: &str, entry: &Entry, live: bool) -> Value {
     let mut record = as_json(key, entry, live);
     record["result"] = String::from_utf8_lossy(&entry.result).into();
+    if is_cut(entry) {
+        record["cut"] = true.into();
+    }
     record
 }
