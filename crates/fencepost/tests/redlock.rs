@@ -1,6 +1,6 @@
 //! What only several servers can do to us: die, hang and forget one by one, and disagree. Against real ones.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "redis/common.rs"]
 mod common;
