@@ -79,7 +79,7 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -148,7 +148,16 @@ fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64, spent: &Arc
     })
 }
 
+/// Held by all cases together, or by one that runs alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
 fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Verdict {
+    // Nothing is behind it that a panic could have left half done.
+    let (_alone, _beside) = if case.alone {
+        (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
+    } else {
+        (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
+    };
     // One thread: what the library needs beside the caller's it must bring itself.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let verdict = runtime.block_on(async {

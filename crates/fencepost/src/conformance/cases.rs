@@ -35,16 +35,20 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// Whether it does things to the store's server that no other case should see.
     pub(super) own_server: bool,
+    /// Whether it keeps the machine so busy that others, with their short leases, should not run beside it.
+    pub(super) alone: bool,
     pub(super) run: for<'a> fn(&'a Scene) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
 }
 
-/// Lists the cases of a theme under the names of their functions; `@own_server` before those that need one.
+/// Lists the cases of a theme under the names of their functions; `@own_server` before those that need one,
+/// `@alone` before those that run alone.
 macro_rules! cases {
-    ($($(@$own:ident)? $name:ident),+ $(,)?) => {
+    ($($(@$how:ident)? $name:ident),+ $(,)?) => {
         pub(super) const CASES: &[$crate::conformance::cases::Case] = &[
             $($crate::conformance::cases::Case {
                 name: stringify!($name),
-                own_server: !concat!($(stringify!($own))?).is_empty(),
+                own_server: matches!(concat!($(stringify!($how))?).as_bytes(), b"own_server"),
+                alone: matches!(concat!($(stringify!($how))?).as_bytes(), b"alone"),
                 run: |scene| Box::pin($name(scene)),
             }),+
         ];

@@ -98,7 +98,7 @@ fn launch(
         ("port", port.to_string()),
         ("listen_addresses", "127.0.0.1".into()),
         ("unix_socket_directories", path.display().to_string()),
-        ("max_connections", "200".into()),
+        ("max_connections", "400".into()),
         ("shared_buffers", "16MB".into()),
         ("logging_collector", "off".into()),
     ];

@@ -8,7 +8,7 @@ use crate::conformance::process::Worker;
 use crate::conformance::scene::{LONG, SOON, Scene, ensure, ledger, now};
 use crate::conformance::worker::runner::keys;
 
-cases![claims_give_the_first_free_item, claims_of_many_workers_are_done_once_each,];
+cases![claims_give_the_first_free_item, @alone claims_of_many_workers_are_done_once_each,];
 
 const WORKERS: usize = 8;
 const ITEMS: usize = 40;

@@ -15,7 +15,7 @@ use crate::conformance::scene::{
 use crate::error::ErrorKind;
 
 cases![
-    flight_of_200_callers_one_computes,
+    @alone flight_of_200_callers_one_computes,
     flight_the_old_value_serves_while_one_computes,
     flight_a_failed_computation_lets_the_next_try,
     flight_a_dropped_computation_lets_the_next_try,

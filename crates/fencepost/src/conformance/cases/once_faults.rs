@@ -16,7 +16,7 @@ use crate::ledger::State;
 use crate::once::{Begun, Turn};
 
 cases![
-    once_over_processes_that_are_killed,
+    @alone once_over_processes_that_are_killed,
     once_a_frozen_runner_can_not_mark_it,
     once_a_killed_runner_is_taken_over,
 ];
@@ -70,8 +70,13 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     scene.report(&format!(
         "{keys} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
     ));
-    let left = client.list().await?;
-    ensure!(left.iter().all(|info| info.waiting == 0), "some still wait: {left:?}");
+    // One that was killed while it waited may have left its place, but it is in nobody's way.
+    for info in client.list().await? {
+        let name = info.name.as_str();
+        let guard = client.lock(name).ttl(LONG).acquire_within(SOON * 5).await;
+        let guard = guard.map_err(|error| Stop::Failed(format!("{name} is stuck: {error}")))?;
+        guard.release().await?;
+    }
     Ok(())
 }
 
