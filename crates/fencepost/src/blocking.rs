@@ -240,13 +240,13 @@ impl Lock {
     }
 }
 
-/// [`crate::Guard`] for threads: what does not wait, such as [`check`](crate::Guard::check), is the same.
+/// [`crate::Guard`] for threads: what does not wait, such as [`check`](crate::Standing::check), is the same.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
-    /// Blocks until the guard is lost. See [`crate::Guard::lost`].
+    /// Blocks until the guard is lost. See [`crate::Standing::lost`].
     #[must_use]
     pub fn wait_lost(&self) -> LossCause {
         block_on(self.0.lost())

@@ -19,7 +19,7 @@ use crate::race::{First, race};
 /// A lock that is held. It is renewed in the background until it is released, dropped or lost.
 ///
 /// Dropping it releases in the background; [`release`](Self::release) says whether that worked. Carry
-/// [`token`](Self::token) with every write: a lock alone can not stop a holder that froze past its lease.
+/// [`token`](Standing::token) with every write: a lock alone can not stop a holder that froze past its lease.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct Guard {
     standing: Standing,
@@ -255,7 +255,7 @@ impl fmt::Debug for Standing {
     }
 }
 
-/// What happens to a guard, one thing after the other. Made by [`Guard::changes`].
+/// What happens to a guard, one thing after the other. Made by [`Standing::changes`].
 #[derive(Debug)]
 pub struct Changes {
     hold: Arc<Hold>,

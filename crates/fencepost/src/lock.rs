@@ -77,7 +77,7 @@ impl Lock {
         self
     }
 
-    /// Ties the heartbeat to the work: unless [`Guard::progress`] is called at least this often, renewal
+    /// Ties the heartbeat to the work: unless [`Guard::progress`](crate::Standing::progress) is called at least this often, renewal
     /// stops and the lease runs out.
     pub fn progress_within(mut self, span: Duration) -> Self {
         self.bounds.progress_within = Some(span);

@@ -83,7 +83,7 @@ impl Leadership {
         block_on(self.0.proclaim(value))
     }
 
-    /// Blocks until the leadership is lost. See [`crate::Guard::lost`].
+    /// Blocks until the leadership is lost. See [`crate::Standing::lost`].
     #[must_use]
     pub fn wait_lost(&self) -> crate::LossCause {
         block_on(self.0.lost())

@@ -161,7 +161,9 @@ async fn records_go_without_anybody_finishing() {
         age.is_empty() || age[0].1.kept_for < Duration::from_millis(500)
     })
     .await;
-    assert!(once(&other, "other").entry().await.unwrap().is_none());
+    // The first sweep of the one that waited may have come too early, and its next is a minute away.
+    let third = site.client().await;
+    assert!(once(&third, "other").entry().await.unwrap().is_none());
     within(2 * SOON, "it is swept", async {
         while !nodes(&site).is_empty() {
             pass(Duration::from_millis(100)).await;
