@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::error::{ErrorKind, Result};
-use crate::once::{Begun, DEFAULT_KEEP, Once, Turn};
+use crate::once::{Begun, Once, Turn};
 
 /// Things of which each is to be done once, by one worker. Made by [`Fencepost::claim`](crate::Fencepost::claim).
 ///
@@ -32,7 +32,7 @@ pub struct Claims {
 
 impl Claims {
     pub(crate) fn new(client: &Arc<Client>, items: Vec<String>) -> Self {
-        let each = Once::new(client, "").keep(DEFAULT_KEEP).wait_at_most(Duration::ZERO);
+        let each = Once::new(client, "").wait_at_most(Duration::ZERO);
         Self { items, each }
     }
 

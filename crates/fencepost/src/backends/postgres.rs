@@ -32,13 +32,15 @@ mod answers;
 mod found;
 mod leaders;
 mod listen;
+mod parts;
 mod records;
 mod renew;
+mod upkeep;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl, Value};
@@ -48,18 +50,19 @@ use tokio_postgres::types::Type;
 use self::answers::{Asked, Holder, number, text};
 use self::found::Found;
 use self::listen::Listener;
+pub use self::parts::{Installed, install};
+use self::parts::{LOCKS, RECORDS};
+use self::upkeep::keep_up;
 use super::ears::{Ears, client_id};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
 };
-use crate::clock::{BootClock, Clock};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::postgres::install::Component;
 use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use};
 use crate::race::race;
-use crate::url::Url;
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -71,64 +74,6 @@ const BREATH: Duration = Duration::from_millis(50);
 const REMEMBER: i64 = 60_000;
 /// How many leases are renewed in one transaction: more would keep their rows from others for too long.
 const BATCH: usize = 500;
-/// How often the server's settings are read again.
-const REFRESH: Duration = Duration::from_secs(5);
-/// How often rows are removed that nobody uses any more.
-const TIDY: Duration = Duration::from_mins(10);
-/// What removes them, and how it is called. Rows of locks go after an hour.
-const TIDYING: [(&str, &str); 3] = [
-    ("tidy", "SELECT fencepost.tidy(3600000)"),
-    ("tidy_records", "SELECT fencepost.tidy_records(1000)"),
-    ("tidy_leaders", "SELECT fencepost.tidy_leaders()"),
-];
-
-/// How to make what is missing.
-const INSTALL: &str = "fencepost backend install --on URL";
-/// What locks need in the database.
-const LOCKS: Component =
-    Component { name: "locks", migrations: &[include_str!("postgres/locks_1.sql")], how: INSTALL };
-/// What elections and records need.
-const RECORDS: Component = Component {
-    name: "records",
-    migrations: &[include_str!("postgres/records_1.sql")],
-    how: INSTALL,
-};
-
-/// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Installed {
-    /// Which part.
-    pub component: &'static str,
-    /// What was there.
-    pub before: u32,
-    /// What is there now.
-    pub now: u32,
-}
-
-/// Makes what locks, elections and records need in the database, or brings it up to date. Clients do so as well when
-/// they need it: this is for a role that may, on behalf of those that may not. On a tokio runtime.
-pub async fn install(url: &str) -> Result<Vec<Installed>> {
-    let Url::Postgres(url) = Url::parse(url)? else {
-        return Err(Error::invalid(
-            "there is nothing to install: only a postgres: store keeps anything that has to be made first",
-        ));
-    };
-    crate::clock::start()?;
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime };
-    let pool = Pool::new(*url, &around);
-    let found = Found::read(&pool).await.map_err(Fault::into_error)?;
-    found.check(pool.shown())?;
-    let version = |number: i32| u32::try_from(number).unwrap_or(0);
-    let mut installed = Vec::new();
-    for part in [LOCKS, RECORDS] {
-        let done = part.ready(&pool).await.map_err(Fault::into_error)?;
-        let (before, now) = (version(done.before), version(done.now));
-        installed.push(Installed { component: part.name, before, now });
-    }
-    Ok(installed)
-}
-
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
@@ -486,35 +431,6 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
                 "a restored backup has its old sequence: held locks are forgotten and tokens fall",
             ),
         ],
-    }
-}
-
-/// Reads the server's settings again and again, and tidies up, as long as the store is used.
-async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
-    let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
-    // Not all clients at the same time.
-    let mut bits = [0; 2];
-    let _ = getrandom::fill(&mut bits);
-    let mut tidy = clock.now() + TIDY.mul_f64(0.1 + f64::from(u16::from_ne_bytes(bits)) / 65536.0);
-    loop {
-        clock.alarm(clock.now() + REFRESH).await;
-        let Some(pool) = pool.upgrade() else { return };
-        pool.let_go();
-        if let Ok(read) = Found::read(&pool).await {
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            *found = read.after(&found);
-        }
-        if clock.now() >= tidy {
-            tidy = clock.now() + TIDY;
-            // What this role may not call is not tried: the server would write that into its log each time.
-            let may = found.lock().unwrap_or_else(PoisonError::into_inner).tidies();
-            for sql in may {
-                if let Err(fault) = pool.call(Use::Asking, sql, &[]).await {
-                    let why = fault.message;
-                    tracing::debug!(server = %pool.shown(), why, "could not tidy up");
-                }
-            }
-        }
     }
 }
 

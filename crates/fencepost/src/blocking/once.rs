@@ -55,6 +55,16 @@ impl Once {
         Self(self.0.label(label))
     }
 
+    /// See [`crate::Once::max_hold`].
+    pub fn max_hold(self, max: Duration) -> Self {
+        Self(self.0.max_hold(max))
+    }
+
+    /// See [`crate::Once::progress_within`].
+    pub fn progress_within(self, span: Duration) -> Self {
+        Self(self.0.progress_within(span))
+    }
+
     /// See [`crate::Once::wait_at_most`].
     pub fn wait_at_most(self, limit: Duration) -> Self {
         Self(self.0.wait_at_most(limit))
@@ -188,6 +198,11 @@ impl Claims {
         Self(self.0.may_repeat())
     }
 
+    /// See [`crate::Claims::left`].
+    pub fn left(&self) -> Result<usize> {
+        block_on(self.0.left())
+    }
+
     /// See [`crate::Claims::take`].
     pub fn take(&self) -> Result<Option<Turn>> {
         Ok(block_on(self.0.take())?.map(Turn))
@@ -213,6 +228,21 @@ impl SingleFlight {
     /// See [`crate::SingleFlight::ttl`].
     pub fn ttl(self, ttl: Duration) -> Self {
         Self(self.0.ttl(ttl))
+    }
+
+    /// See [`crate::SingleFlight::max_hold`].
+    pub fn max_hold(self, max: Duration) -> Self {
+        Self(self.0.max_hold(max))
+    }
+
+    /// See [`crate::SingleFlight::wait_at_most`].
+    pub fn wait_at_most(self, limit: Duration) -> Self {
+        Self(self.0.wait_at_most(limit))
+    }
+
+    /// See [`crate::SingleFlight::forget`].
+    pub fn forget(&self) -> Result<bool> {
+        block_on(self.0.forget())
     }
 
     /// The value, or that of `compute`, which may block. See [`crate::SingleFlight::get_or`].

@@ -26,9 +26,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use self::leader::Candidate;
 use super::scene::{Stop, Verdict, now, pass};
+use crate::backend::{BoxFuture, LossCause};
 use crate::client::Fencepost;
 use crate::error::Result;
-use crate::guard::Guard;
+use crate::guard::{Guard, Standing};
 use crate::hold::GuardState;
 use crate::race::{First, race};
 
@@ -125,24 +126,33 @@ async fn count(client: &Fencepost, name: &str, file: &Path, log: &Path, locked: 
     Ok(())
 }
 
+/// Says that a grant is lost, once, while its holder waits for orders.
+struct LossWatch(Option<BoxFuture<'static, LossCause>>);
+
+impl LossWatch {
+    fn over(standing: &Standing) -> Self {
+        Self(Some(Box::pin(standing.lost())))
+    }
+
+    async fn order(&mut self, orders: &mut UnboundedReceiver<String>) -> Option<String> {
+        if let Some(lost) = &mut self.0 {
+            match race(orders.recv(), lost).await {
+                First::Left(order) => return order,
+                First::Right(cause) => say(&format!("lost {}", cause.word())),
+            }
+            self.0 = None;
+        }
+        orders.recv().await
+    }
+}
+
 /// Holds until told to release; says it when the guard is lost.
 async fn hold(guard: Guard, orders: &mut UnboundedReceiver<String>) {
     let by = if guard.presence().is_some() { "presence" } else { "lease" };
     say(&format!("granted {} {by}", guard.token()));
-    let mut lost = Some(Box::pin(guard.lost()));
+    let mut watch = LossWatch::over(&guard);
     loop {
-        let order = match &mut lost {
-            Some(told) => match race(orders.recv(), told).await {
-                First::Left(order) => order,
-                First::Right(cause) => {
-                    say(&format!("lost {}", cause.word()));
-                    lost = None;
-                    continue;
-                }
-            },
-            None => orders.recv().await,
-        };
-        match order.as_deref() {
+        match watch.order(orders).await.as_deref() {
             Some("look") => match guard.state() {
                 GuardState::Lost(cause) => say(&format!("state lost {}", cause.word())),
                 state => say(&format!("state {state:?}")),

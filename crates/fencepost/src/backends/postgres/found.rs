@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::{TIDYING, answers};
+use super::answers;
+use super::upkeep::TIDYING;
 use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};

@@ -7,13 +7,12 @@ use fencepost_core::{LockName, Token};
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::say;
+use super::{LossWatch, say};
 use crate::client::Fencepost;
 use crate::conformance::scene::{Verdict, pass};
 use crate::election::Leadership;
 use crate::error::ErrorKind;
 use crate::fences;
-use crate::race::{First, race};
 
 /// Who stands, for what, and where it writes when it leads.
 pub(super) struct Candidate<'a> {
@@ -55,20 +54,9 @@ impl Candidate<'_> {
         leadership: Leadership,
         orders: &mut UnboundedReceiver<String>,
     ) -> Verdict<bool> {
-        let mut lost = Some(Box::pin(leadership.lost()));
+        let mut watch = LossWatch::over(&leadership);
         loop {
-            let order = match &mut lost {
-                Some(told) => match race(orders.recv(), told).await {
-                    First::Left(order) => order,
-                    First::Right(cause) => {
-                        say(&format!("lost {}", cause.word()));
-                        lost = None;
-                        continue;
-                    }
-                },
-                None => orders.recv().await,
-            };
-            match order.as_deref() {
+            match watch.order(orders).await.as_deref() {
                 Some("write") => match leadership.check() {
                     Ok(term) => say(self.write(term, true)?),
                     Err(error) => say(&format!("not sent: {error}")),

@@ -1,0 +1,55 @@
+//! What lies in the database, in parts that are made and brought up to date one by one.
+
+use std::sync::Arc;
+
+use super::found::Found;
+use crate::backend::Surroundings;
+use crate::clock::BootClock;
+use crate::error::{Error, Result};
+use crate::postgres::install::Component;
+use crate::postgres::{Fault, Pool};
+use crate::url::Url;
+
+/// How to make what is missing.
+const INSTALL: &str = "fencepost backend install --on URL";
+/// What locks need in the database.
+pub(super) const LOCKS: Component =
+    Component { name: "locks", migrations: &[include_str!("locks_1.sql")], how: INSTALL };
+/// What elections and records need.
+pub(super) const RECORDS: Component =
+    Component { name: "records", migrations: &[include_str!("records_1.sql")], how: INSTALL };
+
+/// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Which part.
+    pub component: &'static str,
+    /// What was there.
+    pub before: u32,
+    /// What is there now.
+    pub now: u32,
+}
+
+/// Makes what locks, elections and records need in the database, or brings it up to date. Clients do so as well when
+/// they need it: this is for a role that may, on behalf of those that may not. On a tokio runtime.
+pub async fn install(url: &str) -> Result<Vec<Installed>> {
+    let Url::Postgres(url) = Url::parse(url)? else {
+        return Err(Error::invalid(
+            "there is nothing to install: only a postgres: store keeps anything that has to be made first",
+        ));
+    };
+    crate::clock::start()?;
+    let runtime = tokio::runtime::Handle::current();
+    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let pool = Pool::new(*url, &around);
+    let found = Found::read(&pool).await.map_err(Fault::into_error)?;
+    found.check(pool.shown())?;
+    let version = |number: i32| u32::try_from(number).unwrap_or(0);
+    let mut installed = Vec::new();
+    for part in [LOCKS, RECORDS] {
+        let done = part.ready(&pool).await.map_err(Fault::into_error)?;
+        let (before, now) = (version(done.before), version(done.now));
+        installed.push(Installed { component: part.name, before, now });
+    }
+    Ok(installed)
+}
