@@ -23,6 +23,7 @@ use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 use crate::hold::Hold;
+use crate::keeper::Keeper;
 use crate::ledger::Ledger;
 
 /// A boxed future, so that the traits here can be used as objects.
@@ -40,8 +41,15 @@ pub trait Backend: Send + Sync + 'static {
     /// unknown. `NotHeld` if there was nothing.
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>>;
 
-    /// Ends the present grant of `name`, whoever holds it. `None` if nobody does.
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>>;
+    /// Ends the current grant of `name`, whoever holds it; with a token, only the grant that has it. `None` if
+    /// there is no such grant. Then it waits until `confirm_until` for the holder to confirm that it knows, which
+    /// the holder does with a `release`; a third-party holder is not waited for.
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>>;
 
     /// Who holds `name` and who waits for it.
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>>;
@@ -191,6 +199,9 @@ pub struct Broken {
     /// already, it may be that of the next. Enter a fence with it to shut the broken holder out before
     /// anybody else has the lock.
     pub floor: Token,
+    /// The holder confirmed that it knows. If not, it may be frozen, cut off, a script, or a third-party client: it
+    /// may go on until its own deadline, and only a fence stops it.
+    pub confirmed: bool,
 }
 
 /// Who holds a lock. Where a store is shared with clients that are not ours, such a holder may have no
@@ -362,7 +373,10 @@ impl LossCause {
 
 /// By which a backend tells a guard that its grant is gone, before the guard's own deadline.
 #[derive(Clone, Debug, Default)]
-pub struct LossSignal(Weak<Hold>);
+pub struct LossSignal {
+    hold: Weak<Hold>,
+    heartbeat: Weak<Keeper>,
+}
 
 impl LossSignal {
     /// A signal that nobody hears, for a caller without a guard.
@@ -371,14 +385,22 @@ impl LossSignal {
         Self::default()
     }
 
-    pub(crate) fn to(hold: &Arc<Hold>) -> Self {
-        Self(Arc::downgrade(hold))
+    pub(crate) fn to(hold: &Arc<Hold>, heartbeat: &Arc<Keeper>) -> Self {
+        Self { hold: Arc::downgrade(hold), heartbeat: Arc::downgrade(heartbeat) }
+    }
+
+    /// The store notified us that the grant may have ended: the heartbeat renews it now, and the answer decides. So
+    /// a notification that is wrong, forged or repeated costs a renewal and nothing else.
+    pub fn renew_now(&self) {
+        if let (Some(hold), Some(heartbeat)) = (self.hold.upgrade(), self.heartbeat.upgrade()) {
+            heartbeat.renew_now(&hold);
+        }
     }
 
     /// The grant is gone. The first cause stays; a released guard does not mind.
     pub fn fire(&self, cause: LossCause) {
-        if let Some(hold) = self.0.upgrade() {
-            hold.lose(cause);
+        if let (Some(hold), Some(heartbeat)) = (self.hold.upgrade(), self.heartbeat.upgrade()) {
+            heartbeat.lose(&hold, cause);
         }
     }
 
@@ -386,12 +408,12 @@ impl LossSignal {
     /// than `sent + ttl` for all that was asked before `sent`. Gives when it ends; `None` if it has.
     #[must_use = "nobody who waits hears of that end unless it is settled then"]
     pub fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
-        self.0.upgrade()?.shorten(sent, ttl)
+        self.hold.upgrade()?.shorten(sent, ttl)
     }
 
     /// Turns the guard lost if its time has come, for those who wait to hear of it.
     pub fn settle(&self) {
-        if let Some(hold) = self.0.upgrade() {
+        if let Some(hold) = self.hold.upgrade() {
             hold.settle();
         }
     }
@@ -399,7 +421,7 @@ impl LossSignal {
     /// Whether anybody still hears it.
     #[must_use]
     pub fn is_heard(&self) -> bool {
-        self.0.strong_count() > 0
+        self.hold.strong_count() > 0
     }
 }
 
@@ -455,6 +477,9 @@ pub struct Surroundings {
     pub clock: Arc<dyn crate::clock::Clock>,
     /// The client's own runtime, on a thread of its own, for tasks and sockets.
     pub runtime: tokio::runtime::Handle,
+    /// Whether to create what is not there yet: a file, a schema. If not, a store that does not exist answers as an
+    /// empty one, and refuses to grant.
+    pub create: bool,
 }
 
 #[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]

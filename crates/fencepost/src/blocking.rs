@@ -24,7 +24,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use fencepost_core::{OwnerId, Ttl};
+use fencepost_core::{OwnerId, Token, Ttl};
 
 pub use self::election::{Election, Leadership, Observer};
 pub use self::once::{Begun, Claims, Once, Run, SingleFlight, Turn};
@@ -89,6 +89,11 @@ impl Fencepost {
         block_on(crate::Fencepost::connect(url)).map(Self)
     }
 
+    /// See [`crate::Fencepost::connect_existing`].
+    pub fn connect_existing(url: &str) -> Result<Self> {
+        block_on(crate::Fencepost::connect_existing(url)).map(Self)
+    }
+
     /// See [`crate::Fencepost::from_env`].
     pub fn from_env() -> Result<Self> {
         block_on(crate::Fencepost::from_env()).map(Self)
@@ -143,6 +148,11 @@ impl Fencepost {
     /// See [`crate::Fencepost::break_lock`].
     pub fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
         block_on(self.0.break_lock(name))
+    }
+
+    /// See [`crate::Fencepost::break_grant`].
+    pub fn break_grant(&self, name: &str, token: Token) -> Result<Option<Broken>> {
+        block_on(self.0.break_grant(name, token))
     }
 
     /// See [`crate::Fencepost::renew`].

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
-use fencepost_core::{Label, LockName, OwnerId, Ttl};
+use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::oneshot;
 
-use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings};
+use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings, short};
 use crate::claims::Claims;
 use crate::clock::{BootClock, Clock};
 use crate::counts::{Counts, Tally};
@@ -18,11 +19,21 @@ use crate::flight::{Flights, SingleFlight};
 use crate::guarantees::{Guarantees, Records};
 use crate::keeper::Keeper;
 use crate::ledger::{Entry, Ledger};
-use crate::lock::Lock;
+use crate::lock::{Lock, PATIENCE};
 use crate::once::{self, Once};
+use crate::race::{First, race};
 use crate::watch::Watch;
 
+/// How long `break` waits for the holder to confirm that it knows.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the last client that goes waits for what was dropped to be released.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A client of one store. Cheap to clone; all clones share one background thread.
+///
+/// When the last clone and the last guard are dropped, the drop waits up to a second for what is still being released.
+/// A client that is never dropped (a `static`, `std::process::exit`) has no such moment: call [`close`](Self::close).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -48,6 +59,8 @@ pub(crate) struct Client {
     pub(crate) longest: Ttl,
     pub(crate) flights: Flights,
     pub(crate) tally: Arc<Tally>,
+    /// It was said that the store keeps other TTLs than it is asked for.
+    pub(crate) ttl_warned: AtomicBool,
     closed: AtomicBool,
     background: Background,
 }
@@ -59,6 +72,14 @@ impl Fencepost {
     pub async fn connect(url: &str) -> Result<Self> {
         let url = crate::url::Url::parse(url)?;
         Self::over(Arc::new(BootClock), |around| crate::backends::open(url, around)).await
+    }
+
+    /// Connects to look only: a store that is not there yet is not created, and is shown as an empty one. To acquire
+    /// there is refused.
+    pub async fn connect_existing(url: &str) -> Result<Self> {
+        let url = crate::url::Url::parse(url)?;
+        let open = |around| crate::backends::open(url, Surroundings { create: false, ..around });
+        Self::over(Arc::new(BootClock), open).await
     }
 
     /// Connects to what `FENCEPOST_URL` names or, if it is unset or empty, to the embedded store under
@@ -79,7 +100,8 @@ impl Fencepost {
         crate::clock::start()?;
         let background = Background::start()?;
         let runtime = background.runtime.clone();
-        let around = Surroundings { clock: Arc::clone(&clock), runtime: runtime.clone() };
+        let around =
+            Surroundings { clock: Arc::clone(&clock), runtime: runtime.clone(), create: true };
         // On the client's own thread: a caller that goes away does not leave a half-opened store.
         let store = runtime
             .spawn(open(around))
@@ -91,8 +113,19 @@ impl Fencepost {
         let longest = store.backend.guarantees().longest;
         let (flights, closed) = (Flights::default(), AtomicBool::new(false));
         let tally = Arc::default();
-        let client =
-            Client { store, keeper, clock, label, longest, flights, tally, closed, background };
+        let ttl_warned = AtomicBool::new(false);
+        let client = Client {
+            store,
+            keeper,
+            clock,
+            label,
+            longest,
+            flights,
+            tally,
+            ttl_warned,
+            closed,
+            background,
+        };
         Ok(Self(Arc::new(client)))
     }
 
@@ -125,7 +158,7 @@ impl Fencepost {
     /// The records of [`once`](Self::once), ordered by key, without their results; with their keys.
     pub async fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
         let ledger = self.0.ledger(true)?;
-        let entries = ledger.entries(once::PREFIX).await?;
+        let entries = self.0.bounded("list the records", ledger.entries(once::PREFIX)).await?;
         let key = |entry: &Entry| Some(entry.name.as_str().strip_prefix(once::PREFIX)?.to_owned());
         Ok(entries.into_iter().filter_map(|entry| Some((key(&entry)?, entry))).collect())
     }
@@ -144,12 +177,14 @@ impl Fencepost {
 
     /// Who holds `name` and who waits for it.
     pub async fn inspect(&self, name: &str) -> Result<LockInfo> {
-        self.0.store.backend.inspect(LockName::new(name)?).await
+        let name = LockName::new(name)?;
+        let verb = format!("inspect \"{name}\"");
+        self.0.bounded(&verb, self.0.store.backend.inspect(name)).await
     }
 
     /// Every lock that is held or waited for.
     pub async fn list(&self) -> Result<Vec<LockInfo>> {
-        self.0.store.backend.list().await
+        self.0.bounded("list the locks", self.0.store.backend.list()).await
     }
 
     /// Follows the changes of `name`.
@@ -157,27 +192,34 @@ impl Fencepost {
         Ok(Watch::new(self.0.observe()?, LockName::new(name)?))
     }
 
-    /// Ends the present grant of `name`, whoever holds it. Its holder learns it with its next renewal at
-    /// the latest; the fence must keep it out until then. `None` if nobody holds it.
+    /// Ends the current grant of `name`, whoever holds it. `None` if nobody does.
+    ///
+    /// The holder is notified, and this waits up to a second for it to confirm: see [`Broken::confirmed`]. One that
+    /// does not may go on until its own deadline, so the fence must keep it out.
     pub async fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
-        let broken = self.0.store.backend.break_lock(LockName::new(name)?).await?;
-        if let Some(broken) = &broken {
-            tracing::warn!(name, token = ?broken.token, holder = %broken.label, "broken");
-        }
-        Ok(broken)
+        self.0.break_lock(name, None).await
+    }
+
+    /// Ends the grant of `name` that has this token; `None` if there is no such grant any more.
+    pub async fn break_grant(&self, name: &str, token: Token) -> Result<Option<Broken>> {
+        self.0.break_lock(name, Some(token)).await
     }
 
     /// Renews a grant by its owner, for a script that acquired it in another process.
     pub async fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
         let batch =
             vec![Renewal { name: LockName::new(name)?, owner, ttl, token: None, value: None }];
-        let answer = self.0.store.backend.renew(batch).await.pop();
-        answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
+        let renew = async {
+            let answer = self.0.store.backend.renew(batch).await.pop();
+            answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
+        };
+        self.0.bounded(&format!("renew \"{name}\""), renew).await
     }
 
     /// Releases a grant by its owner, for a script that acquired it in another process.
     pub async fn release(&self, name: &str, owner: OwnerId) -> Result<()> {
-        self.0.store.backend.release(LockName::new(name)?, owner).await
+        let release = self.0.store.backend.release(LockName::new(name)?, owner);
+        self.0.bounded(&format!("release \"{name}\""), release).await
     }
 
     /// Refuses new acquires and waits until everything dropped so far is released at the store, or its
@@ -192,6 +234,44 @@ impl Fencepost {
 impl Client {
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    /// A call to the store, with a limit: whatever the store does, the caller gets an answer.
+    pub(crate) async fn bounded<T>(
+        &self,
+        verb: &str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.bounded_until(self.clock.now() + PATIENCE, verb, call).await
+    }
+
+    async fn bounded_until<T>(
+        &self,
+        limit: Moment,
+        verb: &str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let start = self.clock.now();
+        match race(call, self.clock.alarm(limit)).await {
+            First::Left(answer) => answer,
+            First::Right(()) => Err(Error::unreachable(format!(
+                "cannot {verb}: the {} store did not answer within {}; check that it is up and reachable",
+                self.store.backend.guarantees().backend,
+                short(limit.since(start)),
+            ))),
+        }
+    }
+
+    async fn break_lock(&self, name: &str, token: Option<Token>) -> Result<Option<Broken>> {
+        let confirm_until = self.clock.now() + CONFIRM_TIMEOUT;
+        let call = self.store.backend.break_lock(LockName::new(name)?, token, confirm_until);
+        let verb = format!("break \"{name}\"");
+        let broken = self.bounded_until(confirm_until + PATIENCE, &verb, call).await?;
+        if let Some(broken) = &broken {
+            let (token, confirmed) = (broken.token, broken.confirmed);
+            tracing::warn!(name, ?token, holder = %broken.label, confirmed, "broken");
+        }
+        Ok(broken)
     }
 
     pub(crate) fn observe(&self) -> Result<Arc<dyn Observe>> {
@@ -221,9 +301,11 @@ impl Client {
     }
 }
 
+// A process may end right after its last guard was dropped: what that left to release is given a moment.
 impl Drop for Client {
     fn drop(&mut self) {
         self.background.stop();
+        self.background.wait_until_drained();
     }
 }
 
@@ -245,6 +327,8 @@ struct Background {
     runtime: tokio::runtime::Handle,
     stop: Mutex<Option<oneshot::Sender<()>>>,
     drain: Mutex<Option<oneshot::Sender<Arc<Keeper>>>>,
+    thread: std::thread::ThreadId,
+    drained: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Background {
@@ -257,7 +341,8 @@ impl Background {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let (drain, keeper) = oneshot::channel::<Arc<Keeper>>();
-        std::thread::Builder::new()
+        let (done, drained) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new()
             .name("fencepost-keeper".into())
             .spawn(move || {
                 runtime.block_on(async move {
@@ -267,11 +352,19 @@ impl Background {
                         keeper.drained().await;
                     }
                 });
+                // Nobody listens any more if the wait for it timed out.
+                let _ = done.send(());
                 // Tasks that hang in a blocking call must not keep the thread.
                 runtime.shutdown_background();
             })
             .map_err(failed)?;
-        Ok(Self { runtime: handle, stop: Mutex::new(Some(stop)), drain: Mutex::new(Some(drain)) })
+        Ok(Self {
+            runtime: handle,
+            stop: Mutex::new(Some(stop)),
+            drain: Mutex::new(Some(drain)),
+            thread: thread.thread().id(),
+            drained: Mutex::new(drained),
+        })
     }
 
     /// Before it stops, the thread waits until this keeper has nothing left to undo.
@@ -284,6 +377,15 @@ impl Background {
     fn stop(&self) {
         if let Some(stop) = self.stop.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = stop.send(());
+        }
+    }
+
+    /// Blocks until the thread has nothing left to release, at most [`DRAIN_TIMEOUT`].
+    fn wait_until_drained(&self) {
+        // The thread cannot wait for itself: one of its own tasks may be the last to let go of the client.
+        if std::thread::current().id() != self.thread {
+            let drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = drained.recv_timeout(DRAIN_TIMEOUT);
         }
     }
 }

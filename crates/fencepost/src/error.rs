@@ -97,6 +97,10 @@ impl Error {
         Self::new(ErrorKind::Closed, "this client is closed: connect again")
     }
 
+    pub(crate) const fn is_unreachable(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unreachable)
+    }
+
     /// What to do about it.
     #[must_use]
     pub const fn kind(&self) -> &ErrorKind {

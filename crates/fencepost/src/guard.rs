@@ -81,6 +81,12 @@ impl Standing {
         self.hold.status().end()
     }
 
+    /// Why the last renewal failed, if it did: what a guard that was lost to an outage can say of it.
+    #[must_use]
+    pub fn renewal_error(&self) -> Option<String> {
+        self.hold.renewal_error()
+    }
+
     /// Where the guard stands. Reads the clock.
     #[must_use]
     pub fn state(&self) -> GuardState {
@@ -296,6 +302,22 @@ pub(crate) struct Undo {
 impl Undo {
     pub(crate) const fn armed(client: Arc<Client>, hold: Arc<Hold>, ttl: Ttl) -> Self {
         Self { client, hold, ttl, armed: true }
+    }
+
+    pub(crate) fn name(&self) -> &LockName {
+        &self.hold.name
+    }
+
+    /// Releases now and tells how that went. Dropped before that, it goes on in the background.
+    pub(crate) async fn release_now(&mut self) -> Result<()> {
+        let release = self.client.store.backend.release(self.hold.name.clone(), self.hold.owner);
+        let verb = format!("release \"{}\"", self.hold.name);
+        let released = self.client.bounded(&verb, release).await;
+        match &released {
+            Err(error) if !matches!(error.kind(), ErrorKind::NotHeld(_)) => {}
+            _ => self.disarm(),
+        }
+        released
     }
 
     pub(crate) const fn disarm(&mut self) {

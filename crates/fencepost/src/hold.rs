@@ -7,7 +7,7 @@
 mod rails;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::backend::{LossCause, Renewed};
 use crate::clock::Clock;
 use crate::counts::{Tally, up};
+use crate::error::Error;
 
 /// Where a guard stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,11 @@ pub(crate) struct Hold {
     clock: Arc<dyn Clock>,
     status: watch::Sender<Status>,
     last_progress: AtomicU64,
+    renewal_error: Mutex<Option<String>>,
     /// Where the keeper's wheel has this hold; written only under the wheel's lock.
     pub(crate) slot: AtomicU64,
+    /// The store said that the grant may have ended: its next renewal is due at once.
+    pub(crate) renew_asked: AtomicBool,
     tally: Arc<Tally>,
     /// The renewal that was told to be too old.
     told_late: AtomicU64,
@@ -129,7 +133,9 @@ impl Hold {
             clock,
             status: watch::Sender::new(status),
             last_progress: AtomicU64::new(now.as_nanos()),
+            renewal_error: Mutex::default(),
             slot: AtomicU64::new(0),
+            renew_asked: AtomicBool::new(false),
             tally,
             told_late: AtomicU64::new(u64::MAX),
             token_read: AtomicBool::new(false),
@@ -162,6 +168,7 @@ impl Hold {
                 return false;
             }
             status.state = GuardState::Held;
+            *self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner) = None;
             let (deadline, ttl) = status.promised(renewed.sent, renewed.ttl);
             status.ttl = ttl;
             // Answers may overtake each other; the later request's word stands.
@@ -189,7 +196,9 @@ impl Hold {
         (!status.over()).then(|| status.end())
     }
 
-    pub(crate) fn renewal_failed(&self) {
+    pub(crate) fn renewal_failed(&self, error: &Error) {
+        *self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(error.to_string());
         self.status.send_if_modified(|status| {
             let first = status.state == GuardState::Held;
             if first {
@@ -199,7 +208,12 @@ impl Hold {
         });
     }
 
-    pub(crate) fn lose(&self, cause: LossCause) {
+    pub(crate) fn renewal_error(&self) -> Option<String> {
+        self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Turns the guard lost, unless it is over already. Whether it was this call that did.
+    pub(crate) fn lose(&self, cause: LossCause) -> bool {
         let lost = self.status.send_if_modified(|status| {
             let first = !status.over();
             if first {
@@ -214,6 +228,7 @@ impl Hold {
             }
             tracing::warn!(name = %self.name, cause = cause.word(), "lost");
         }
+        lost
     }
 
     pub(crate) fn released(&self) {

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
-use crate::backend::{Backend, Renewal, Renewed};
+use crate::backend::{Backend, LossCause, Renewal, Renewed};
 use crate::clock::Clock;
 use crate::counted::Counted;
 use crate::error::{Error, ErrorKind, Result};
@@ -76,7 +76,17 @@ impl Keeper {
 
     /// Renews `hold` from now on, until it is over or forgotten.
     pub(crate) fn keep(&self, hold: &Arc<Hold>) {
-        self.schedule(hold, hold.status().next_look());
+        let asked = hold.renew_asked.load(Ordering::Relaxed);
+        let next = if asked { self.clock.now() } else { hold.status().next_look() };
+        self.schedule(hold, next);
+    }
+
+    /// Renews `hold` at once, or as soon as it is granted.
+    pub(crate) fn renew_now(&self, hold: &Arc<Hold>) {
+        hold.renew_asked.store(true, Ordering::Relaxed);
+        if hold.token().is_some() {
+            self.keep(hold);
+        }
     }
 
     /// Stops renewing `hold`.
@@ -126,7 +136,8 @@ impl Keeper {
                     continue;
                 }
                 hold.look_back();
-                if now < hold.status().renewal_due() {
+                let asked = hold.renew_asked.swap(false, Ordering::Relaxed);
+                if now < hold.status().renewal_due() && !asked {
                     // It was renewed meanwhile, or we came for the look alone.
                     self.keep(&hold);
                 } else if hold.progress_overdue(now) {
@@ -184,7 +195,7 @@ impl Keeper {
         }
     }
 
-    fn renewal_answered(&self, hold: &Arc<Hold>, outcome: Result<Renewed>) {
+    fn renewal_answered(self: &Arc<Self>, hold: &Arc<Hold>, outcome: Result<Renewed>) {
         // Before it counts: one that came late is late, though it came.
         hold.look_back();
         match outcome {
@@ -195,14 +206,24 @@ impl Keeper {
             }
             Err(error) => {
                 if let ErrorKind::NotHeld(cause) = error.kind() {
-                    hold.lose((*cause).unwrap_or(crate::LossCause::Expired));
-                    self.forget(hold);
+                    self.lose(hold, (*cause).unwrap_or(LossCause::Expired));
                 } else {
-                    hold.renewal_failed();
+                    hold.renewal_failed(&error);
                     tracing::warn!(name = %hold.name, %error, "renewal is failing");
                     self.retry_later(hold);
                 }
             }
+        }
+    }
+
+    /// The grant has ended at the store. One that was broken is released all the same: that confirms to whoever broke
+    /// it that the holder knows.
+    pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, cause: LossCause) {
+        let ttl = hold.status().ttl;
+        let lost = hold.lose(cause);
+        self.forget(hold);
+        if lost && cause == LossCause::Broken {
+            self.undo(hold.name.clone(), hold.owner, ttl);
         }
     }
 
@@ -227,14 +248,9 @@ impl Keeper {
                     First::Left(Err(error)) if matches!(error.kind(), ErrorKind::NotHeld(_)) => {
                         return;
                     }
-                    // What the store will not take it has not given either.
-                    First::Left(Err(error))
-                        if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) =>
-                    {
-                        return;
-                    }
+                    // A refusal too: a failover or a changed right may end before the lease does.
                     First::Left(Err(error)) => {
-                        tracing::warn!(%name, %error, "release failed; trying again");
+                        tracing::warn!(%name, %error, "release failed; retrying");
                         keeper.clock.alarm(keeper.clock.now() + retry_gap(ttl)).await;
                     }
                     First::Right(()) => {}

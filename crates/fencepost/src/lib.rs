@@ -50,6 +50,7 @@ mod keeper;
 pub mod ledger;
 mod lock;
 mod once;
+mod outage;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod race;

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
@@ -9,11 +10,12 @@ use tracing::Instrument as _;
 
 use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
 use crate::client::Client;
-use crate::counts::up;
+use crate::counts::{RAILS, up};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::Correctness;
 use crate::guard::{Guard, Standing, Undo};
 use crate::hold::{Bounds, GuardState, Hold};
+use crate::outage::Outage;
 use crate::race::{First, race};
 
 /// The TTL of a lock that names none.
@@ -24,6 +26,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far a backend may overshoot the caller's limit, to withdraw its place.
 const SLACK: Duration = Duration::from_millis(250);
+
+/// How often a waiter asks whether a store is back.
+const OUTAGE_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// A lock that is not taken yet. Made by [`Fencepost::lock`](crate::Fencepost::lock).
 #[derive(Clone)]
@@ -149,6 +154,7 @@ impl Lock {
         label: Label,
         wait: Wait,
     ) -> Result<Guard> {
+        let mut outage = Outage::default();
         loop {
             let owner = draw_owner()?;
             let (clock, tally) = (Arc::clone(&self.client.clock), Arc::clone(&self.client.tally));
@@ -163,9 +169,16 @@ impl Lock {
                 label: label.clone(),
                 value: self.value.clone(),
                 liveness: self.liveness,
-                loss: LossSignal::to(&hold),
+                loss: LossSignal::to(&hold, &self.client.keeper),
             };
-            match self.ask(request, wait).await? {
+            let answer = match self.ask(request, wait).await {
+                Err(error) if error.is_unreachable() && self.may_go_on(wait) => {
+                    self.sit_out(&mut outage, &mut undo, wait, error).await?;
+                    continue;
+                }
+                answer => answer?,
+            };
+            match answer {
                 Acquired::Granted(grant) => {
                     if let Some(guard) = self.settle(grant, &hold, undo).await? {
                         return Ok(guard);
@@ -210,6 +223,35 @@ impl Lock {
         }
     }
 
+    /// Waits until the store answers again: it is asked to release what the failed acquire may have left, so that
+    /// nothing of it is in the way of the next one. Gives the outage's error if the caller's wait ends first.
+    async fn sit_out(
+        &self,
+        outage: &mut Outage,
+        undo: &mut Undo,
+        wait: Wait,
+        mut error: Error,
+    ) -> Result<()> {
+        let clock = &self.client.clock;
+        loop {
+            outage.log(clock.now(), undo.name(), &error);
+            let next = clock.now() + OUTAGE_RETRY_DELAY;
+            clock
+                .alarm(match wait {
+                    Wait::Until(until) => next.min(until),
+                    _ => next,
+                })
+                .await;
+            if !self.may_go_on(wait) {
+                return Err(error);
+            }
+            match undo.release_now().await {
+                Err(failed) if failed.is_unreachable() => error = failed,
+                _ => return Ok(()),
+            }
+        }
+    }
+
     /// Makes a guard of a grant, unless the grant is over before it can be trusted.
     async fn settle(&self, grant: Grant, hold: &Arc<Hold>, undo: Undo) -> Result<Option<Guard>> {
         let (mut sent, mut ttl) = (grant.sent, grant.ttl);
@@ -220,6 +262,7 @@ impl Lock {
                 Err(error) => return Err(error),
             }
         }
+        self.check_granted_ttl(&hold.name, ttl)?;
         hold.start(grant.token, sent, ttl);
         if hold.status().state != GuardState::Held {
             return Ok(None);
@@ -267,6 +310,32 @@ impl Lock {
             if let Some(span) = span.filter(|span| *span < Ttl::MIN.as_duration()) {
                 return Err(Error::invalid(format!("{what} is {span:?}: give 100ms or more")));
             }
+        }
+        Ok(())
+    }
+
+    /// A store may keep another TTL than it was asked for. Nobody renews a lease-only grant in the background, so its
+    /// caller must not count on time that is not there.
+    fn check_granted_ttl(&self, name: &LockName, kept: Ttl) -> Result<()> {
+        let (asked, kept) = (self.ttl, kept.as_duration());
+        if kept == asked {
+            return Ok(());
+        }
+        let backend = self.client.store.backend.guarantees().backend;
+        let (asked_text, kept_text) = (short(asked), short(kept));
+        if kept < asked && self.liveness == Liveness::LeaseOnly {
+            return Err(Error::refused(format!(
+                "the {backend} store keeps \"{name}\" for {kept_text}, not for {asked_text}: ask for a TTL of at \
+                 most {kept_text}, or raise the server's limit"
+            )));
+        }
+        if !self.client.ttl_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: RAILS,
+                %name,
+                "the {backend} store keeps a TTL of {kept_text}, not of {asked_text}: a dead holder's lock is free \
+                 after that time",
+            );
         }
         Ok(())
     }

@@ -23,12 +23,12 @@ use fencepost_core::{LockName, Token};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::turn::marked_already;
 pub use self::turn::{Run, Transaction, Turn};
-use crate::backend::{BoxFuture, Wait, short};
+use crate::backend::{BoxFuture, Wait};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Claim, Claimed, Entry, LONGEST_RUN, Ledger, State};
-use crate::lock::{Lock, PATIENCE};
+use crate::lock::Lock;
 use crate::race::{First, race};
 
 /// What the locks and records of keys begin with.
@@ -399,14 +399,7 @@ pub(crate) fn check_keep(keep: Duration) -> Result<()> {
 
 /// What the store answers, if it does in time.
 pub(crate) async fn answered<T>(client: &Client, call: BoxFuture<'_, Result<T>>) -> Result<T> {
-    match race(call, client.clock.alarm(client.clock.now() + PATIENCE)).await {
-        First::Left(answer) => answer,
-        First::Right(()) => Err(Error::unreachable(format!(
-            "the {} store did not answer within {}",
-            client.store.backend.guarantees().backend,
-            short(PATIENCE)
-        ))),
-    }
+    client.bounded("use the records", call).await
 }
 
 pub(crate) async fn look_up(

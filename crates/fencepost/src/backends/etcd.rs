@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::address::EtcdUrl;
@@ -286,10 +286,15 @@ impl Backend for Etcd {
         })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             self.0.prefix.check(&name)?;
-            self.0.break_lock(&name).await.map_err(Fault::into_error)
+            self.0.break_lock(&name, token).await.map_err(Fault::into_error)
         })
     }
 

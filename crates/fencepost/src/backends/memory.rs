@@ -339,15 +339,25 @@ impl Backend for Memory {
         })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let (mut state, now) = self.state();
-            let label = state.machine.holder(&name).map(|grant| grant.label.clone());
+            let holder = state.machine.holder(&name);
+            if token.is_some() && holder.map(|grant| grant.token) != token {
+                return Ok(None);
+            }
+            let label = holder.map(|grant| grant.label.clone());
             let effect = state.apply(Command::Break { name }, now);
             self.version.send_modify(|version| *version += 1);
             Ok(match (effect, label) {
                 (Some(Effect::Broken { token, floor, .. }), Some(label)) => {
-                    Some(Broken { label, token: Some(token), floor })
+                    // The guard is in this process, and was notified just now.
+                    Some(Broken { label, token: Some(token), floor, confirmed: true })
                 }
                 _ => None,
             })

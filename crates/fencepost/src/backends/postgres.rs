@@ -255,10 +255,17 @@ impl Postgres {
         Ok(answers::lock_info(name.clone(), row))
     }
 
-    async fn break_now(&self, name: &LockName) -> Result<Option<Broken>, Fault> {
+    async fn break_now(
+        &self,
+        name: &LockName,
+        token: Option<Token>,
+    ) -> Result<Option<Broken>, Fault> {
         // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
         let Some(holder) = self.look(name).await?.holder else { return Ok(None) };
-        let Some(seen) = holder.token else { return Ok(None) };
+        let Some(seen) = holder.token.filter(|seen| token.is_none_or(|token| token == *seen))
+        else {
+            return Ok(None);
+        };
         let token = seen.get().cast_signed();
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&token as _, Type::INT8)];
         let heard = self.pool.call(Use::Asking, BREAK, &parameters).await?;
@@ -270,7 +277,7 @@ impl Postgres {
             5 => Token::new(seen.get() + 1).map_err(|_| answers::odd("break"))?,
             _ => return Ok(None),
         };
-        Ok(Some(Broken { label: holder.label, token: Some(seen), floor }))
+        Ok(Some(Broken { label: holder.label, token: Some(seen), floor, confirmed: false }))
     }
 }
 
@@ -356,8 +363,13 @@ impl Backend for Postgres {
         })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.break_now(&name).await.map_err(Fault::into_error) })
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move { self.break_now(&name, token).await.map_err(Fault::into_error) })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {

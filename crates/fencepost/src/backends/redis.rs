@@ -309,7 +309,12 @@ impl Backend for Redis {
         })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
             // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
@@ -317,6 +322,9 @@ impl Backend for Redis {
             let seen = seen.and_then(|answer| Seen::read(&answer)).map_err(Fault::into_error)?;
             let Some(value) = seen.value.clone() else { return Ok(None) };
             let Some(holder) = seen.into_info(name.clone()).holder else { return Ok(None) };
+            if token.is_some() && token != holder.token {
+                return Ok(None);
+            }
             let call = STEPS.break_lock.on(keys).arg(self.retention).arg(value);
             let answer = self.run(call).await.map_err(Fault::into_error)?;
             match answer.status {
@@ -329,7 +337,12 @@ impl Backend for Redis {
                         Some(floor) => floor,
                         None => answer.floor().map_err(Fault::into_error)?,
                     };
-                    Ok(Some(Broken { label: holder.label, token: holder.token, floor }))
+                    Ok(Some(Broken {
+                        label: holder.label,
+                        token: holder.token,
+                        floor,
+                        confirmed: false,
+                    }))
                 }
                 _ => Err(Error::refused(format!("\"{name}\" has no tokens left"))),
             }

@@ -31,7 +31,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
@@ -294,8 +294,13 @@ impl Backend for Redlock {
         Box::pin(async move { self.release_all(&name, owner).await })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.break_all(&name).await })
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move { self.break_all(&name, token).await })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 
 use self::desk::Desk;
 use self::presence::Marks;
@@ -209,10 +209,15 @@ impl Backend for Sqlite {
         })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.write(move |sheet| steps::break_lock(sheet, &marks, &name)).await
+            self.desk.write(move |sheet| steps::break_lock(sheet, &marks, &name, token)).await
         })
     }
 

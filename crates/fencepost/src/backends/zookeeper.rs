@@ -62,7 +62,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, OwnerId, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -174,8 +174,13 @@ impl Backend for ZooKeeper {
         Box::pin(async move { grants::release(&self.shared, &name, owner).await })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.shared.break_lock(&name).await })
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        _confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        Box::pin(async move { self.shared.break_lock(&name, token).await })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {

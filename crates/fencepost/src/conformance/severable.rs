@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use fencepost_core::{LockName, OwnerId, Token};
+use fencepost_core::{LockName, Moment, OwnerId, Token};
 use tokio::sync::watch;
 
 use crate::backend::{
@@ -100,8 +100,13 @@ impl Backend for Severable {
         Box::pin(async move { self.through(call).await? })
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        let call = self.inner.backend.break_lock(name);
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        let call = self.inner.backend.break_lock(name, token, confirm_until);
         Box::pin(async move { self.through(call).await? })
     }
 

@@ -293,8 +293,13 @@ impl Backend for Tricky {
         self.inner.backend.release(name, owner)
     }
 
-    fn break_lock(&self, name: LockName) -> BoxFuture<'_, Result<Option<Broken>>> {
-        self.inner.backend.break_lock(name)
+    fn break_lock(
+        &self,
+        name: LockName,
+        token: Option<Token>,
+        confirm_until: Moment,
+    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        self.inner.backend.break_lock(name, token, confirm_until)
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {

@@ -30,7 +30,7 @@ pub(super) async fn begin(fp: &Fencepost, key: &str) -> fencepost::Turn {
 
 fn ledger(place: &Place) -> Arc<Sqlite> {
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
     Sqlite::open(&place.path, false, &around).unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fencepost_core::LockName;
+use fencepost_core::{LockName, Token};
 use futures_util::future::join_all;
 
 use super::api;
@@ -124,10 +124,17 @@ impl Desk {
         Ok(infos)
     }
 
-    pub(super) async fn break_lock(&self, name: &LockName) -> Result<Option<Broken>, Fault> {
+    pub(super) async fn break_lock(
+        &self,
+        name: &LockName,
+        token: Option<Token>,
+    ) -> Result<Option<Broken>, Fault> {
         let limit = self.now() + PATIENCE;
         // Whom it is to hit is looked up first: asked again after a cut, it must not hit the next one.
         let Some(kv) = self.holder(name, limit).await? else { return Ok(None) };
+        if token.is_some() && token != token_from(kv.create_revision).ok() {
+            return Ok(None);
+        }
         let identity = self.identify(&kv, limit).await?;
         // Until its holder has asked for a renewal, which may be a TTL away.
         let ttl = self.link.time_to_live(kv.lease, limit).await?.granted_ttl;
@@ -145,6 +152,7 @@ impl Desk {
             token: token_from(kv.create_revision).ok(),
             // Whoever waits has its token already: the next revision may be one of theirs.
             floor: token_from(kv.create_revision + 1)?,
+            confirmed: false,
         }))
     }
 

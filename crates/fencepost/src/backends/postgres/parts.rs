@@ -40,7 +40,7 @@ pub async fn install(url: &str) -> Result<Vec<Installed>> {
     };
     crate::clock::start()?;
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
     let pool = Pool::new(*url, &around);
     let found = Found::read(&pool).await.map_err(Fault::into_error)?;
     found.check(pool.shown())?;

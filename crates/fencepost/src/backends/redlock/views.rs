@@ -91,13 +91,20 @@ impl Redlock {
     }
 
     /// Ends the grant on every node, and raises the mark of a majority above it.
-    pub(super) async fn break_all(&self, name: &LockName) -> Result<Option<Broken>> {
+    pub(super) async fn break_all(
+        &self,
+        name: &LockName,
+        token: Option<Token>,
+    ) -> Result<Option<Broken>> {
         let keys = self.prefix.keys(name)?;
         for _ in 0..TRIES {
             let look = self.look(name, 0).await?;
             let (Some(value), Some(holder)) = (look.value, look.info.holder) else {
                 return Ok(None);
             };
+            if token.is_some() && token != holder.token {
+                return Ok(None);
+            }
             let floor = Token::new(look.floor)
                 .map_err(|_| Error::refused(format!("\"{name}\" has no tokens left")))?;
             let call = STEPS.floor.on(keys).arg(value).arg(floor.get()).arg(self.retention);
@@ -118,7 +125,12 @@ impl Redlock {
                     Err(fault) => words.failed(node, fault),
                 }
                 if raised >= self.nodes.quorum() {
-                    return Ok(Some(Broken { label: holder.label, token: holder.token, floor }));
+                    return Ok(Some(Broken {
+                        label: holder.label,
+                        token: holder.token,
+                        floor,
+                        confirmed: false,
+                    }));
                 }
             }
             if heard < self.nodes.quorum() {

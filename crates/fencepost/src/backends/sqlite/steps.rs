@@ -251,9 +251,12 @@ pub(super) fn break_lock(
     sheet: &mut Sheet<'_>,
     marks: &Marks,
     name: &LockName,
+    token: Option<Token>,
 ) -> rusqlite::Result<Option<Broken>> {
     let (db, now) = (sheet.db, sheet.now);
-    let Some(holder) = holder(db, name)?.filter(|holder| holder.lives(now, marks)) else {
+    let Some(holder) = holder(db, name)?.filter(|holder| {
+        holder.lives(now, marks) && token.is_none_or(|token| holder.token == token)
+    }) else {
         return Ok(None);
     };
     let Some(floor) = draw_token(db)? else { return Ok(None) };
@@ -261,5 +264,5 @@ pub(super) fn break_lock(
     db.prepare_cached("INSERT OR REPLACE INTO broken VALUES (?, ?)")?
         .execute((holder.owner.bits().to_be_bytes(), nanos(holder.deadline)))?;
     tell_next(sheet, marks, name)?;
-    Ok(Some(Broken { label: holder.label, token: Some(holder.token), floor }))
+    Ok(Some(Broken { label: holder.label, token: Some(holder.token), floor, confirmed: false }))
 }

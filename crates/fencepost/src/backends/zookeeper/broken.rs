@@ -72,7 +72,11 @@ impl Shared {
     }
 
     /// Ends the present grant, whoever holds it.
-    pub(super) async fn break_lock(self: &Arc<Self>, name: &LockName) -> Result<Option<Broken>> {
+    pub(super) async fn break_lock(
+        self: &Arc<Self>,
+        name: &LockName,
+        token: Option<Token>,
+    ) -> Result<Option<Broken>> {
         let dir = path_of(&self.chroot, name);
         let give_up = self.now() + PATIENCE;
         let mut target = None;
@@ -85,6 +89,7 @@ impl Shared {
             };
             let (found, mut sent) = match known {
                 Ok(None) => return Ok(None),
+                Ok(Some((found, _))) if token.is_some() && token != found.token => return Ok(None),
                 Ok(Some(known)) => known,
                 Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {
                     self.breathe().await;
@@ -230,6 +235,6 @@ impl Target {
         let floor = floor.ok_or_else(|| {
             Error::refused(format!("\"{name}\" is broken, but has no tokens left for a floor"))
         })?;
-        Ok(Broken { label: self.label, token: self.token, floor })
+        Ok(Broken { label: self.label, token: self.token, floor, confirmed: false })
     }
 }

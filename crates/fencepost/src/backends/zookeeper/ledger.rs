@@ -259,7 +259,7 @@ pub(super) mod tests {
     async fn open_at(address: SocketAddr) -> Arc<ZooKeeper> {
         let url = ZooKeeperUrl::parse(&format!("//{address}/t")).unwrap();
         let runtime = tokio::runtime::Handle::current();
-        let around = Surroundings { clock: Arc::new(BootClock), runtime };
+        let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
         ZooKeeper::open(url, &around).await.unwrap()
     }
 

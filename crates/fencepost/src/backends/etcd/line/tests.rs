@@ -16,7 +16,7 @@ async fn a_candidate_that_has_gone_since_is_no_stranger() {
     let server = Server::builder().start().unwrap();
     let url = EtcdUrl::parse(&format!("//{}", server.address())).unwrap();
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
     let etcd = Etcd::open(url, &around).await.unwrap();
     let mut keys = Vec::new();
     let limit = etcd.0.now() + OUTAGE;

@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(15);
 async fn open(address: impl std::fmt::Display) -> Arc<Etcd> {
     let url = EtcdUrl::parse(&format!("//{address}")).unwrap();
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime };
+    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
     Etcd::open(url, &around).await.unwrap()
 }
 

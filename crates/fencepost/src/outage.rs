@@ -1,0 +1,37 @@
+//! An outage of the store during a wait: the wait goes on, and says so now and then.
+
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment};
+
+use crate::backend::short;
+use crate::error::Error;
+
+/// What an outage is logged under, so that a program can show it.
+pub(crate) const OUTAGE: &str = "fencepost::outage";
+
+/// How often an outage that goes on is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Since when the store has not answered a waiter.
+#[derive(Default)]
+pub(crate) struct Outage {
+    start: Option<Moment>,
+    logged: Option<Moment>,
+}
+
+impl Outage {
+    /// Logs the outage when it starts, and then once a minute.
+    pub(crate) fn log(&mut self, now: Moment, name: &LockName, error: &Error) {
+        let start = *self.start.get_or_insert(now);
+        if self.logged.is_some_and(|logged| now < logged + LOG_EVERY) {
+            return;
+        }
+        self.logged = Some(now);
+        let lasted = short(now.since(start));
+        tracing::warn!(
+            target: OUTAGE,
+            "still waiting for \"{name}\": the store has not answered for {lasted}: {error}"
+        );
+    }
+}
