@@ -4,6 +4,10 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "all of this file is a test")]
 #![expect(clippy::unchecked_time_subtraction, reason = "constants; a test that is wrong panics")]
 
+#[path = "lease_logic/notified.rs"]
+mod notified;
+#[path = "lease_logic/outages.rs"]
+mod outages;
 #[path = "lease_logic/rails.rs"]
 mod rails;
 #[path = "lease_logic/secrets.rs"]

@@ -50,6 +50,11 @@ pub trait Site: Send + Sync {
     /// Ends a [`cut`](Self::cut).
     fn heal(&self) -> BoxFuture<'_, Result<(), Unable>>;
 
+    /// Whether this store's notifications reach its clients; `Unsupported` if something in between drops them.
+    fn notifies(&self) -> Result<(), Unable> {
+        Ok(())
+    }
+
     /// Ends the store and starts it again on what it had kept. Clients may have to connect anew.
     fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
         no("this store has no server to restart")

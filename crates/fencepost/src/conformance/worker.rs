@@ -6,7 +6,7 @@
 //! | role | arguments | says | understands |
 //! |---|---|---|---|
 //! | `count` | name, file, log, rounds, `locked` or `unlocked` | `done` | |
-//! | `hold` | name, TTL in ms, label | `granted TOKEN presence\|lease`, `lost CAUSE` | `look`, `release` |
+//! | `hold` | name, TTL in ms, label | `granted TOKEN presence\|lease`, `lost CAUSE` | `look`, `release`, `drop` |
 //! | `stand` | name, TTL in ms, label, resource | `leading TERM wrote\|stale`, `lost CAUSE` | `write`, `write unchecked`, `write unfenced`, `campaign`, `resign` |
 //! | `once` | diary, count of keys, TTL in ms, seed | `done` | |
 //! | `claim` | diary, count of items, TTL in ms, `works` or `hangs` | `at KEY` if it hangs, `done` | |
@@ -164,6 +164,8 @@ async fn hold(guard: Guard, orders: &mut UnboundedReceiver<String>) {
                 }
                 return;
             }
+            // The process ends right after it.
+            Some("drop") => return,
             _ => {}
         }
     }

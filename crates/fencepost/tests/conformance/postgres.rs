@@ -103,6 +103,15 @@ impl Site for Place {
         self.set(Mode::Pass)
     }
 
+    fn notifies(&self) -> Result<(), Unable> {
+        match self.servers.bouncer {
+            Some(_) => Err(Unable::Unsupported(
+                "a pooler in transaction mode passes on no notifications".into(),
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
         done(self.servers.server.restart())
     }

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use fencepost::backend::{
-    Acquired, Backend, BoxFuture, Broken, LockInfo, Observe, Renewal, Renewed, Request, Store, Wait,
+    Acquired, Backend, BoxFuture, Broken, LockInfo, LossSignal, Observe, Renewal, Renewed, Request,
+    Store, Wait,
 };
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
 use fencepost::conformance::{Line, Severable};
 use fencepost::guarantees::Guarantees;
-use fencepost::{Fencepost, Guard, LockName, Moment, OwnerId, Result, Token};
+use fencepost::{Error, Fencepost, Guard, LockName, Moment, OwnerId, Result, Token, Ttl};
 use tokio::sync::Semaphore;
 
 pub(crate) const fn ms(span: u64) -> Duration {
@@ -84,6 +85,16 @@ impl World {
     pub(crate) async fn memory_holder(&self, name: &str) -> Option<Token> {
         let info = self.memory.inspect(LockName::new(name).unwrap()).await.unwrap();
         info.holder.and_then(|holder| holder.token)
+    }
+
+    /// Waits, in real time, until nobody holds `name` at the store.
+    pub(crate) async fn until_free(&self, name: &str) {
+        soon("nothing stays behind", async {
+            while self.memory_holder(name).await.is_some() {
+                BootClock.alarm(BootClock.now() + ms(1)).await;
+            }
+        })
+        .await;
     }
 
     pub(crate) async fn memory_waiting(&self, name: &str) -> usize {
@@ -176,6 +187,10 @@ pub(crate) struct Tricky {
     frozen: AtomicUsize,
     last: Mutex<Moment>,
     gate: Mutex<Option<Gate>>,
+    loss: Mutex<LossSignal>,
+    max_ttl: Mutex<Option<Ttl>>,
+    refused_releases: AtomicUsize,
+    releases: AtomicUsize,
 }
 
 /// Keeps answers to acquires back until it is opened.
@@ -202,6 +217,10 @@ impl Tricky {
             frozen: AtomicUsize::new(0),
             last: Mutex::default(),
             gate: Mutex::default(),
+            loss: Mutex::default(),
+            max_ttl: Mutex::default(),
+            refused_releases: AtomicUsize::new(0),
+            releases: AtomicUsize::new(0),
         })
     }
 
@@ -225,6 +244,26 @@ impl Tricky {
 
     pub(crate) fn tricks_left(&self) -> usize {
         self.tricks.lock().unwrap().len()
+    }
+
+    /// Notifies the last holder, as a store does after a break.
+    pub(crate) fn notify_holder(&self) {
+        self.loss.lock().unwrap().renew_now();
+    }
+
+    /// Grants a shorter TTL than was asked for.
+    pub(crate) fn keep_at_most(&self, ttl: Ttl) {
+        *self.max_ttl.lock().unwrap() = Some(ttl);
+    }
+
+    /// Refuses this many releases.
+    pub(crate) fn refuse_releases(&self, count: usize) {
+        self.refused_releases.store(count, Ordering::SeqCst);
+    }
+
+    /// How many releases have come.
+    pub(crate) fn releases(&self) -> usize {
+        self.releases.load(Ordering::SeqCst)
     }
 
     pub(crate) fn hold_back_acquires(&self) -> Gate {
@@ -257,8 +296,13 @@ impl Tricky {
 impl Backend for Tricky {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         let gate = self.gate.lock().unwrap().clone();
+        *self.loss.lock().unwrap() = request.loss.clone();
+        let max_ttl = *self.max_ttl.lock().unwrap();
         Box::pin(async move {
-            let answer = self.inner.backend.acquire(request, wait).await;
+            let mut answer = self.inner.backend.acquire(request, wait).await;
+            if let (Ok(Acquired::Granted(grant)), Some(max)) = (&mut answer, max_ttl) {
+                grant.ttl = grant.ttl.min(max);
+            }
             if let Some(gate) = gate {
                 gate.0.1.fetch_add(1, Ordering::SeqCst);
                 let _ = gate.0.0.acquire().await;
@@ -290,6 +334,11 @@ impl Backend for Tricky {
     }
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+        self.releases.fetch_add(1, Ordering::SeqCst);
+        let left = |count: usize| count.checked_sub(1);
+        if self.refused_releases.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok() {
+            return Box::pin(async { Err(Error::refused("READONLY: this is a replica")) });
+        }
         self.inner.backend.release(name, owner)
     }
 

@@ -23,6 +23,7 @@ cases![
     watch_follows_the_lock,
     drop_releases,
     drop_of_the_client_releases,
+    drop_at_the_end_of_main_releases,
 ];
 
 async fn try_takes_a_free_lock_and_leaves_a_held_one(scene: &Scene) -> Verdict {
@@ -213,4 +214,14 @@ async fn drop_of_the_client_releases(scene: &Scene) -> Verdict {
     drop(guard);
     theirs.lock("drop").acquire_within(SOON).await?.release().await?;
     Ok(())
+}
+
+/// The process ends right after the guard was dropped: the release must not end with it.
+async fn drop_at_the_end_of_main_releases(scene: &Scene) -> Verdict {
+    let client = scene.client().await?;
+    let mut holder = scene.worker("hold", &["exit", &LONG.as_millis().to_string(), "exit"])?;
+    holder.go().await?;
+    holder.granted(SOON).await?;
+    holder.tell("drop")?;
+    until_free(&client, "exit").await
 }

@@ -1,0 +1,82 @@
+//! What happens to those who ask a store that does not answer: a wait goes on, every other call ends.
+
+use std::time::Duration;
+
+use fencepost::ErrorKind;
+use fencepost::conformance::Line;
+
+use crate::world::{World, eventually, ms, soon};
+
+const TTL: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn wait_without_limit_outlasts_an_outage() {
+    let world = World::new().await;
+    world.line.set(Line::Refusing);
+    let lock = world.client.lock("a").ttl(TTL);
+    let waiting = tokio::spawn(lock.acquire());
+    // Far longer than any limit of a single call.
+    for _ in 0..40 {
+        world.clock.advance(ms(1500));
+        tokio::task::yield_now().await;
+    }
+    assert!(!waiting.is_finished(), "the outage ended the wait");
+    world.line.set(Line::Whole);
+    world.advance_until(ms(500), "it is granted", || waiting.is_finished()).await;
+    let guard = soon("it is granted", waiting).await.unwrap().unwrap();
+    guard.check().unwrap();
+    assert_eq!(world.memory_holder("a").await, Some(guard.token()));
+}
+
+#[tokio::test]
+async fn wait_with_a_limit_ends_there_and_names_the_outage() {
+    let world = World::new().await;
+    world.line.set(Line::Refusing);
+    let lock = world.client.lock("a").ttl(TTL);
+    let waiting = tokio::spawn(lock.acquire_within(Duration::from_secs(3)));
+    world.advance_until(ms(1000), "the wait ends", || waiting.is_finished()).await;
+    let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+}
+
+#[tokio::test]
+async fn single_try_fails_at_once_in_an_outage() {
+    let world = World::new().await;
+    world.line.set(Line::Refusing);
+    let error = soon("the try ends", world.client.lock("a").try_acquire()).await.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+}
+
+#[tokio::test]
+async fn every_call_of_a_client_has_a_limit() {
+    let world = World::new().await;
+    let guard = world.client.lock("a").ttl(TTL).lease_only().acquire().await.unwrap();
+    let owner = guard.detach();
+    world.line.set(Line::Silent);
+    let client = world.client.clone();
+    let calls = tokio::spawn(async move {
+        let token = fencepost::Token::new(1).unwrap();
+        // One after the other: each has to end by itself.
+        [
+            ("inspect", client.inspect("a").await.map(drop)),
+            ("list", client.list().await.map(drop)),
+            ("break_lock", client.break_lock("a").await.map(drop)),
+            ("break_grant", client.break_grant("a", token).await.map(drop)),
+            ("renew", client.renew("a", owner, None).await.map(drop)),
+            ("release", client.release("a", owner).await),
+        ]
+    });
+    for _ in 0..60 {
+        if calls.is_finished() {
+            break;
+        }
+        eventually("it waits for the clock", || world.clock.alarms() > 1 || calls.is_finished())
+            .await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    for (call, outcome) in soon("all calls end", calls).await.unwrap() {
+        let error = outcome.expect_err(call);
+        assert_eq!(*error.kind(), ErrorKind::Unreachable, "{call}: {error}");
+        assert!(error.to_string().contains("did not answer within"), "{call}: {error}");
+    }
+}
