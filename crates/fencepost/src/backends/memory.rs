@@ -351,13 +351,16 @@ impl Backend for Memory {
             if token.is_some() && holder.map(|grant| grant.token) != token {
                 return Ok(None);
             }
-            let label = holder.map(|grant| grant.label.clone());
+            let known = holder.map(|grant| (grant.label.clone(), grant.owner));
+            // The guard is in this process: one that lives is lost at once.
+            let confirmed = known.as_ref().is_some_and(|(_, owner)| {
+                state.owners.get(owner).is_some_and(|known| known.loss.is_heard())
+            });
             let effect = state.apply(Command::Break { name }, now);
             self.version.send_modify(|version| *version += 1);
-            Ok(match (effect, label) {
-                (Some(Effect::Broken { token, floor, .. }), Some(label)) => {
-                    // The guard is in this process, and was notified just now.
-                    Some(Broken { label, token: Some(token), floor, confirmed: true })
+            Ok(match (effect, known) {
+                (Some(Effect::Broken { token, floor, .. }), Some((label, _))) => {
+                    Some(Broken { label, token: Some(token), floor, confirmed })
                 }
                 _ => None,
             })
