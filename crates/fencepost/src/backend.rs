@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::future::Future;
+#[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -426,18 +427,20 @@ impl LossSignal {
 }
 
 /// An open file whose lock the kernel drops with the last process that has it: while it is locked, the
-/// holder lives.
+/// holder lives. Only Unix systems have it.
 #[derive(Clone, Debug)]
 pub struct Presence(Arc<PresenceFile>);
 
 #[derive(Debug)]
 struct PresenceFile {
+    #[cfg(unix)]
     file: OwnedFd,
     inherited: AtomicBool,
 }
 
 impl Presence {
     /// Wraps a file that is locked already.
+    #[cfg(unix)]
     #[must_use]
     pub fn new(file: OwnedFd) -> Self {
         Self(Arc::new(PresenceFile { file, inherited: AtomicBool::new(false) }))
@@ -445,6 +448,7 @@ impl Presence {
 
     /// The file, to be handed to a child process so that the grant lives as long as the child does. From
     /// then on the file is not used for another grant.
+    #[cfg(unix)]
     #[must_use]
     pub fn inherit(&self) -> BorrowedFd<'_> {
         self.0.inherited.store(true, Ordering::Relaxed);

@@ -11,7 +11,7 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "redis")]
 pub mod redlock;
-#[cfg(feature = "sqlite")]
+#[cfg(all(feature = "sqlite", unix))]
 pub mod sqlite;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
@@ -51,7 +51,11 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
     let _ = around;
     match url {
         Url::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
-        #[cfg(feature = "sqlite")]
+        #[cfg(all(feature = "sqlite", not(unix)))]
+        Url::Sqlite { .. } => Err(crate::Error::refused(
+            "the embedded store needs a Unix system: name a server, such as redis://HOST",
+        )),
+        #[cfg(all(feature = "sqlite", unix))]
         Url::Sqlite { path, adopt } => {
             let open = move || sqlite::Sqlite::open(&path, adopt, &around);
             // Opening waits for the disk and, at worst, for other processes.

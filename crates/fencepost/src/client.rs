@@ -317,7 +317,10 @@ impl fmt::Debug for Fencepost {
 
 /// `host:pid`.
 pub(crate) fn default_label() -> Result<Label> {
+    #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".to_owned());
     let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
     Ok(Label::new(&format!("{host}:{}", std::process::id()))?)
 }

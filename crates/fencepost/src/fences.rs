@@ -38,6 +38,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
+#[cfg(unix)]
 pub mod file;
 #[cfg(feature = "object-store")]
 pub mod object;

@@ -34,10 +34,11 @@ pub mod blocking;
 mod claims;
 mod client;
 pub mod clock;
-#[cfg(feature = "conformance")]
+#[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
 mod counted;
 mod counts;
+#[cfg(unix)]
 mod disk;
 mod election;
 mod error;

@@ -80,11 +80,7 @@ impl Url {
                     scheme.escape_debug()
                 )))
             }
-            // The rest of a URL may carry a password: it is not repeated.
-            _ => Err(Error::invalid(format!(
-                "unknown URL scheme \"{}:\": use one of {KNOWN}",
-                scheme.escape_debug()
-            ))),
+            _ => Err(no_such_store(scheme)),
         }
     }
 }
@@ -110,6 +106,25 @@ fn parse_sqlite(rest: &str) -> Result<Url> {
         }
     }
     Ok(Url::Sqlite { path: PathBuf::from(path), adopt })
+}
+
+/// What to do about a scheme that this build has no store for. The rest of its URL may carry a password: it is not
+/// repeated.
+fn no_such_store(scheme: &str) -> Error {
+    let feature = match scheme {
+        "sqlite" => "sqlite",
+        "redis" | "rediss" | "redis+unix" | "unix" | "redlock" => "redis",
+        "etcd" => "etcd",
+        "zookeeper" | "zk" => "zookeeper",
+        "postgres" | "postgresql" => "postgres",
+        _ => {
+            let scheme = scheme.escape_debug();
+            return Error::invalid(format!("unknown URL scheme \"{scheme}:\": use one of {KNOWN}"));
+        }
+    };
+    Error::invalid(format!(
+        "this build has no \"{scheme}:\" store: enable the feature \"{feature}\" of the crate fencepost"
+    ))
 }
 
 /// What a part of a URL says; `None` if there is a bad `%` in it.
@@ -206,6 +221,16 @@ mod tests {
         let path = PathBuf::from("y.db");
         let parsed = Url::parse("sqlite:y.db?adopt=true").unwrap();
         assert!(matches!(parsed, Url::Sqlite { path: p, adopt: true } if p == path));
+    }
+
+    #[test]
+    fn scheme_that_another_build_knows_names_the_feature() {
+        for (scheme, feature) in [("sqlite", "sqlite"), ("rediss", "redis"), ("zk", "zookeeper")] {
+            let error = no_such_store(scheme).to_string();
+            assert!(error.contains(&format!("feature \"{feature}\"")), "{error}");
+            assert!(!error.contains("unknown"), "{error}");
+        }
+        assert!(no_such_store("oracle").to_string().contains("unknown"));
     }
 
     #[test]

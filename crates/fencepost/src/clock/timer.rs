@@ -1,16 +1,27 @@
 //! The kernel's clock and a timer that a thread can wait on while others set it.
 
 use fencepost_core::Moment;
+#[cfg(unix)]
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
+#[cfg(unix)]
 pub(super) fn now() -> Moment {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
     Moment::from_nanos(tv_sec.unsigned_abs() * 1_000_000_000 + tv_nsec.unsigned_abs())
+}
+
+/// The time since the first call: moments are only compared within one process. It may stand still in suspend.
+#[cfg(not(unix))]
+#[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
+pub(super) fn now() -> Moment {
+    static ORIGIN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    let elapsed = ORIGIN.get_or_init(std::time::Instant::now).elapsed();
+    Moment::default() + elapsed
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -120,7 +120,7 @@ impl Run {
     /// assert_eq!(done.await?.result, b"1 invoice");
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
-    #[cfg(feature = "sqlite")]
+    #[cfg(all(feature = "sqlite", unix))]
     pub fn done_in_now(
         &self,
         transaction: &rusqlite::Transaction<'_>,
