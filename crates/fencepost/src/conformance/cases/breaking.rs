@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{Verdict, cases};
 use crate::backend::LossCause;
+use crate::client::Fencepost;
 use crate::conformance::scene::{
-    LONG, SHORT, SOON, Scene, Stop, ensure, ensure_kind, pass, shown_token, until_free,
+    LONG, SHORT, SOON, Scene, Stop, ensure, ensure_kind, now, pass, shown_token, until_free,
     until_waiting, within,
 };
 use crate::error::ErrorKind;
@@ -83,10 +84,39 @@ async fn broken_holder_learns_at_once_and_confirms(scene: &Scene) -> Verdict {
         if broken.confirmed {
             let cause = within(SOON, "the holder learns of it", guard.lost()).await?;
             ensure!(cause == LossCause::Broken, "the cause is given as \"{cause}\"");
-            return Ok(());
+            return measured(scene, &ours, &theirs).await;
         }
     }
     Err(Stop::Failed("no break was confirmed: the holder was never notified".into()))
+}
+
+/// `FENCEPOST_BREAK_ROUNDS=50` reports how long it takes from the break to the holder's loss.
+async fn measured(scene: &Scene, ours: &Fencepost, theirs: &Fencepost) -> Verdict {
+    let rounds = std::env::var("FENCEPOST_BREAK_ROUNDS").map_or(Ok(0), |rounds| rounds.parse())?;
+    let mut took = Vec::new();
+    for _ in 0..rounds {
+        let guard = ours.lock("measured").ttl(LONG).acquire_within(SOON).await?;
+        pass(Duration::from_millis(200)).await;
+        let lost = guard.lost();
+        let start = now();
+        let end = async {
+            lost.await;
+            now()
+        };
+        let (end, broken) = tokio::join!(end, theirs.break_lock("measured"));
+        ensure!(broken?.is_some_and(|broken| broken.confirmed), "a break was not confirmed");
+        took.push(end.since(start));
+    }
+    took.sort_unstable();
+    if let Some(longest) = took.last() {
+        let at = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)];
+        scene.report(&format!(
+            "break to loss, {rounds} rounds: p50 {:?}, p99 {:?}, longest {longest:?}",
+            at(50),
+            at(99),
+        ));
+    }
+    Ok(())
 }
 
 /// Nobody in any process looks after a grant that was detached.
