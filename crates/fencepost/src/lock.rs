@@ -8,7 +8,9 @@ use std::time::Duration;
 use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tracing::Instrument as _;
 
-use crate::backend::{Acquired, Grant, Liveness, LossSignal, Renewal, Request, Wait, short};
+use crate::backend::{
+    Acquired, Grant, Liveness, LossSignal, Presence, Renewal, Request, Wait, short,
+};
 use crate::client::Client;
 use crate::counts::{RAILS, up};
 use crate::error::{Error, ErrorKind, Result};
@@ -172,26 +174,28 @@ impl Lock {
                 loss: LossSignal::to(&hold, &self.client.keeper),
             };
             let answer = match self.ask(request, wait).await {
-                Err(error) if error.is_unreachable() && self.may_go_on(wait) => {
+                Err(error) => {
                     self.sit_out(&mut outage, &mut undo, wait, error).await?;
                     continue;
                 }
-                answer => answer?,
+                Ok(answer) => answer,
             };
             match answer {
-                Acquired::Granted(grant) => {
-                    if let Some(guard) = self.settle(grant, &hold, undo).await? {
-                        return Ok(guard);
+                Acquired::Granted(grant) => match self.settle(grant, &hold).await {
+                    Ok(Some((standing, presence))) => {
+                        return Ok(Guard::new(standing, presence, undo));
                     }
                     // The grant ended before we could trust it. A fresh owner gets a fresh place.
-                    if !self.may_go_on(wait) {
+                    Ok(None) if self.may_go_on(wait) => {}
+                    Ok(None) => {
                         return Err(Error::unreachable(format!(
                             "the store granted \"{name}\" later than its TTL of {} allows: use a \
                              longer TTL, or see why the store is slow",
                             short(ttl.as_duration())
                         )));
                     }
-                }
+                    Err(error) => self.sit_out(&mut outage, &mut undo, wait, error).await?,
+                },
                 Acquired::PlaceLost if self.may_go_on(wait) => {}
                 Acquired::PlaceLost => return Err(Error::held(&name, None)),
                 Acquired::Held(holder) => {
@@ -224,7 +228,8 @@ impl Lock {
     }
 
     /// Waits until the store answers again: it is asked to release what the failed acquire may have left, so that
-    /// nothing of it is in the way of the next one. Gives the outage's error if the caller's wait ends first.
+    /// nothing of it is in the way of the next one. Gives the error if it is none of an outage, or if the caller's wait
+    /// ends first.
     async fn sit_out(
         &self,
         outage: &mut Outage,
@@ -233,6 +238,9 @@ impl Lock {
         mut error: Error,
     ) -> Result<()> {
         let clock = &self.client.clock;
+        if !error.is_unreachable() || !self.may_go_on(wait) {
+            return Err(error);
+        }
         loop {
             outage.log(clock.now(), undo.name(), &error);
             let next = clock.now() + OUTAGE_RETRY_DELAY;
@@ -252,8 +260,12 @@ impl Lock {
         }
     }
 
-    /// Makes a guard of a grant, unless the grant is over before it can be trusted.
-    async fn settle(&self, grant: Grant, hold: &Arc<Hold>, undo: Undo) -> Result<Option<Guard>> {
+    /// Makes what a guard needs of a grant, unless the grant is over before it can be trusted.
+    async fn settle(
+        &self,
+        grant: Grant,
+        hold: &Arc<Hold>,
+    ) -> Result<Option<(Standing, Option<Presence>)>> {
         let (mut sent, mut ttl) = (grant.sent, grant.ttl);
         if grant.queued {
             match self.confirm(hold, grant.token).await {
@@ -271,7 +283,7 @@ impl Lock {
         up(&self.client.tally.grants);
         tracing::debug!(name = %hold.name, token = %grant.token, ttl = ?ttl, "granted");
         let standing = Standing::new(grant.token, Arc::clone(hold));
-        Ok(Some(Guard::new(standing, grant.presence, undo)))
+        Ok(Some((standing, grant.presence)))
     }
 
     /// A grant made while we waited may be as old as our place in the queue: ask once more, and count

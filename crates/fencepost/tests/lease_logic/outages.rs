@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost::ErrorKind;
 use fencepost::conformance::Line;
 
-use crate::world::{World, eventually, ms, soon};
+use crate::world::{Trick, World, eventually, ms, soon};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -79,4 +79,22 @@ async fn every_call_of_a_client_has_a_limit() {
         assert_eq!(*error.kind(), ErrorKind::Unreachable, "{call}: {error}");
         assert!(error.to_string().contains("did not answer within"), "{call}: {error}");
     }
+}
+
+#[tokio::test]
+async fn outage_at_the_confirmation_of_a_grant_does_not_end_the_wait() {
+    let world = World::new().await;
+    let first = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    let old = first.token();
+    let waiting = tokio::spawn(world.client.lock("a").ttl(TTL).acquire());
+    while world.memory_waiting("a").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    world.store.play(Trick::HangForEver);
+    first.release().await.unwrap();
+    eventually("the confirmation hangs", || world.store.tricks_left() == 0).await;
+    world.advance_until(ms(2500), "it is granted again", || waiting.is_finished()).await;
+    let guard = soon("it is granted", waiting).await.unwrap().unwrap();
+    assert!(guard.token() > old);
+    assert_eq!(world.memory_holder("a").await, Some(guard.token()));
 }
