@@ -11,7 +11,7 @@ use crate::error::Error;
 pub(crate) const OUTAGE: &str = "fencepost::outage";
 
 /// How often an outage that goes on is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_mins(1);
 
 /// Since when the store has not answered a waiter.
 #[derive(Default)]
