@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::locked::Locked;
 use super::record::{Marks, Unreadable};
-use super::spool::Spool;
+use super::spool::{Spool, for_strangers};
 use super::{explain, shown};
 use crate::clock::{BootClock, Clock as _, pause};
 use crate::disk::network_file_system;
@@ -229,21 +229,23 @@ impl Place {
 
     fn open_lock(&self, beside: &File) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let open = rustix::fs::fstat(&self.directory)?.st_mode & 0o666;
+        let directory = rustix::fs::fstat(&self.directory)?;
+        let open = for_writers(directory.st_mode);
         let making = flags | OFlags::CREATE | OFlags::RDWR;
         let lock = match rustix::fs::openat(beside, LOCK, making, Mode::from_raw_mode(open)) {
-            // It is another user's. To lock it, to read it is enough.
+            // It is another user's, made by an earlier version. To lock it, to read it is enough.
             Err(Errno::ACCESS) => {
                 return rustix::fs::openat(beside, LOCK, flags | OFlags::RDONLY, Mode::empty());
             }
             opened => opened?,
         };
-        // The umask took its part, now or when its maker was killed before it came here. What has a second name may be
-        // somebody else's file, laid here to be opened.
-        let stat = rustix::fs::fstat(&lock)?;
-        if stat.st_nlink == 1 {
+        // The umask took its part, now or when its maker was killed before it came here; or an earlier version has left
+        // it open for readers. What has a second name may be somebody else's file, laid here to be opened.
+        if rustix::fs::fstat(&lock)?.st_nlink == 1 {
             self.give(&lock)?;
-            if stat.st_mode & open != open {
+            let stat = rustix::fs::fstat(&lock)?;
+            let open = if stat.st_gid == directory.st_gid { open } else { for_strangers(open) };
+            if stat.st_mode & 0o777 != open {
                 // Who did not make it may not, and does not need to: it is open for them.
                 let _ = rustix::fs::fchmod(&lock, Mode::from_raw_mode(open));
             }
@@ -262,5 +264,32 @@ impl Place {
             }
         }
         Ok(())
+    }
+}
+
+/// The mode of the lock in a directory of this mode. Whoever can open it can hold it, so only those may who may write the
+/// directory: a reader could keep all writers waiting.
+fn for_writers(directory: u32) -> u32 {
+    let write = directory & 0o222;
+    0o600 | write | (write << 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writers_can_open_the_lock() {
+        for (directory, lock) in [
+            (0o700, 0o600),
+            (0o755, 0o600),
+            (0o555, 0o600),
+            (0o2775, 0o660),
+            (0o770, 0o660),
+            (0o757, 0o606),
+            (0o1777, 0o666),
+        ] {
+            assert_eq!(for_writers(directory), lock, "{directory:o}");
+        }
     }
 }
