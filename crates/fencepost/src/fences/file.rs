@@ -27,8 +27,8 @@
 //! ten seconds. So does anybody who holds the lock on purpose: only those can open it who may write the directory.
 //! Readers that do not enter see a whole file, but perhaps the one before.
 //!
-//! *What lies beside a file* `NAME`, hidden, in the same directory. Who may write that directory may write these; who may
-//! only read it may read the marks:
+//! *What lies beside a file* `NAME`, hidden, in the same directory. Who may write that directory may write these, or in a
+//! sticky one (`/tmp`) who owns the file; who may only read it may read the marks:
 //!
 //! ```text
 //! .NAME.fence/

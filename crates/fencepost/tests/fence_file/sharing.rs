@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use fencepost::ErrorKind;
 use fencepost::fences::file::FileFence;
 
 use super::common::*;
@@ -83,14 +84,17 @@ fn shared(scene: &Scene, name: &str, mode: u32) -> std::path::PathBuf {
 #[test]
 fn the_marks_are_as_open_as_the_directory() {
     let scene = Scene::new();
-    for (number, open, lock) in [
-        (1, 0o700, 0o600),
-        (2, 0o2775, 0o660),
-        (3, 0o1777, 0o666),
-        (4, 0o770, 0o660),
-        (5, 0o755, 0o600),
+    for (number, directory, open, lock) in [
+        (1, 0o700, 0o700, 0o600),
+        (2, 0o2775, 0o2775, 0o660),
+        (3, 0o777, 0o777, 0o666),
+        (4, 0o770, 0o770, 0o660),
+        (5, 0o755, 0o755, 0o600),
+        // Only the owner of a file can replace it there, so only the owner writes its marks.
+        (6, 0o1777, 0o755, 0o600),
+        (7, 0o3775, 0o2755, 0o600),
     ] {
-        let shared = shared(&scene, &format!("shared-{number}"), open);
+        let shared = shared(&scene, &format!("shared-{number}"), directory);
         // The first makes them, the second replaces the marks.
         for token in 1..=2 {
             assert_done(&write_apart(&shared.join("report"), token, None));
@@ -158,6 +162,46 @@ fn reader_cannot_stall_a_writer() {
     file.write(&lock(), token(4), &b"four"[..]).unwrap();
     drop(reader.stdin.take());
     assert!(reader.wait().unwrap().success());
+}
+
+/// In a sticky directory everybody can make what is not there yet: marks that say what its maker likes.
+#[test]
+fn marks_planted_by_another_user_are_refused() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let shared = shared(&scene, "shared", 0o1777);
+    let (path, beside) = (shared.join("report"), shared.join(".report.fence"));
+    chown(&shared, Some(0), Some(0)).unwrap();
+    let theirs = FileFence::at(&path).unwrap();
+    theirs.enter(&lock(), token(1)).unwrap();
+    chown(&beside, Some(STRANGER), Some(STRANGER)).unwrap();
+    for planted in [theirs.enter(&lock(), token(2)), theirs.show(None).map(drop)] {
+        assert_kind(planted, &ErrorKind::Refused, "belongs to another user");
+    }
+    assert_kind(theirs.write(&lock(), token(2), &b"x"[..]), &ErrorKind::Refused, "move it away");
+    // If the file is theirs as well, so are its marks.
+    std::fs::write(&path, "theirs").unwrap();
+    chown(&path, Some(STRANGER), Some(STRANGER)).unwrap();
+    theirs.enter(&lock(), token(2)).unwrap();
+}
+
+/// Earlier versions let everybody write the marks in a sticky directory.
+#[test]
+fn open_marks_in_a_sticky_directory_are_closed() {
+    let scene = Scene::new();
+    let shared = shared(&scene, "shared", 0o1777);
+    let file = FileFence::at(shared.join("report")).unwrap();
+    file.enter(&lock(), token(1)).unwrap();
+    let beside = shared.join(".report.fence");
+    for (name, open) in [("", 0o1777), ("lock", 0o666), ("marks", 0o666)] {
+        std::fs::set_permissions(beside.join(name), PermissionsExt::from_mode(open)).unwrap();
+    }
+    file.enter(&lock(), token(2)).unwrap();
+    for (name, closed) in [("", 0o755), ("lock", 0o600), ("marks", 0o644)] {
+        assert_eq!(mode(&beside.join(name)), closed, "{name:?}");
+    }
 }
 
 /// A lock that has a second name may be a file of somebody else, laid there for root to open up.
