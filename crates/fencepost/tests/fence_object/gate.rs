@@ -3,6 +3,9 @@
 //! The testbed's proxy knows bytes only. Here what is done to a request depends on which one it is, and a test's own
 //! code runs at that very moment. Each connection carries one request.
 
+#![allow(dead_code, reason = "each test target uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 #[path = "../fence_object/gate.rs"]
-#[allow(dead_code, reason = "each test file uses its part")]
 mod gate;
 
 use bytes::Bytes;
@@ -116,10 +115,10 @@ impl BehindIntermediary for BehindGate {
         Box::pin(async {
             let answers =
                 self.gate.deliver().map_err(|error| Error::unreachable(error.to_string()));
-            match answers?.is_empty() {
-                true => Err(Error::unreachable("nothing was given up")),
-                false => Ok(()),
+            if answers?.is_empty() {
+                return Err(Error::unreachable("nothing was given up"));
             }
+            Ok(())
         })
     }
 }
