@@ -9,6 +9,7 @@ use fencepost::{Error, LockName, Token};
 use serde_json::{Value, json};
 
 use crate::args::fence::{Fence, FenceCommand, FenceProtect, FenceReset, FenceWrite};
+use crate::breaking::agreed;
 use crate::exit::{self, Failure};
 use crate::out;
 
@@ -201,6 +202,9 @@ async fn reset(
         Some(by) => by.clone(),
         None => std::env::var("USER").unwrap_or_else(|_| "fencepost fence reset".to_owned()),
     };
+    if !args.yes {
+        ask(&resource.show(Some(name)).await?, name, to)?;
+    }
     let old = resource.reset(name, to, &by, &args.why).await?;
     if json {
         return said(&json!({
@@ -218,6 +222,23 @@ async fn reset(
         (true, None) => format!("the mark of \"{name}\" is forgotten; it was {was}\n"),
         (false, None) => format!("\"{name}\" has no mark: nothing changed\n"),
     })
+}
+
+/// Asks before a mark is lowered or forgotten. A raised one lets nobody in.
+fn ask(marks: &[Mark], name: &LockName, to: Option<Token>) -> Result<(), Failure> {
+    let lowered = |mark: &&Mark| to.is_none_or(|to| to < mark.token);
+    let Some(Mark { token, set_by, set_at, .. }) = marks.iter().find(lowered) else {
+        return Ok(());
+    };
+    let (becomes, question) = match to {
+        Some(to) => (format!("with {to} it lets in tokens from {to} on"), "Lower it?"),
+        None => ("without it any token may enter".to_owned(), "Forget it?"),
+    };
+    let so_it_is = format!("the mark of \"{name}\" is {token} ({set_by}, {set_at}); {becomes}");
+    if agreed(&so_it_is, question, "to reset it without asking use --yes")? {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("the mark of \"{name}\" was not reset: you said no")))
 }
 
 async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failure> {

@@ -52,6 +52,8 @@ fn from_installation_to_reset() {
     fenced.fails(&["enter", "invoice/42", "--token", "33"], 77, &["33", "34 has entered"]);
     assert!(fenced.done(&["show"]).contains("invoice/42  34 "));
     let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada"];
+    fenced.fails(&reset, 64, &["is 34 (", "lets in tokens from 3 on", "use --yes"]);
+    let reset = [&reset[..], &["--yes"]].concat();
     assert!(fenced.done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
     assert!(fenced.done(&["show", "--resets"]).contains("34    3   ada"));
 }
@@ -107,7 +109,7 @@ fn on_a_redis() {
     assert_eq!((code, out.as_str()), (Some(77), ""));
     assert!(err.contains("token 33 for \"invoice/42\" is stale: 34 has entered ("), "{err}");
     assert!(done(&["show", "invoice/42"]).contains("invoice/42  34 "));
-    let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada"];
+    let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada", "--yes"];
     assert!(done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
     assert!(done(&["show", "--resets"]).contains("34    3   ada"));
     let (code, _, err) = say(&["protect", "t", "--name", "a"]);

@@ -87,7 +87,7 @@ fn curl_writes_files_of_an_nginx_under_a_lock() {
     };
     let (code, out, err) = fence(&["show"]);
     assert!(code == Some(0) && out.contains("invoice/42  34 "), "{out}{err}");
-    let (code, ..) = fence(&["reset", "invoice/42", "--to", "5", "--why", "store restored"]);
+    let (code, ..) = fence(&["reset", "invoice/42", "--to", "5", "--why", "restored", "--yes"]);
     assert_eq!(code, Some(0));
     assert!(put("6", "third").starts_with("HTTP/1.1 204 "));
 
@@ -155,6 +155,10 @@ fn what_it_can_not_run_with_is_said_before_it_listens() {
     fails(&with(&["--name-header", "X", "--max-body", "1x"]), 64, "no size");
     fails(&with(&["--name-header", "X", "--settle", "30"]), 64, "no unit");
     fails(&with(&["--name-header", "X", "--threads", "0"]), 64, "0 threads");
+    for list in ["", "5xx", "600", "504-502"] {
+        let list = ["--name-header", "X", "--unknown-status", list];
+        fails(&with(&list), 64, "such as 408,502-504, or none");
+    }
     fails(&with(&["--name-header", "X", "--tls-cert", "x.pem"]), 64, "--tls-key");
     fails(&with(&["--name-header", "X", "--tls-cert", "/no", "--tls-key", "/no"]), 64, "PEM file");
     fails(&with(&["--name-header", "X", "--resource", "sqlite:x"]), 64, "--marks DIR");

@@ -84,6 +84,7 @@ fn from_the_first_write_to_the_reset() {
         "ada",
         "--resource",
         "file:report",
+        "--yes",
     ];
     assert_eq!(scene.say(&reset).0, Some(0));
     assert_eq!(scene.write("3", "two\n").0, Some(0));

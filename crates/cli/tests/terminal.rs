@@ -183,6 +183,28 @@ fn break_asks_first() {
 }
 
 #[test]
+fn lowering_a_mark_asks_first() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r"type:export FENCEPOST_RESOURCE=file:report; fencepost fence enter k --token 34\n",
+            "see:lower ones are refused now",
+            // A raised mark lets nobody in.
+            r"type:fencepost fence reset k --to 35 --why te''st\n",
+            "see:is 35 now; it was 34",
+            r"type:fencepost fence reset k --to 3 --why te''st\n",
+            r"see:is 35 \(.*with 3 it lets in tokens from 3 on. Lower it\? \[y/N\] ",
+            r"type:n\n",
+            "see:was not reset: you said no",
+            r"type:fencepost fence reset k --forget --why te''st\n",
+            r"see:any token may enter. Forget it\? \[y/N\] ",
+            r"type:y\n",
+            "see:is forgotten; it was 35",
+        ],
+    );
+}
+
+#[test]
 fn advice_is_given_after_a_few_questions() {
     at_a_terminal(
         &Store::new(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fencepost::{Error, Result};
 
 use crate::pattern::Pattern;
+use crate::status::StatusList;
 
 /// How a proxy is to run. Begin with [`Config::new`] and change what differs.
 #[derive(Clone, Debug)]
@@ -51,6 +52,9 @@ pub struct Config {
     pub upstream_idle: Duration,
     /// How long a name is held back after a request whose end is not known.
     pub settle: Duration,
+    /// Responses that do not say what became of a write: its name is held back, as after a time-out. While this is not
+    /// `none`, that is also true of a refusal (400 and above) that came before the whole request was sent.
+    pub unknown_status: StatusList,
     /// How many threads serve.
     pub threads: usize,
     /// Certificate chain and key, in PEM files.
@@ -106,6 +110,7 @@ impl Config {
             upstream_timeout: Duration::from_secs(30),
             upstream_idle: Duration::from_secs(4),
             settle: Duration::from_secs(30),
+            unknown_status: StatusList::default(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             tls: None,
             metrics: None,

@@ -6,17 +6,18 @@
 //! 2. it takes its turn under the lock's name, so that no two requests of one name are at the upstream at once;
 //! 3. its token enters: the mark is on disk, or the request is refused;
 //! 4. it is forwarded, and the whole answer read, however slow its reader is;
-//! 5. its turn ends; if the end of the request is not known, the name is held back first ([`crate::turns`]).
+//! 5. its turn ends; if it writes and its end is not known, the name is held back first ([`crate::turns`]).
 //!
 //! So when a request is applied at the upstream, no later holder's request has been forwarded before it: P8. That ends
 //! with writers that go round the proxy, and with an upstream that applies a request later than the settle time.
+//!
+//! A response is the end of its request only if the service made it. One that an intermediary may have made
+//! ([`crate::status`]) is passed on, and leaves the end unknown.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-
-use fencepost::{LockName, Token};
 
 use crate::config::Config;
 use crate::h1::fields::Fields;
@@ -25,11 +26,12 @@ use crate::log::{Line, Log, Seen};
 use crate::marks::{Marks, Refusal};
 use crate::metrics::{Metrics, Outcome};
 use crate::problem::{Problem, reason};
-use crate::rules::{Plan, Rules};
+use crate::rules::{Fenced, Plan, Rules};
 use crate::spool::{Room, Spool};
+use crate::status::StatusList;
 use crate::time::{Late, Watch, now};
 use crate::turns::Turns;
-use crate::upstream::{Fault, Pool, Reply, Rest, Upstream};
+use crate::upstream::{Fault, Pool, Read, Reply, Rest, Upstream};
 
 /// What all connections share.
 pub(crate) struct Gate {
@@ -41,6 +43,7 @@ pub(crate) struct Gate {
     pub(crate) log: Log,
     upstream: Upstream,
     upstream_host: Option<String>,
+    unknown_status: StatusList,
 }
 
 /// Sizes and times.
@@ -100,6 +103,7 @@ impl Gate {
             log,
             upstream: Upstream::new(config),
             upstream_host: config.upstream_host.clone(),
+            unknown_status: config.unknown_status.clone(),
         }
     }
 
@@ -113,11 +117,9 @@ impl Gate {
     ) -> Answer {
         let done = match plan {
             Plan::Pass => self.pass(request, watch, seen).await,
-            Plan::Fence { name, token, who } => {
-                (seen.name, seen.token) = (Some(name.clone()), Some(token));
-                let client = request.client;
-                let who = || who.map_or_else(|| client.to_string(), |who| who.to_string());
-                self.fence(&name, token, who, request, watch, seen).await
+            Plan::Fence(fenced) => {
+                (seen.name, seen.token) = (Some(fenced.name.clone()), Some(fenced.token));
+                self.fence(&fenced, request, watch, seen).await
             }
         };
         done.unwrap_or_else(|problem| Self::refuse(&problem, seen))
@@ -164,15 +166,16 @@ impl Gate {
                 None => None,
                 rest => Some(self.whole(&mut reply, rest).await?),
             };
-            Ok((reply, body))
+            Ok((reply, body.transpose()))
         };
         let (reply, body) = match watch.until(now() + self.limits.upstream, sent).await {
             Ok(Ok(reply)) => reply,
-            Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why) | Fault::Ended(why))) => {
+            Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why))) => {
                 return Err(Problem::bad_gateway(why));
             }
             Err(Late) => return Err(self.late()),
         };
+        let body = body.map_err(Problem::bad_gateway)?;
         seen.outcome = Some(Outcome::Passed);
         seen.upstream = Some(reply.head.status);
         Ok(Answer::of(&request, reply, |reply| match body {
@@ -181,27 +184,29 @@ impl Gate {
         }))
     }
 
-    async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Spool, Fault> {
+    async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Read, Fault> {
         let body = reply.whole(rest, self.limits.max_answer, &self.limits.spool).await;
         let body = body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))?;
         let status = reply.head.status;
-        body.map_err(|why| {
-            Fault::Ended(format!(
-                "the upstream answered {status}, which can not be passed on: {why}"
-            ))
-        })
+        Ok(body.map_err(|why| {
+            format!("the upstream answered {status}, which cannot be passed on: {why}")
+        }))
+    }
+
+    /// Whether the service may still be working on the request of this response.
+    fn is_unknown(&self, reply: &Reply) -> bool {
+        let list = &self.unknown_status;
+        list.contains(reply.head.status) || (reply.is_early && !list.is_none())
     }
 
     async fn fence(
         &self,
-        name: &LockName,
-        token: Token,
-        who: impl FnOnce() -> String,
+        Fenced { name, token, who, writes }: &Fenced,
         request: Carried<'_>,
         watch: &mut Watch,
         seen: &mut Seen,
     ) -> Result<Answer, Problem> {
-        let asked = now();
+        let (token, writes, asked) = (*token, *writes, now());
         let Ok(mut turn) = self.turns.take(name, asked + self.limits.queue, watch).await else {
             let wait = self.turns.free_in(name).map_or(1, |wait| wait.as_secs() + 1);
             let busy =
@@ -212,6 +217,8 @@ impl Gate {
         };
         let began = now();
         self.metrics.queue_seconds.observe(began.since(asked).as_secs_f64());
+        let client = request.client;
+        let who = || who.as_ref().map_or_else(|| client.to_string(), ToString::to_string);
         let entered = self.marks.enter(name, token, who);
         match watch.until(began + self.limits.queue, entered).await {
             Ok(Ok(())) => seen.mark = Some(token),
@@ -236,24 +243,35 @@ impl Gate {
             let body = self.whole(&mut reply, rest).await?;
             Ok((reply, body))
         };
-        // From here on its end is not known, whatever becomes of this task.
-        turn.begin();
+        // From here on its end is not known, whatever becomes of this task. A read changes nothing when it ends late.
+        if writes {
+            turn.begin();
+        }
         let sent = now();
         let done = watch.until(sent + self.limits.upstream, whole).await;
         self.metrics.upstream_seconds.observe(now().since(sent).as_secs_f64());
-        let in_doubt = "; the lock's name is held back for the settle time";
+        let held_back = "; the lock's name is held back for the settle time";
+        let in_doubt = if writes { held_back } else { "" };
         match done {
             Ok(Ok((reply, body))) => {
-                turn.end();
+                let unknown = writes && self.is_unknown(&reply);
+                if !unknown {
+                    turn.end();
+                }
+                // Before the client knows: its next request must find the name held back.
                 drop(turn);
-                seen.outcome = Some(Outcome::Entered);
                 seen.upstream = Some(reply.head.status);
+                let body = body.map_err(|why| {
+                    let in_doubt = if unknown { held_back } else { "" };
+                    Problem::bad_gateway(format!("{why}{in_doubt}")).on(name, Some(token))
+                })?;
+                seen.outcome = Some(if unknown { Outcome::Unknown } else { Outcome::Entered });
                 Ok(Answer::of(&request, reply, |reply| {
                     reply.give_back(request.pool);
                     AnswerBody::Whole(body)
                 }))
             }
-            Ok(Err(Fault::NotSent(why) | Fault::Ended(why))) => {
+            Ok(Err(Fault::NotSent(why))) => {
                 turn.end();
                 Err(Problem::bad_gateway(why).on(name, Some(token)))
             }

@@ -11,8 +11,11 @@
 //! second request of a holder needs no disk. The memory never decides against a request, only the database does;
 //! and when another program wrote to it (`fencepost fence reset`), the memory is dropped, a second later at most.
 //!
+//! Only the proxy's user can open these files, root, and a group if it may write them ([`directory`]).
+//!
 //! That stops being true if the disk does not keep what it has synced, or the database is put back to an older state.
 
+mod directory;
 mod known;
 mod store;
 mod writer;

@@ -15,6 +15,8 @@ pub(crate) enum Outcome {
     Passed,
     /// Entered, and passed on.
     Entered,
+    /// Entered, and passed on; the response does not say how the request ended.
+    Unknown,
     Stale,
     NoToken,
     NoLock,
@@ -26,9 +28,10 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Passed,
         Self::Entered,
+        Self::Unknown,
         Self::Stale,
         Self::NoToken,
         Self::NoLock,
@@ -44,6 +47,7 @@ impl Outcome {
         match self {
             Self::Passed => "passed",
             Self::Entered => "entered",
+            Self::Unknown => "unknown",
             Self::Stale => "stale",
             Self::NoToken => "no_token",
             Self::NoLock => "no_lock",

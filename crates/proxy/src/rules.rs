@@ -14,7 +14,17 @@ pub(crate) enum Plan {
     /// It reads, and brings no token.
     Pass,
     /// It takes its turn under this name, and enters.
-    Fence { name: LockName, token: Token, who: Option<Label> },
+    Fence(Fenced),
+}
+
+/// A request that brings a token.
+#[derive(Debug)]
+pub(crate) struct Fenced {
+    pub(crate) name: LockName,
+    pub(crate) token: Token,
+    /// Who enters, if the request says so.
+    pub(crate) who: Option<Label>,
+    pub(crate) writes: bool,
 }
 
 /// The operator's rules.
@@ -84,7 +94,7 @@ impl Rules {
         if matches!(method, "COPY" | "MOVE") {
             self.same_lock_at_destination(head, &name)?;
         }
-        Ok(Plan::Fence { name, token, who: holder(head)? })
+        Ok(Plan::Fence(Fenced { name, token, who: holder(head)?, writes }))
     }
 
     /// The lock that guards this path: of the first pattern that fits, else of the header.
@@ -240,8 +250,7 @@ mod tests {
     fn who_passes_who_is_fenced_who_is_refused() {
         let rules = rules(None);
         let token = ("fencing-token", "33");
-        let fenced =
-            |plan| matches!(plan, Ok(Plan::Fence { name, .. }) if name.as_str() == "invoice/42");
+        let fenced = |plan| matches!(plan, Ok(Plan::Fence(Fenced { name, .. })) if name.as_str() == "invoice/42");
         for method in ["GET", "HEAD", "OPTIONS", "PROPFIND"] {
             assert!(
                 matches!(plan(&rules, method, "/anything/..//", &[]), Ok(Plan::Pass)),
@@ -295,7 +304,7 @@ mod tests {
             plan(&rules, "PUT", target, &[("Fencing-Token", "1"), ("Lock-Name", name)])
         };
         assert!(
-            matches!(with("/x", "ledger"), Ok(Plan::Fence { name, .. }) if name.as_str() == "ledger")
+            matches!(with("/x", "ledger"), Ok(Plan::Fence(Fenced { name, .. })) if name.as_str() == "ledger")
         );
         assert!(with("/invoices/42", "invoice/42").is_ok());
         assert_eq!(with("/invoices/42", "ledger").unwrap_err(), 400);

@@ -1,8 +1,9 @@
 //! One request per lock name at the upstream at a time, in the order in which they came.
 //!
-//! What must hold: while a [`Turn`] of a name exists, or the name is held back, there is no other Turn of it. A request
-//! whose end is not known, because it timed out, was cut off, or its task died, leaves its name *held back* for the
-//! settle time: it may still be running at the upstream, and a later holder's request must not overtake it.
+//! What must hold: while a [`Turn`] of a name exists, or the name is held back, there is no other Turn of it. A write
+//! whose end is not known, because it timed out, was cut off, its task died, or its response may be an intermediary's,
+//! leaves its name *held back* for the settle time: it may still be running at the upstream, and a later holder's request
+//! must not overtake it. A read changes nothing, so nobody has to wait for its end.
 //! That stops being true if the upstream applies a request later than the settle time.
 //!
 //! A name has an entry here only while somebody uses it.

@@ -3,7 +3,7 @@
 //! What must hold: a request is sent at most once. Whether it *was* sent is told apart with care: a [`Fault`] that is
 //! `NotSent` means that not a byte of it left us. Only then may it be tried again, and only then is its name free at
 //! once. A connection that was closed while it was idle is found out before it is used, as far as the news of it has come.
-//! An answer counts only if the whole request was sent, or if it refuses the request.
+//! An answer counts only if the whole request was sent; one that refuses the request earlier is passed on, and marked.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,8 +37,6 @@ pub(crate) enum Fault {
     NotSent(String),
     /// It may have been received, and may still be running.
     InDoubt(String),
-    /// It came to its end, and its answer could not be kept.
-    Ended(String),
 }
 
 /// The body of an answer that came to its end, or why it could not be kept.
@@ -69,6 +67,8 @@ struct Link {
 pub(crate) struct Reply {
     pub(crate) head: Response,
     pub(crate) framing: Framing,
+    /// It refuses the request, and came before all of it was sent.
+    pub(crate) is_early: bool,
     link: Link,
     decoder: Decoder,
     reusable: bool,
@@ -156,7 +156,8 @@ impl Upstream {
         link.until = now() + self.kept_for(&head);
         let sent_all = matches!(sent, Some(Ok(())));
         let decoder = Decoder::new(framing);
-        let reply = Reply { head, framing, link, decoder, reusable: keeps && sent_all };
+        let is_early = !sent_all && head.status >= 400;
+        let reply = Reply { head, framing, is_early, link, decoder, reusable: keeps && sent_all };
         match sent {
             Some(Err(_)) => accept_a_part(reply.head.status).map_err(failed)?,
             Some(Ok(())) => {}
@@ -310,8 +311,8 @@ impl Reply {
     }
 }
 
-/// The upstream has answered, and can not have the whole request. If it refused it, that is all there is to know. If it
-/// did not, it is not known what it will make of the part.
+/// The upstream has answered, and cannot have the whole request. If it refused it, that is passed on. If it did not, it is
+/// not known what it will make of the part.
 fn accept_a_part(status: u16) -> io::Result<()> {
     if status >= 400 {
         return Ok(());

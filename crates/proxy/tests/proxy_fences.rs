@@ -8,16 +8,21 @@
 mod common;
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use common::{Reply, Scene, call};
+use common::service::Manner;
+use common::{Reply, Scene, Service, call, intermediary};
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence, Marks, Resource};
+use fencepost::conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost::fences::{Mark, Reset, sqlite};
 use fencepost::rusqlite::Connection;
 use fencepost::{Error, ErrorKind, Label, LockName, Result, Token};
+use fencepost_testbed::Nginx;
+use fencepost_testbed::wait::{SOON, until};
 
 fn main() -> ExitCode {
     fencepost::conformance::fences::main(vec![Box::new(Gateway)])
@@ -31,12 +36,76 @@ impl Fence for Gateway {
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
-        let counters: Box<dyn Resource> = Box::new(Counters(Arc::new(Scene::new())));
+        let counters: Box<dyn Resource> = Box::new(Counters::of(Scene::new(), None));
         Box::pin(async { Ok(counters) })
+    }
+
+    fn behind_intermediary(
+        &self,
+    ) -> Option<BoxFuture<'_, Result<Box<dyn BehindIntermediary>, Unable>>> {
+        let behind: Box<dyn BehindIntermediary> = Box::new(BehindNginx::start());
+        Some(Box::pin(async { Ok(behind) }))
     }
 }
 
-struct Counters(Arc<Scene>);
+#[derive(Clone)]
+struct Counters {
+    scene: Arc<Scene>,
+    /// Where those go who bring no token.
+    bare: SocketAddr,
+}
+
+/// The gateway in front of nginx, and nginx in front of a service.
+struct BehindNginx {
+    counters: Counters,
+    _nginx: Nginx,
+    service: Service,
+    /// What was given up: its path, and what it writes.
+    given_up: Mutex<Option<(String, String)>>,
+}
+
+impl BehindNginx {
+    fn start() -> Self {
+        let service = Service::start();
+        let nginx = intermediary::in_front_of(&service);
+        let scene = Scene::with(|config| {
+            config.upstream = format!("http://{}", nginx.address()).parse().unwrap();
+            config.settle = Duration::from_mins(10);
+            config.queue_timeout = Duration::from_millis(100);
+        });
+        let counters = Counters::of(scene, Some(nginx.address()));
+        Self { counters, _nginx: nginx, service, given_up: Mutex::default() }
+    }
+}
+
+impl BehindIntermediary for BehindNginx {
+    fn resource(&self) -> &dyn Resource {
+        &self.counters
+    }
+
+    fn write_given_up<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Option<Token>,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>> {
+        let path = path(name);
+        self.service.behave(&path, Manner::Hang);
+        let written = self.counters.write(name, token, value);
+        self.service.behave_well(&path);
+        *self.given_up.lock().unwrap() = Some((path, value.to_string()));
+        written
+    }
+
+    fn finish(&self) -> BoxFuture<'_, Result<()>> {
+        let given_up = self.given_up.lock().unwrap().take();
+        now(given_up.map_or(Ok(()), |(path, value)| {
+            self.service.let_go();
+            until(SOON, "it is applied", || Ok(self.service.file(&path).as_ref() == Some(&value)))
+                .map_err(|error| Error::unreachable(error.to_string()))
+        }))
+    }
+}
 
 fn path(name: &LockName) -> String {
     let mut path = String::new();
@@ -52,6 +121,12 @@ fn path(name: &LockName) -> String {
 }
 
 impl Counters {
+    /// Those who bring no token go past the proxy: to its service, if no other place is named.
+    fn of(scene: Scene, bare: Option<SocketAddr>) -> Self {
+        let bare = bare.unwrap_or(scene.service.address());
+        Self { scene: Arc::new(scene), bare }
+    }
+
     /// With a token through the proxy; without one past it.
     fn ask(
         &self,
@@ -63,12 +138,15 @@ impl Counters {
     ) -> Result<Reply> {
         let path = path(name);
         let Some(token) = token else {
-            return Ok(call(self.0.service.address(), method, &path, &[], body));
+            return Self::checked(call(self.bare, method, &path, &[], body));
         };
         let token = token.to_string();
         let mut headers = vec![("Fencing-Token", token.as_str())];
         headers.extend(who.map(|who| ("Fencing-Holder", who.as_str())));
-        let reply = call(self.0.proxy.address(), method, &path, &headers, body);
+        Self::checked(call(self.scene.proxy.address(), method, &path, &headers, body))
+    }
+
+    fn checked(reply: Reply) -> Result<Reply> {
         match reply.status {
             412 => Err(Error::new(ErrorKind::Stale, reply.problem("detail"))),
             200 | 201 | 204 | 404 => Ok(reply),
@@ -77,7 +155,7 @@ impl Counters {
     }
 
     fn db(&self) -> Result<Connection> {
-        let db = Connection::open(self.0.directory.path().join("marks.db"));
+        let db = Connection::open(self.scene.directory.path().join("marks.db"));
         db.map_err(|error| sqlite::explain(&error))
     }
 }
@@ -88,7 +166,7 @@ fn now<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
 
 impl Resource for Counters {
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
-        now(Ok(Box::new(Self(Arc::clone(&self.0))) as Box<dyn Resource>))
+        now(Ok(Box::new(self.clone()) as Box<dyn Resource>))
     }
 
     fn read<'a>(&'a self, name: &'a LockName, token: Option<Token>) -> BoxFuture<'a, Result<i64>> {

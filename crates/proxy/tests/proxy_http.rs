@@ -5,6 +5,8 @@
 mod common;
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -332,6 +334,55 @@ fn a_second_proxy_on_the_same_marks_is_refused() {
     let scene = Scene::new();
     let error = Proxy::start(&config(&scene.service, scene.directory.path())).err().unwrap();
     assert!(error.to_string().contains("one proxy per marks directory"), "{error}");
+}
+
+/// Whoever can open the marks, or their lock, can lock them and keep the proxy from its work. Whoever can write them can let
+/// a stale holder in.
+#[test]
+fn marks_are_closed_to_other_users() {
+    let mut marks = std::path::PathBuf::new();
+    let mut scene = Scene::with(|config| {
+        config.marks.push("marks");
+        marks.clone_from(&config.marks);
+    });
+    let mut config = config(&scene.service, scene.directory.path());
+    config.marks.clone_from(&marks);
+    let files = || {
+        let files = std::fs::read_dir(&marks).unwrap().map(|entry| entry.unwrap().path());
+        files.collect::<Vec<_>>()
+    };
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let set = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    assert_eq!(mode(&marks), 0o700);
+    // As an earlier version left them, and as an operator may open them for a group.
+    for (left, kept) in [(0o644, 0o600), (0o664, 0o660), (0o600, 0o600)] {
+        assert_eq!(
+            call(scene.proxy.address(), "PUT", "/a", &[("Fencing-Token", "1")], b"x").status / 100,
+            2
+        );
+        assert!(files().len() >= 4, "{:?}", files());
+        assert_eq!(stop(&scene.proxy, SOON), Stopped::Clean);
+        for path in files() {
+            set(&path, left);
+        }
+        set(&marks, 0o755);
+        scene.proxy = Proxy::start(&config).unwrap();
+        for path in files() {
+            assert_eq!(mode(&path), kept, "{left:o}: {}", path.display());
+        }
+    }
+    assert_eq!(stop(&scene.proxy, SOON), Stopped::Clean);
+    for (path, open, back) in
+        [(marks.clone(), 0o777, 0o755), (marks.join("marks.db"), 0o606, 0o600)]
+    {
+        set(&path, open);
+        let error = Proxy::start(&config).err().unwrap().to_string();
+        assert!(error.contains("other users can write") && error.contains("chmod o-w"), "{error}");
+        set(&path, back);
+    }
+    Proxy::start(&config).unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::client::{connect, reply, request};
 use common::service::Manner;
-use common::{Scene, Service, call, config, stop, tcp_states};
+use common::{Scene, Service, call, config, intermediary, stop, tcp_states};
 use fencepost_proxy::{Address, Proxy, Stopped};
 use fencepost_testbed::wait::{SOON, until};
 
@@ -75,6 +75,41 @@ fn a_write_that_is_applied_late_never_overwrites_the_newer_one() {
 #[test]
 fn control_without_a_settle_time_it_does() {
     assert_eq!(late_write(Duration::ZERO), "old");
+}
+
+/// The service is behind nginx, which answers 504 to a write of token 33 that the service still works on. Token 34 writes
+/// then, and 33's write is applied last. Returns the status of 34's write.
+fn late_write_behind_nginx(unknown: &str) -> u16 {
+    let service = Service::start();
+    let nginx = intermediary::in_front_of(&service);
+    let scene = Scene::with(|config| {
+        config.upstream = format!("http://{}", nginx.address()).parse().unwrap();
+        config.unknown_status = unknown.parse().unwrap();
+        config.queue_timeout = Duration::from_millis(100);
+        config.settle = Duration::from_mins(10);
+    });
+    service.behave("/a", Manner::Hang);
+    let old = scene.call("PUT", "/a", 33, b"old");
+    assert_eq!(old.status, 504, "{}", old.text());
+    assert!(old.text().contains("nginx"), "the response is passed on: {}", old.text());
+    service.behave_well("/a");
+    let newer = scene.call("PUT", "/a", 34, b"new");
+    service.let_go();
+    until(SOON, "the old one is applied", || Ok(service.file("/a").as_deref() == Some("old")))
+        .unwrap();
+    newer.status
+}
+
+/// Token 34 is held back, and not told that it has written.
+#[test]
+fn intermediary_that_gives_up_a_request_does_not_end_it() {
+    assert_eq!(late_write_behind_nginx("408,502-504,520-529"), 503);
+}
+
+/// The newer write was acknowledged, and the stale one has replaced it: this is what the list prevents.
+#[test]
+fn control_without_unknown_status_the_stale_write_wins() {
+    assert_eq!(late_write_behind_nginx("none"), 201);
 }
 
 #[test]
@@ -216,6 +251,26 @@ fn a_yes_to_half_a_request_is_not_believed() {
     drop(thread.join().unwrap());
 }
 
+/// An intermediary refuses a request before it has all of it. What the service behind it has got, and makes of it, is not
+/// known; where the service itself answers (`none`), a refusal is the end.
+#[test]
+fn refusal_of_half_a_request_is_passed_on_and_is_no_end() {
+    for (unknown, held_back) in [("504", 1), ("none", 0)] {
+        let (address, thread) = upstream(|io| {
+            let _ = io.read(&mut [0; 1000]).unwrap();
+            io.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno").unwrap();
+        });
+        let scene = Scene::with(|config| {
+            (config.upstream, config.unknown_status) = (address, unknown.parse().unwrap());
+        });
+        let reply = scene.call("PUT", "/a", 1, &vec![0; 30_000_000]);
+        assert_eq!((reply.status, reply.text().as_str()), (400, "no"));
+        assert_eq!(scene.metric("held_back_names"), held_back, "{unknown}");
+        assert_eq!(scene.metric("requests_total{outcome=\"unknown\"}"), held_back, "{unknown}");
+        drop(thread.join().unwrap());
+    }
+}
+
 /// One that answers first and reads the rest then has the whole request, and its answer counts.
 #[test]
 fn a_yes_before_the_end_counts_if_the_end_is_read() {
@@ -250,6 +305,69 @@ fn an_answer_without_room_holds_nobody_back() {
     assert!(reply.problem("detail").contains("answered 200"), "{}", reply.text());
     assert_eq!(scene.metric("held_back_names"), 0);
     drop(thread.join().unwrap());
+}
+
+#[test]
+fn responses_that_may_be_an_intermediarys_hold_the_name_back() {
+    let scene = Scene::with(|config| config.settle = Duration::from_mins(10));
+    let answer = |path: &str, status: u16| {
+        let say = format!("HTTP/1.1 {status} X\r\nContent-Length: 5\r\n\r\nsorry").into_bytes();
+        scene.service.behave(path, Manner::Say(say));
+    };
+    let mut held_back = 0;
+    for (status, unknown) in [
+        (200, 0),
+        (302, 0),
+        (404, 0),
+        (408, 1),
+        (409, 0),
+        (500, 0),
+        (501, 0),
+        (502, 1),
+        (503, 1),
+        (504, 1),
+        (520, 1),
+        (529, 1),
+    ] {
+        let path = format!("/{status}");
+        answer(&path, status);
+        // A read changes nothing: nobody has to wait for its end.
+        for (method, holds_back) in [("GET", 0), ("HEAD", 0), ("OPTIONS", 0), ("PUT", unknown)] {
+            let reply = scene.call(method, &path, 1, b"");
+            assert_eq!(reply.status, status, "{method}");
+            held_back += holds_back;
+            assert_eq!(scene.metric("held_back_names"), held_back, "{method} {status}");
+        }
+    }
+    assert_eq!(scene.metric("requests_total{outcome=\"unknown\"}"), held_back);
+    assert_eq!(stop(&scene.proxy, SOON), Stopped::InDoubt, "a restart waits as well");
+}
+
+/// What is on the list counts also where the response is too large to be passed on.
+#[test]
+fn response_without_room_that_may_be_an_intermediarys_holds_the_name_back() {
+    let scene = Scene::with(|config| config.max_answer = 10);
+    let large = "HTTP/1.1 504 X\r\nContent-Length: 20\r\n\r\n12345678901234567890".into();
+    scene.service.behave("/a", Manner::Say(large));
+    let reply = scene.call("PUT", "/a", 1, b"x");
+    assert_eq!(reply.status, 502);
+    assert!(reply.problem("detail").ends_with("held back for the settle time"), "{}", reply.text());
+    assert_eq!(scene.metric("held_back_names"), 1);
+}
+
+/// A read that fails is no write that may come late.
+#[test]
+fn read_whose_end_is_not_known_holds_nobody_back() {
+    let scene = Scene::with(|config| config.upstream_timeout = Duration::from_millis(100));
+    scene.service.behave("/cut", Manner::Cut);
+    scene.service.behave("/late", Manner::Hang);
+    for (path, status) in [("/cut", 502), ("/late", 504)] {
+        let reply = scene.call("GET", path, 1, b"");
+        assert_eq!(reply.status, status);
+        assert!(!reply.problem("detail").contains("held back"), "{}", reply.text());
+    }
+    assert_eq!(scene.metric("held_back_names"), 0);
+    scene.service.let_go();
 }
 
 /// An upstream that begins to answer at once, and answers with what it reads.

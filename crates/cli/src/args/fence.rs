@@ -100,6 +100,9 @@ pub(crate) struct FenceReset {
     /// Who does it [default: your user's name]
     #[arg(long, value_name = "TEXT")]
     pub(crate) by: Option<String>,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 /// `fencepost fence protect`
@@ -192,9 +195,11 @@ SET BY and SET AT tell who brought the token, and when by the resource's clock."
 const FENCE_RESET_HELP: &str = "\
 Examples:
   fencepost fence reset ledger --to 1 --why 'lock store restored, tokens restart'
-  fencepost fence reset ledger --forget --why 'the lock is not used any more'
+  fencepost fence reset ledger --forget --yes --why 'the lock is not used any more'
 
 A lower mark lets in who had been shut out: see that no old holder is left.
+Lowering or forgetting one asks first on a terminal; anywhere else it needs
+--yes.
 `fencepost fence show --resets` lists what was reset, by whom and why.";
 
 const FENCE_PROTECT_HELP: &str = "\

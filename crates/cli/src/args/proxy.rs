@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fencepost_proxy::{Address, Pattern};
+use fencepost_proxy::{Address, Pattern, StatusList};
 
 use crate::{duration, size};
 
@@ -31,9 +31,13 @@ pub(crate) struct FenceProxy {
     /// A method that does not write, besides GET, HEAD and OPTIONS; may be repeated
     #[arg(long, value_name = "METHOD")]
     pub(crate) safe_method: Vec<String>,
-    /// How long a lock is held back after a request whose end is not known
+    /// How long a lock is held back after a write whose end is not known
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     pub(crate) settle: Duration,
+    /// Responses that do not say what became of a write, because a proxy or load balancer in front of the service may
+    /// have made them: the lock is held back for --settle. `none` if only the service itself answers
+    #[arg(long, value_name = "LIST", default_value_t)]
+    pub(crate) unknown_status: StatusList,
     /// How long the service may take for a request
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_above_zero)]
     pub(crate) upstream_timeout: Duration,
@@ -109,10 +113,18 @@ Everything else needs it:
        no room for the body
   502, 504  the service failed, or took too long
 
-Requests under one lock reach the service one at a time. When the end of one is
-not known (a time-out, a cut connection, a crash of the proxy) its lock is held
-back for --settle: give the longest time after which the service may still
-apply a request. Let nobody reach the service but through the proxy.
+Requests under one lock reach the service one at a time. When the end of a write
+is not known (a time-out, a cut connection, a crash of the proxy, a response on
+the list of --unknown-status, a refusal that comes before the whole request was
+sent) its lock is held back for --settle: give the longest time after which the
+service may still apply a request. Let nobody reach the service but through the
+proxy.
+
+--unknown-status lists what a proxy, load balancer or CDN between here and the
+service answers by itself while the service may go on. Such a response is passed
+on. Add what yours uses, and 202 if the service applies requests later. With
+`none` every response ends its request, an early refusal too: only for a service
+that nothing stands in front of.
 
 To see and reset marks: fencepost fence show --resource sqlite:DIR/marks.db
 

@@ -86,6 +86,7 @@ fn config(args: &FenceProxy) -> Result<Config, Failure> {
     config.safe_methods.clone_from(&args.safe_method);
     config.upstream_host.clone_from(&args.upstream_host);
     config.settle = args.settle;
+    config.unknown_status.clone_from(&args.unknown_status);
     config.upstream_timeout = args.upstream_timeout;
     config.queue_timeout = args.queue_timeout;
     config.body_timeout = args.body_timeout;

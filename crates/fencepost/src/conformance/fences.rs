@@ -45,6 +45,33 @@ pub trait Fence: Send + Sync + 'static {
 
     /// A fresh resource: no marks, all counters 0. [`Unable::Unsupported`] skips the case, visibly.
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>>;
+
+    /// A fresh resource behind an intermediary (gateway, load balancer, proxy) that answers in its place, if this kind of
+    /// resource can be behind one.
+    fn behind_intermediary(
+        &self,
+    ) -> Option<BoxFuture<'_, Result<Box<dyn BehindIntermediary>, Unable>>> {
+        None
+    }
+}
+
+/// A resource behind an intermediary that gives up a write: it answers with an error of its own, such as 504, and the
+/// write is still on its way to the resource, or under way there.
+pub trait BehindIntermediary: Send + Sync {
+    /// The resource. If it keeps a later holder waiting for the end of a write, then for seconds and not until
+    /// [`finish`](Self::finish).
+    fn resource(&self) -> &dyn Resource;
+
+    /// Writes, through the fence if there is a token; the intermediary gives it up. Returns the error that says so.
+    fn write_given_up<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Option<Token>,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>>;
+
+    /// The write that was given up is applied now, or refused by the resource.
+    fn finish(&self) -> BoxFuture<'_, Result<()>>;
 }
 
 /// A resource with a counter for each lock name. Each call is one step (a transaction, where there are such), which
@@ -108,6 +135,7 @@ pub trait Marks: Send + Sync {
 
 /// One case's surroundings.
 struct Scene {
+    fence: Arc<dyn Fence>,
     resource: Box<dyn Resource>,
     seed: u64,
     rounds: u64,
@@ -118,6 +146,11 @@ impl Scene {
         let none =
             || Stop::Skipped("this fence keeps its marks in the rows that it protects".into());
         self.resource.marks().ok_or_else(none)
+    }
+
+    async fn behind_intermediary(&self) -> Verdict<Box<dyn BehindIntermediary>> {
+        let none = || Stop::Skipped("nothing answers in place of this resource".into());
+        Ok(self.fence.behind_intermediary().ok_or_else(none)?.await?)
     }
 }
 
@@ -144,18 +177,19 @@ pub fn main(fences: Vec<Box<dyn Fence>>) -> ExitCode {
 fn trial(fence: &Arc<dyn Fence>, case: &'static cases::Case, seed: u64, rounds: u64) -> Trial {
     let name = format!("{}::{}", fence.name(), case.name);
     let fence = Arc::clone(fence);
-    Trial::ignorable_test(name, move || match run(&*fence, case, seed, rounds) {
+    Trial::ignorable_test(name, move || match run(&fence, case, seed, rounds) {
         Ok(()) => Ok(Completion::Completed),
         Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
         Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
     })
 }
 
-fn run(fence: &dyn Fence, case: &cases::Case, seed: u64, rounds: u64) -> Verdict {
+fn run(fence: &Arc<dyn Fence>, case: &cases::Case, seed: u64, rounds: u64) -> Verdict {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let limit = CASE_LIMIT * u32::try_from(rounds / 100).unwrap_or(u32::MAX).max(1);
     let verdict = runtime.block_on(async {
-        let scene = Scene { resource: fence.fresh().await?, seed, rounds };
+        let resource = fence.fresh().await?;
+        let scene = Scene { fence: Arc::clone(fence), resource, seed, rounds };
         within(limit, "the case comes to its end", (case.run)(&scene)).await?
     });
     runtime.shutdown_background();

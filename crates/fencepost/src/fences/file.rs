@@ -24,13 +24,15 @@
 //! *Where that ends:* with the host. An OS lock does not reach another machine, so a file on a network file system is
 //! refused. And with those who do not ask: `echo > file`, an editor, `mv` are not stopped. A process that is
 //! stopped in the few milliseconds under the lock holds others up until it goes on or is gone; they give up after
-//! ten seconds. Readers that do not enter see a whole file, but perhaps the one before.
+//! ten seconds. So does anybody who holds the lock on purpose: only those can open it who may write the directory.
+//! Readers that do not enter see a whole file, but perhaps the one before.
 //!
-//! *What lies beside a file* `NAME`, hidden, in the same directory. Who may write that directory may write these:
+//! *What lies beside a file* `NAME`, hidden, in the same directory. Who may write that directory may write these, or in a
+//! sticky one (`/tmp`) who owns the file; who may only read it may read the marks:
 //!
 //! ```text
 //! .NAME.fence/
-//!   lock    empty; locked while somebody checks and renames; never removed, never renamed
+//!   lock    empty; locked while somebody checks and renames; never removed, never renamed; closed to readers
 //!   marks   the marks, one per lock name, and the resets (the map is in file/record.rs)
 //!   new-*   input on its way, or marks on theirs; locked by who writes it, removed later if that one was killed
 //! ```

@@ -1,16 +1,21 @@
 //! Who shares a directory shares its fences, whatever umask they have and whoever came first.
 
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
+use fencepost::ErrorKind;
 use fencepost::fences::file::FileFence;
 
 use super::common::*;
 
 /// Says that this process is a writer: token, path.
 const WRITES: &str = "FENCEPOST_TEST_SHARES";
+/// Says that this process is a reader that locks what it can: the directory beside the file.
+const LOCKS: &str = "FENCEPOST_TEST_LOCKS";
 /// A user that has nothing to do with root.
 const STRANGER: u32 = 65534;
 
@@ -35,6 +40,30 @@ fn write_apart(path: &Path, number: u64, user: Option<u32>) -> Output {
     command.output().unwrap()
 }
 
+/// The reader's part: it locks all that it can open, and goes when its input ends.
+#[test]
+fn locks() {
+    let Ok(beside) = std::env::var(LOCKS) else { return };
+    let entries = std::fs::read_dir(&beside).unwrap().map(|entry| entry.unwrap().path());
+    let opened = entries.chain([beside.into()]).filter_map(|path| File::open(path).ok());
+    let locked: Vec<_> = opened.filter(|file| file.try_lock().is_ok()).collect();
+    println!("\nlocked {}", locked.len());
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// Another user that has locked all that it can open beside the file. Dropping its input ends it.
+fn lock_apart(beside: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["sharing::locks", "--exact", "--nocapture"]).uid(STRANGER).gid(STRANGER);
+    command.env(LOCKS, beside).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let locked = lines.find_map(|line| line.strip_prefix("locked ").map(str::to_owned));
+    let locked: usize = locked.expect("it says what it has locked").parse().unwrap();
+    assert!(locked >= 2, "the marks and their directory can be read, and so locked: {locked}");
+    child
+}
+
 fn assert_done(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
@@ -55,14 +84,24 @@ fn shared(scene: &Scene, name: &str, mode: u32) -> std::path::PathBuf {
 #[test]
 fn the_marks_are_as_open_as_the_directory() {
     let scene = Scene::new();
-    for (number, open) in [(1, 0o700), (2, 0o2775), (3, 0o1777), (4, 0o770)] {
-        let shared = shared(&scene, &format!("shared-{number}"), open);
+    for (number, directory, open, lock) in [
+        (1, 0o700, 0o700, 0o600),
+        (2, 0o2775, 0o2775, 0o660),
+        (3, 0o777, 0o777, 0o666),
+        (4, 0o770, 0o770, 0o660),
+        (5, 0o755, 0o755, 0o600),
+        // Only the owner of a file can replace it there, so only the owner writes its marks.
+        (6, 0o1777, 0o755, 0o600),
+        (7, 0o3775, 0o2755, 0o600),
+    ] {
+        let shared = shared(&scene, &format!("shared-{number}"), directory);
         // The first makes them, the second replaces the marks.
         for token in 1..=2 {
             assert_done(&write_apart(&shared.join("report"), token, None));
             let beside = shared.join(".report.fence");
             assert_eq!(mode(&beside), open);
-            assert_eq!(mode(&beside.join("lock")), open & 0o666, "lock, {open:o}");
+            // Whoever can open the lock can hold it: only writers may.
+            assert_eq!(mode(&beside.join("lock")), lock, "lock, {open:o}");
             assert_eq!(mode(&beside.join("marks")), open & 0o666, "marks, {open:o}");
         }
         assert_eq!(mode(&shared.join("report")), 0o600, "the file itself is its writer's");
@@ -73,7 +112,8 @@ fn the_marks_are_as_open_as_the_directory() {
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("skipped: only root can be another user");
+        // Past the test harness, which hides what a test that passes prints.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: only root can be another user");
     }
     root
 }
@@ -96,6 +136,71 @@ fn root_leaves_the_marks_to_the_owner_of_the_directory() {
     for name in ["", "lock", "marks"] {
         let kept = std::fs::metadata(theirs.join(".report.fence").join(name)).unwrap();
         assert_eq!((kept.uid(), kept.gid()), (STRANGER, STRANGER), "{name:?}");
+    }
+}
+
+/// Whoever may read the directory may see the marks, and must not be able to keep writers waiting.
+#[test]
+fn reader_cannot_stall_a_writer() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let shared = shared(&scene, "shared", 0o755);
+    let (path, beside) = (shared.join("report"), shared.join(".report.fence"));
+    let file = FileFence::at(&path).unwrap();
+    file.write(&lock(), token(1), &b"one"[..]).unwrap();
+    let mut reader = lock_apart(&beside);
+    file.write(&lock(), token(2), &b"two"[..]).unwrap();
+    drop(reader.stdin.take());
+    assert!(reader.wait().unwrap().success());
+
+    // An earlier version left the lock open for readers: the next writer closes it.
+    std::fs::set_permissions(beside.join("lock"), PermissionsExt::from_mode(0o644)).unwrap();
+    file.enter(&lock(), token(3)).unwrap();
+    let mut reader = lock_apart(&beside);
+    file.write(&lock(), token(4), &b"four"[..]).unwrap();
+    drop(reader.stdin.take());
+    assert!(reader.wait().unwrap().success());
+}
+
+/// In a sticky directory everybody can make what is not there yet: marks that say what its maker likes.
+#[test]
+fn marks_planted_by_another_user_are_refused() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let shared = shared(&scene, "shared", 0o1777);
+    let (path, beside) = (shared.join("report"), shared.join(".report.fence"));
+    chown(&shared, Some(0), Some(0)).unwrap();
+    let theirs = FileFence::at(&path).unwrap();
+    theirs.enter(&lock(), token(1)).unwrap();
+    chown(&beside, Some(STRANGER), Some(STRANGER)).unwrap();
+    for planted in [theirs.enter(&lock(), token(2)), theirs.show(None).map(drop)] {
+        assert_kind(planted, &ErrorKind::Refused, "belongs to another user");
+    }
+    assert_kind(theirs.write(&lock(), token(2), &b"x"[..]), &ErrorKind::Refused, "move it away");
+    // If the file is theirs as well, so are its marks.
+    std::fs::write(&path, "theirs").unwrap();
+    chown(&path, Some(STRANGER), Some(STRANGER)).unwrap();
+    theirs.enter(&lock(), token(2)).unwrap();
+}
+
+/// Earlier versions let everybody write the marks in a sticky directory.
+#[test]
+fn open_marks_in_a_sticky_directory_are_closed() {
+    let scene = Scene::new();
+    let shared = shared(&scene, "shared", 0o1777);
+    let file = FileFence::at(shared.join("report")).unwrap();
+    file.enter(&lock(), token(1)).unwrap();
+    let beside = shared.join(".report.fence");
+    for (name, open) in [("", 0o1777), ("lock", 0o666), ("marks", 0o666)] {
+        std::fs::set_permissions(beside.join(name), PermissionsExt::from_mode(open)).unwrap();
+    }
+    file.enter(&lock(), token(2)).unwrap();
+    for (name, closed) in [("", 0o755), ("lock", 0o600), ("marks", 0o644)] {
+        assert_eq!(mode(&beside.join(name)), closed, "{name:?}");
     }
 }
 

@@ -3,6 +3,9 @@
 //! The testbed's proxy knows bytes only. Here what is done to a request depends on which one it is, and a test's own
 //! code runs at that very moment. Each connection carries one request.
 
+#![allow(dead_code, reason = "each test target uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +26,8 @@ pub(crate) enum Act {
     ResetBefore,
     /// The server never sees the request, and this is the answer: the status line, and more headers if any.
     Instead(&'static str),
+    /// The same, but the request is kept: the server sees it when [`Gate::deliver`] is called.
+    GiveUp(&'static str),
 }
 
 struct Rule {
@@ -34,23 +39,46 @@ struct Rule {
 /// The gate. Its threads end with the test process.
 pub(crate) struct Gate {
     address: SocketAddr,
+    server: SocketAddr,
     rules: Arc<Mutex<Vec<Rule>>>,
+    given_up: Arc<GivenUp>,
 }
+
+/// Requests that were given up: head and body.
+type GivenUp = Mutex<Vec<(String, Vec<u8>)>>;
 
 impl Gate {
     pub(crate) fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let rules = Arc::new(Mutex::new(Vec::new()));
-        let known = Arc::clone(&rules);
+        let given_up = Arc::new(GivenUp::default());
+        let known = (Arc::clone(&rules), Arc::clone(&given_up));
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let rules = Arc::clone(&known);
+                let (rules, given_up) = known.clone();
                 // A client that goes away is no failure.
-                std::thread::spawn(move || serve(client, server, &rules));
+                std::thread::spawn(move || serve(client, server, &rules, &given_up));
             }
         });
-        Self { address, rules }
+        Self { address, server, rules, given_up }
+    }
+
+    /// The server sees what was given up. Returns the first lines of its answers.
+    pub(crate) fn deliver(&self) -> io::Result<Vec<String>> {
+        let given_up =
+            std::mem::take(&mut *self.given_up.lock().unwrap_or_else(PoisonError::into_inner));
+        let deliver = |(request, body): &(String, Vec<u8>)| {
+            let answer = carried_out(self.server, request, body)?;
+            let text = String::from_utf8_lossy(&answer);
+            Ok(text.lines().next().unwrap_or_default().to_owned())
+        };
+        given_up.iter().map(deliver).collect()
+    }
+
+    /// Forgets the rules that are left.
+    pub(crate) fn open_up(&self) {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     pub(crate) fn endpoint(&self) -> String {
@@ -69,7 +97,12 @@ impl Gate {
     }
 }
 
-fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) -> io::Result<()> {
+fn serve(
+    mut client: TcpStream,
+    server: SocketAddr,
+    rules: &Mutex<Vec<Rule>>,
+    given_up: &GivenUp,
+) -> io::Result<()> {
     let Some((request, body)) = read_request(&mut client)? else { return Ok(()) };
     let act = {
         let mut rules = rules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,9 +124,10 @@ fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) ->
             return reset(&client);
         }
         Some(Act::ResetBefore) => return reset(&client),
-        Some(Act::Instead(answer)) => {
-            let answer = format!("HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n");
-            return client.write_all(answer.as_bytes());
+        Some(Act::Instead(answer)) => return instead(&mut client, answer),
+        Some(Act::GiveUp(answer)) => {
+            given_up.lock().unwrap_or_else(PoisonError::into_inner).push((request, body));
+            return instead(&mut client, answer);
         }
         Some(Act::LoseRequest(hook)) => {
             hook();
@@ -102,6 +136,10 @@ fn serve(mut client: TcpStream, server: SocketAddr, rules: &Mutex<Vec<Rule>>) ->
     }
     let answer = carried_out(server, &request, &body)?;
     client.write_all(&answer)
+}
+
+fn instead(client: &mut TcpStream, answer: &str) -> io::Result<()> {
+    write!(client, "HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n")
 }
 
 /// Whoever drops the connection now resets it.

@@ -4,18 +4,22 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+#[path = "../fence_object/gate.rs"]
+mod gate;
+
 use bytes::Bytes;
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence, Marks, Resource};
+use fencepost::conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost::fences::object::ObjectFence;
 use fencepost::fences::{Mark, Reset};
 use fencepost::object_store::aws::AmazonS3Builder;
 use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::path::Path;
-use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _};
+use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_testbed::{SeaweedFs, shared};
+use gate::{Act, Gate};
 
 static SERVER: Mutex<Weak<SeaweedFs>> = Mutex::new(Weak::new());
 
@@ -51,13 +55,78 @@ impl Fence for InStore {
             let place = if self.memory {
                 Place::Memory(Arc::new(InMemory::new()))
             } else {
-                Place::Server(shared(&SERVER, SeaweedFs::start)?)
+                Place::Server(shared(&SERVER, SeaweedFs::start)?, None)
             };
-            let number = u64::from_ne_bytes(random()?);
-            let counters = Counters::open(self.shape, place, format!("case-{number:016x}")).await?;
+            let counters = Counters::open(self.shape, place, folder()?).await?;
             Ok(Box::new(counters) as Box<dyn Resource>)
         })
     }
+
+    fn behind_intermediary(
+        &self,
+    ) -> Option<BoxFuture<'_, Result<Box<dyn BehindIntermediary>, Unable>>> {
+        // A store in memory has nothing in front of it.
+        let shape = (!self.memory).then_some(self.shape)?;
+        Some(Box::pin(async move {
+            let server = shared(&SERVER, SeaweedFs::start)?;
+            let gate = Arc::new(Gate::to(server.address()));
+            let place = Place::Server(server, Some(Arc::clone(&gate)));
+            let counters = Counters::open(shape, place, folder()?).await?;
+            Ok(Box::new(BehindGate { counters, gate }) as Box<dyn BehindIntermediary>)
+        }))
+    }
+}
+
+/// A gateway of S3 that gives up writes.
+struct BehindGate {
+    counters: Counters,
+    gate: Arc<Gate>,
+}
+
+impl BehindIntermediary for BehindGate {
+    fn resource(&self) -> &dyn Resource {
+        &self.counters
+    }
+
+    fn write_given_up<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: Option<Token>,
+        value: i64,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            // It has entered: what is given up is the write itself.
+            if let Some(token) = token {
+                self.counters.read(name, Some(token)).await?;
+            }
+            // The object with the mark, also when it is tried again; the data of a pointer lie elsewhere.
+            let path = format!("{} ", Counters::path(name));
+            for _ in 0..100 {
+                let late = "504 Gateway Timeout\r\nContent-Length: 0";
+                self.gate.once("PUT", path.clone(), Act::GiveUp(late));
+            }
+            let written = self.counters.write(name, token, value).await;
+            self.gate.open_up();
+            written
+        })
+    }
+
+    fn finish(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async {
+            let answers =
+                self.gate.deliver().map_err(|error| Error::unreachable(error.to_string()));
+            if answers?.is_empty() {
+                return Err(Error::unreachable("nothing was given up"));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A folder for one case.
+fn folder() -> Result<String, Unable> {
+    let number = u64::from_ne_bytes(random()?);
+    Ok(format!("case-{number:016x}"))
 }
 
 fn random() -> Result<[u8; 8], Unable> {
@@ -69,7 +138,8 @@ fn random() -> Result<[u8; 8], Unable> {
 #[derive(Clone)]
 enum Place {
     Memory(Arc<InMemory>),
-    Server(Arc<SeaweedFs>),
+    /// With what stands in front of it, if something does.
+    Server(Arc<SeaweedFs>, Option<Arc<Gate>>),
 }
 
 struct Counters {
@@ -89,11 +159,19 @@ impl Counters {
     async fn open(shape: Shape, place: Place, folder: String) -> Result<Self> {
         let store: Arc<dyn ObjectStore> = match &place {
             Place::Memory(store) => Arc::clone(store) as _,
-            Place::Server(server) => {
+            Place::Server(server, gate) => {
+                // The client's own tries are left out where they would only take time.
+                let retry = match gate {
+                    None => RetryConfig::default(),
+                    Some(_) => RetryConfig { max_retries: 0, ..RetryConfig::default() },
+                };
+                let endpoint =
+                    gate.as_ref().map_or_else(|| server.endpoint(), |gate| gate.endpoint());
                 // A server that has many wait in line, on a busy machine, takes its time.
                 let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
                 let store = AmazonS3Builder::new()
-                    .with_endpoint(server.endpoint())
+                    .with_endpoint(endpoint)
+                    .with_retry(retry)
                     .with_bucket_name(server.bucket())
                     .with_client_options(patient)
                     .with_allow_http(true)

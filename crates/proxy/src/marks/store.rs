@@ -8,7 +8,7 @@ use fencepost::fences::{Mark, sqlite};
 use fencepost::rusqlite::{self, Connection, OptionalExtension as _, TransactionBehavior};
 use fencepost::{Error, Label, Result};
 
-use super::{Ask, Refusal};
+use super::{Ask, Refusal, directory};
 
 /// How long we wait for another program that writes, such as `fencepost fence reset`.
 const BUSY: Duration = Duration::from_secs(5);
@@ -44,20 +44,10 @@ impl Store {
     /// that note.
     pub(super) fn open(directory: &Path) -> Result<(Self, bool)> {
         let shown = directory.display();
-        std::fs::create_dir_all(directory).map_err(|error| {
-            Error::refused(format!("can not make the directory {shown}")).because(error)
-        })?;
-        // A directory that a loss of power takes back would take the marks with it.
-        if let Some(parent) = directory.canonicalize().ok().as_deref().and_then(Path::parent) {
-            let _ = File::open(parent).and_then(|parent| parent.sync_all());
-        }
-        let only_one = File::options()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .open(directory.join("marks.lock"))
-            .map_err(|error| {
-                Error::refused(format!("can not write in the directory {shown}")).because(error)
+        directory::prepare(directory)?;
+        let only_one =
+            File::options().write(true).open(directory.join(directory::LOCK)).map_err(|error| {
+                Error::refused(format!("cannot write in the directory {shown}")).because(error)
             })?;
         let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
         rustix::fs::flock(&only_one, operation).map_err(|error| match error {
@@ -68,7 +58,7 @@ impl Store {
             other => Error::refused(format!("can not lock the marks in {shown}")).because(other),
         })?;
         let opened = || -> rusqlite::Result<(Connection, bool)> {
-            let db = Connection::open(directory.join("marks.db"))?;
+            let db = Connection::open(directory.join(directory::DB))?;
             db.busy_timeout(BUSY)?;
             db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
             // Each commit is synced: a mark is on disk before anybody acts on it.

@@ -5,6 +5,7 @@
 
 pub(crate) mod client;
 pub(crate) mod frames;
+pub(crate) mod intermediary;
 pub(crate) mod service;
 
 use std::path::Path;

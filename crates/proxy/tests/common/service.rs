@@ -72,6 +72,11 @@ impl Service {
         self.state().manners.insert(path.to_owned(), manner);
     }
 
+    /// The next requests for the path are served at once; those that hang go on hanging.
+    pub(crate) fn behave_well(&self, path: &str) {
+        self.state().manners.remove(path);
+    }
+
     pub(crate) fn file(&self, path: &str) -> Option<String> {
         self.state().files.get(path).map(|data| String::from_utf8_lossy(data).into_owned())
     }

@@ -34,6 +34,7 @@ cases!(
     marks_are_shown,
     a_reset_is_audited,
     a_reset_wants_a_name_and_a_reason,
+    intermediary_response_is_no_end,
     counter_is_exact,
     crowd_is_exact,
 );
@@ -237,6 +238,38 @@ async fn a_reset_wants_a_name_and_a_reason(scene: &Scene) -> Verdict {
     ensure!(marks.show(None).await? == before, "nothing was written");
     ensure!(marks.audit(None).await?.is_empty(), "nothing was recorded");
     Ok(())
+}
+
+/// A gateway answers 504 and the write goes on: once a later holder's write is acknowledged, it must not be replaced.
+async fn intermediary_response_is_no_end(scene: &Scene) -> Verdict {
+    let fenced = given_up(scene, Some((token(33)?, token(34)?))).await?;
+    let bare = given_up(scene, None).await?;
+    eprintln!(
+        "later write acknowledged, value at the end: with the fence {fenced:?}; control without it \
+         {bare:?}"
+    );
+    ensure!(!fenced.0 || fenced.1 == 2, "a stale write has replaced the later holder's");
+    ensure!(bare == (true, 1), "without the fence the later write was not lost: {bare:?}");
+    Ok(())
+}
+
+/// The first holder's write, 1, is given up; the second one writes 2; then the first write is applied or refused. Returns
+/// whether the second write was acknowledged, and what is there in the end.
+async fn given_up(scene: &Scene, tokens: Option<(Token, Token)>) -> Verdict<(bool, i64)> {
+    let (behind, name) = (scene.behind_intermediary().await?, name("invoice/42")?);
+    let (first, second) = tokens.unzip();
+    ensure_kind!(
+        behind.write_given_up(&name, first, 1).await,
+        ErrorKind::Unreachable,
+        "a write that the intermediary gave up"
+    );
+    let later = behind.resource().write(&name, second, 2).await;
+    let acknowledged = later.is_ok();
+    if !acknowledged {
+        ensure_kind!(later, ErrorKind::Unreachable, "a later holder that is kept waiting");
+    }
+    behind.finish().await?;
+    Ok((acknowledged, value(behind.resource(), &name).await?))
 }
 
 /// etcd#11457: locks alone do not protect a read-modify-write. Nor do fenced writes alone (P8).

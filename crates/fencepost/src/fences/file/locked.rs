@@ -38,11 +38,11 @@ impl<'p> Locked<'p> {
     /// Replaces the marks, and syncs them.
     pub(super) fn keep(&self, marks: &Marks) -> Result<()> {
         let failed = |error: std::io::Error| self.place.failed("can not keep the marks of", error);
-        // As the old ones, or as open as the directory: a umask is not for what others need too.
-        let like = rustix::fs::statat(&self.beside, MARKS, AtFlags::SYMLINK_NOFOLLOW)
-            .or_else(|_| rustix::fs::fstat(&self.place.directory));
-        let mut like = like.map_err(|errno| failed(errno.into()))?;
-        like.st_mode &= 0o666;
+        // As the old ones, and as open as the directory: a umask is not for what others need too.
+        let place = self.place.like().map_err(|errno| failed(errno.into()))?;
+        let old = rustix::fs::statat(&self.beside, MARKS, AtFlags::SYMLINK_NOFOLLOW);
+        let mut like = old.unwrap_or(place);
+        like.st_mode &= (place.st_mode | 0o600) & 0o666;
         let mut new = Spool::make(&self.beside, self.place.path(), Mode::from_raw_mode(0o600))?;
         new.dress(&like).map_err(|errno| failed(errno.into()))?;
         new.fill(marks.text().as_bytes())?;

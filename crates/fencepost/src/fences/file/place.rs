@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use super::locked::Locked;
 use super::record::{Marks, Unreadable};
-use super::spool::Spool;
+use super::spool::{Spool, for_strangers};
 use super::{explain, shown};
 use crate::clock::{BootClock, Clock as _, pause};
 use crate::disk::network_file_system;
@@ -98,7 +98,7 @@ impl Place {
     }
 
     /// What is there now: a regular file or nothing.
-    pub(super) fn target(&self) -> Result<Option<rustix::fs::Stat>> {
+    pub(super) fn target(&self) -> Result<Option<Stat>> {
         match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => Ok(Some(stat)),
@@ -115,26 +115,67 @@ impl Place {
     /// The directory of the marks, if there is one.
     fn beside(&self) -> Result<Option<File>> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let shown = || shown(&self.path.with_file_name(&self.beside));
         match rustix::fs::openat(&self.directory, &self.beside, flags, Mode::empty()) {
-            Ok(directory) => Ok(Some(File::from(directory))),
+            Ok(directory) => match self.planted_by(&directory) {
+                Ok(None) => Ok(Some(File::from(directory))),
+                Ok(Some(owner)) => Err(Error::refused(format!(
+                    "{} belongs to another user (uid {owner}), who decides what its marks say: move it \
+                     away, or keep the file where others cannot write",
+                    shown()
+                ))),
+                Err(errno) => Err(self.failed("cannot look at the marks of", errno)),
+            },
             Err(Errno::NOENT) => Ok(None),
             Err(Errno::NOTDIR | Errno::LOOP) => Err(Error::refused(format!(
                 "{} is no directory of fencepost's: move it away, the marks are kept there",
-                shown(&self.path.with_file_name(&self.beside))
+                shown()
             ))),
             Err(errno) => Err(self.failed("can not open the marks of", errno)),
         }
     }
 
-    /// The same, made if it is not there. Who may write the file's directory may write this one.
+    /// Whose what lies beside the file is to be, and how open: as the directory. In a sticky one only the owner of a file
+    /// can replace it, so there it is that owner's, and nobody else may write it.
+    pub(super) fn like(&self) -> rustix::io::Result<Stat> {
+        let mut like = rustix::fs::fstat(&self.directory)?;
+        if is_sticky(&like) {
+            let target = rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+            if let Ok(target) = target {
+                (like.st_uid, like.st_gid) = (target.st_uid, target.st_gid);
+            }
+            like.st_mode &= !0o1022;
+        }
+        Ok(like)
+    }
+
+    /// Who has made the directory of the marks, if that user has no say in the file. In a sticky directory everybody can
+    /// make it; elsewhere whoever can make it can replace the file as well.
+    fn planted_by(&self, beside: &OwnedFd) -> rustix::io::Result<Option<u32>> {
+        let directory = rustix::fs::fstat(&self.directory)?;
+        if !is_sticky(&directory) {
+            return Ok(None);
+        }
+        let owner = rustix::fs::fstat(beside)?.st_uid;
+        let ours = rustix::process::geteuid().as_raw();
+        let may = [0, ours, directory.st_uid, self.like()?.st_uid];
+        Ok((!may.contains(&owner)).then_some(owner))
+    }
+
+    /// The same, made if it is not there. Who may replace the file may write this one.
     fn beside_made(&self) -> Result<File> {
         let failed = |errno: Errno| self.failed("can not make a place for the marks of", errno);
         loop {
+            let like = self.like().map_err(failed)?;
+            let mode = Mode::from_raw_mode(like.st_mode & 0o7777);
             if let Some(there) = self.beside()? {
+                let found = rustix::fs::fstat(&there).map_err(failed)?.st_mode;
+                if found & 0o1000 != 0 && like.st_mode & 0o1000 == 0 {
+                    // An earlier version has left it open. Who did not make it may not close it.
+                    let _ = rustix::fs::fchmod(&there, mode);
+                }
                 return Ok(there);
             }
-            let mode = rustix::fs::fstat(&self.directory).map_err(failed)?.st_mode;
-            let mode = Mode::from_raw_mode(mode) & Mode::from_raw_mode(0o7777);
             match rustix::fs::mkdirat(&self.directory, &self.beside, mode) {
                 // The umask took its part.
                 Ok(()) => {
@@ -229,21 +270,23 @@ impl Place {
 
     fn open_lock(&self, beside: &File) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let open = rustix::fs::fstat(&self.directory)?.st_mode & 0o666;
+        let like = self.like()?;
+        let open = for_writers(like.st_mode);
         let making = flags | OFlags::CREATE | OFlags::RDWR;
         let lock = match rustix::fs::openat(beside, LOCK, making, Mode::from_raw_mode(open)) {
-            // It is another user's. To lock it, to read it is enough.
+            // It is another user's, made by an earlier version. To lock it, to read it is enough.
             Err(Errno::ACCESS) => {
                 return rustix::fs::openat(beside, LOCK, flags | OFlags::RDONLY, Mode::empty());
             }
             opened => opened?,
         };
-        // The umask took its part, now or when its maker was killed before it came here. What has a second name may be
-        // somebody else's file, laid here to be opened.
-        let stat = rustix::fs::fstat(&lock)?;
-        if stat.st_nlink == 1 {
+        // The umask took its part, now or when its maker was killed before it came here; or an earlier version has left
+        // it open for readers. What has a second name may be somebody else's file, laid here to be opened.
+        if rustix::fs::fstat(&lock)?.st_nlink == 1 {
             self.give(&lock)?;
-            if stat.st_mode & open != open {
+            let stat = rustix::fs::fstat(&lock)?;
+            let open = if stat.st_gid == like.st_gid { open } else { for_strangers(open) };
+            if stat.st_mode & 0o777 != open {
                 // Who did not make it may not, and does not need to: it is open for them.
                 let _ = rustix::fs::fchmod(&lock, Mode::from_raw_mode(open));
             }
@@ -254,7 +297,7 @@ impl Place {
     /// Gives what lies beside to those whose directory it is, as far as this process may: else an operator who enters
     /// once as root would lock them out.
     fn give(&self, file: impl AsFd) -> rustix::io::Result<()> {
-        let (whose, stat) = (rustix::fs::fstat(&self.directory)?, rustix::fs::fstat(&file)?);
+        let (whose, stat) = (self.like()?, rustix::fs::fstat(&file)?);
         if (stat.st_uid, stat.st_gid) != (whose.st_uid, whose.st_gid) {
             let (owner, group) = (Uid::from_raw(whose.st_uid), Gid::from_raw(whose.st_gid));
             if rustix::fs::fchown(&file, Some(owner), Some(group)).is_err() {
@@ -262,5 +305,37 @@ impl Place {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether many may make files in this directory, and only their owners may replace them.
+fn is_sticky(directory: &Stat) -> bool {
+    directory.st_mode & 0o1000 != 0 && directory.st_mode & 0o022 != 0
+}
+
+/// The mode of the lock in a directory of this mode. Whoever can open it can hold it, so only those may who may write the
+/// directory: a reader could keep all writers waiting.
+fn for_writers(directory: u32) -> u32 {
+    let write = directory & 0o222;
+    0o600 | write | (write << 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writers_can_open_the_lock() {
+        for (directory, lock) in [
+            (0o700, 0o600),
+            (0o755, 0o600),
+            (0o555, 0o600),
+            (0o2775, 0o660),
+            (0o770, 0o660),
+            (0o757, 0o606),
+            (0o777, 0o666),
+        ] {
+            assert_eq!(for_writers(directory), lock, "{directory:o}");
+        }
     }
 }

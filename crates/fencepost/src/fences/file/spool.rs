@@ -128,7 +128,7 @@ impl Spool {
 
 /// The mode of a file whose group is another one than it was. The new group is strange to it, and the old one is among
 /// all others now: both get what both had.
-fn for_strangers(mode: u32) -> u32 {
+pub(super) fn for_strangers(mode: u32) -> u32 {
     let both = (mode >> 3) & mode & 0o7;
     (mode & 0o700) | (both << 3) | both
 }

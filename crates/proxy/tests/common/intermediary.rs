@@ -1,0 +1,19 @@
+//! A stock proxy (nginx) between the gateway and a service, which gives up a request that the service still works on.
+
+use fencepost_testbed::Nginx;
+use fencepost_testbed::ports::on_free_port;
+
+use super::Service;
+
+/// How long nginx waits for the service before it answers 504 by itself. A service that does answer takes much less.
+const GIVES_UP: &str = "2s";
+
+/// Starts one in front of the service.
+pub(crate) fn in_front_of(service: &Service) -> Nginx {
+    let pass = format!(
+        "location / {{ proxy_pass http://{}; proxy_http_version 1.1; \
+         proxy_read_timeout {GIVES_UP}; client_max_body_size 64m; }}",
+        service.address()
+    );
+    on_free_port(|port| Nginx::start(port, "", &pass)).unwrap()
+}
