@@ -9,6 +9,7 @@ mod faults;
 pub(crate) mod install;
 mod pool;
 mod tls;
+pub(crate) mod trust;
 
 pub(crate) use self::address::PostgresUrl;
 pub(crate) use self::faults::{Fault, FaultKind};

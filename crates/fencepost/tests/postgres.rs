@@ -21,6 +21,8 @@ mod hammer;
 mod late;
 #[path = "postgres/limits.rs"]
 mod limits;
+#[path = "postgres/planted.rs"]
+mod planted;
 #[path = "postgres/records.rs"]
 mod records;
 #[path = "postgres/schema.rs"]

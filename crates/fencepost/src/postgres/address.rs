@@ -26,6 +26,8 @@ pub(crate) struct PostgresUrl {
     config: Config,
     tls: Tls,
     pub(super) pool: usize,
+    /// A role that may own the schema, besides those who may anyway.
+    owner: Option<String>,
     /// `host:port/database`: without secrets, for people.
     pub(super) shown: String,
 }
@@ -61,7 +63,7 @@ impl PostgresUrl {
             if !options.take(scheme, name, value)? {
                 if !OPTIONS.contains(&name) {
                     return Err(Error::invalid(format!(
-                        "\"{}\" is no option of a {scheme}: URL: there are {}, pool, sslmode, sslrootcert, \
+                        "\"{}\" is no option of a {scheme}: URL: there are {}, owner, pool, sslmode, sslrootcert, \
                          sslcert, sslkey",
                         name.escape_debug(),
                         OPTIONS.join(", ")
@@ -99,12 +101,18 @@ impl PostgresUrl {
         let (mode, verify) = options.mode(scheme)?;
         config.ssl_mode(mode);
         let tls = Tls::new(mode, verify, &options.files)?;
-        Ok(Self { config, tls, pool: options.pool.unwrap_or(POOL), shown })
+        let (pool, owner) = (options.pool.unwrap_or(POOL), options.owner);
+        Ok(Self { config, tls, pool, owner, shown })
     }
 
     /// `host:port/database`.
     pub(crate) fn shown(&self) -> &str {
         &self.shown
+    }
+
+    /// The role that is trusted with the schema besides those that are anyway.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
     }
 
     /// Connects. On a tokio runtime, which then has to drive the connection.
@@ -128,6 +136,7 @@ struct Options {
     mode: Option<String>,
     files: Files,
     pool: Option<usize>,
+    owner: Option<String>,
 }
 
 impl Options {
@@ -143,6 +152,10 @@ impl Options {
             read.map(Some).map_err(|error| bad("can not read this file").because(error))
         };
         match name {
+            "owner" => {
+                let owner = crate::url::decoded(value).filter(|owner| !owner.is_empty());
+                self.owner = Some(owner.ok_or_else(|| bad("name a role"))?);
+            }
             "sslmode" => self.mode = Some(value.to_owned()),
             // As libpq has it: the system's list, which is ours without this option as well.
             "sslrootcert" if value == "system" => {}

@@ -17,7 +17,7 @@ use tokio_postgres::types::Type;
 use crate::backend::Surroundings;
 use crate::backends::ears::Ears;
 use crate::clock::Clock;
-use crate::postgres::{Fault, Pool, Use};
+use crate::postgres::{Fault, Pool};
 use crate::race::{First, race};
 
 /// How long our own word may take.
@@ -141,8 +141,8 @@ async fn listen_once(
             .await
             .map_err(|error| Fault::of(&error, pool.shown()))?;
         // Over another connection: on this one it would come back even where others' words do not.
-        let ask = "SELECT pg_notify($1, $2)";
-        pool.call(Use::Asking, ask, &[(&channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
+        let ask = "SELECT pg_catalog.pg_notify($1, $2)";
+        pool.call_outside(ask, &[(&channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
         if let First::Right(()) = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await {
             return Ok(Ended::Deaf);
         }

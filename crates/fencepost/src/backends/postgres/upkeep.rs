@@ -28,6 +28,7 @@ pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         clock.alarm(clock.now() + REFRESH).await;
         let Some(pool) = pool.upgrade() else { return };
         pool.let_go();
+        pool.look_again().await;
         if let Ok(read) = Found::read(&pool).await {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             *found = read.after(&found);
