@@ -5,6 +5,7 @@
 //! have been done, or be done later: whoever sends it again sees to that.
 
 mod address;
+mod environment;
 mod faults;
 pub(crate) mod install;
 mod pool;

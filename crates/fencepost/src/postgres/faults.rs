@@ -56,6 +56,14 @@ impl Fault {
             } else {
                 FaultKind::Cut
             };
+            if words.contains("password missing") {
+                return Self::new(
+                    kind,
+                    format!(
+                        "{shown} asks for a password: put it into PGPASSWORD or ~/.pgpass, or into the URL"
+                    ),
+                );
+            }
             return Self::new(kind, format!("no connection to {shown}: {words}"));
         };
         let state = said.code().clone();
@@ -146,9 +154,11 @@ fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
         }
         (_, "28") => (
             Refused,
-            format!("{shown} does not take this user and password ({said}): mend the URL"),
+            format!(
+                "{shown} rejected the user or the password ({said}): check the URL, PGPASSWORD and ~/.pgpass"
+            ),
         ),
-        (_, "3D") => (Refused, format!("{shown}: {said}: create it, or mend the URL")),
+        (_, "3D") => (Refused, format!("{shown}: {said}: create it, or check the URL")),
         _ => (Refused, format!("{shown} refused: {said} ({})", state.code())),
     }
 }
