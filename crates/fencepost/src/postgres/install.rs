@@ -96,6 +96,13 @@ impl Component {
         }
     }
 
+    /// The version that is there, 0 if none is. Nothing is made; one that is newer than ours is refused.
+    pub(crate) async fn found(&self, pool: &Pool) -> Result<i32, Fault> {
+        let found = self.look(pool).await?;
+        self.check(found, pool.shown())?;
+        Ok(found)
+    }
+
     /// The version that is there.
     async fn look(&self, pool: &Pool) -> Result<i32, Fault> {
         match pool.call(Use::Asking, VERSION, &[(&self.name, Type::TEXT)]).await {

@@ -163,7 +163,7 @@ impl Pool {
                 Some(told) if over && told.state.is_some() && fault.state.is_none() => told,
                 _ => fault,
             };
-            if over || matches!(fault.kind, FaultKind::Refused | FaultKind::Away) {
+            if over || fault.kind.is_final() {
                 return Err(Fault { unanswered: again, ..fault });
             }
             if fault.kind == FaultKind::NotNow {
@@ -215,8 +215,8 @@ impl Pool {
                 match fault.kind {
                     FaultKind::Cut | FaultKind::Away => *again = true,
                     FaultKind::Again | FaultKind::NotNow => self.put_back(conn),
-                    // A primary that was demoted stays one: the name may lead to the new one by now.
-                    FaultKind::Refused => {}
+                    // One that was demoted stays it: the name may lead to the new primary by now.
+                    FaultKind::ReadOnly | FaultKind::Refused => {}
                 }
                 Err(fault)
             }
