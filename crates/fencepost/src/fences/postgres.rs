@@ -65,19 +65,21 @@ pub use protect::{NameFrom, protect, unprotect};
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. The
-/// connection is driven by the tokio runtime of the caller.
+/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. A schema
+/// `fencepost` that is in the hands of somebody else is refused: see [`check_owner`]. The connection is driven by the tokio
+/// runtime of the caller.
 pub async fn connect(url: &str) -> Result<Client> {
     let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
     let url = PostgresUrl::parse(scheme, rest)?;
-    match race(url.open(), BootClock.alarm(BootClock.now() + CONNECT)).await {
-        First::Left(Ok((client, connection))) => {
-            tokio::spawn(connection);
-            let looked = trust::look(&client, url.owner(), url.shown()).await;
-            looked.map_err(Fault::into_error)?;
-            Ok(client)
-        }
-        First::Left(Err(error)) => Err(Fault::of(&error, url.shown()).into_error()),
+    let open = async {
+        let opened = url.open().await.map_err(|error| Fault::of(&error, url.shown()));
+        let (client, connection) = opened?;
+        tokio::spawn(connection);
+        trust::look(&client, url.owner(), url.shown()).await?;
+        Ok(client)
+    };
+    match race(open, BootClock.alarm(BootClock.now() + CONNECT)).await {
+        First::Left(opened) => opened.map_err(Fault::into_error),
         First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
     }
 }

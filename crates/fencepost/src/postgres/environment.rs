@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::process::geteuid;
-
 /// Where servers on this host have their sockets, in the order in which they are looked for.
 const SOCKETS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
@@ -23,10 +21,7 @@ impl Environment<'static> {
         Self {
             lookup: &|name| std::env::var(name).ok(),
             exists: &|path| path.exists(),
-            account: &|| {
-                let accounts = fs::read_to_string("/etc/passwd").ok()?;
-                account_in(&accounts, geteuid().as_raw())
-            },
+            account: &account,
         }
     }
 }
@@ -40,7 +35,8 @@ impl Environment<'_> {
     /// Who connects, if nobody says: the user of this process.
     pub(super) fn user(&self) -> Option<String> {
         let account = || (self.account)().map(|(name, _)| name);
-        self.var("PGUSER").or_else(account).or_else(|| self.var("USER"))
+        let variable = if cfg!(unix) { "USER" } else { "USERNAME" };
+        self.var("PGUSER").or_else(account).or_else(|| self.var(variable))
     }
 
     /// Where the server is, if nobody says: at its socket on this host.
@@ -49,7 +45,8 @@ impl Environment<'_> {
             (self.exists)(&Path::new(directory).join(format!(".s.PGSQL.{port}")))
         };
         let found = || SOCKETS.iter().find(|directory| there(directory)).unwrap_or(&SOCKETS[0]);
-        self.var("PGHOST").unwrap_or_else(|| (*found()).to_owned())
+        let local = || if cfg!(unix) { *found() } else { "localhost" };
+        self.var("PGHOST").unwrap_or_else(|| local().to_owned())
     }
 
     /// The password, if the URL has none.
@@ -70,7 +67,19 @@ impl Environment<'_> {
     }
 }
 
+#[cfg(unix)]
+fn account() -> Option<(String, PathBuf)> {
+    let accounts = fs::read_to_string("/etc/passwd").ok()?;
+    account_in(&accounts, rustix::process::geteuid().as_raw())
+}
+
+#[cfg(not(unix))]
+fn account() -> Option<(String, PathBuf)> {
+    None
+}
+
 /// The name and the home of a user, as `/etc/passwd` has them.
+#[cfg(unix)]
 fn account_in(accounts: &str, user: u32) -> Option<(String, PathBuf)> {
     accounts.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
@@ -196,6 +205,7 @@ mod tests {
         assert_eq!(none.password(&LOGIN), None);
     }
 
+    #[cfg(unix)]
     #[test]
     fn user_of_the_process_is_found_by_its_number() {
         let accounts =
