@@ -67,11 +67,11 @@ async fn notifications_have_tokens_in_them_and_no_owners() {
     let (ours, theirs) = two(&database.url()).await;
     let (listener, mut connection) = tokio_postgres::connect(&database.url(), NoTls).await.unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let taken = Arc::clone(&heard);
+    let sink = Arc::clone(&heard);
     tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if let AsyncMessage::Notification(word) = message {
-                taken.lock().unwrap().push((word.channel().to_owned(), word.payload().to_owned()));
+                sink.lock().unwrap().push((word.channel().to_owned(), word.payload().to_owned()));
             }
         }
     });
