@@ -5,10 +5,12 @@
 //! have been done, or be done later: whoever sends it again sees to that.
 
 mod address;
+mod environment;
 mod faults;
 pub(crate) mod install;
 mod pool;
 mod tls;
+pub(crate) mod trust;
 
 pub(crate) use self::address::PostgresUrl;
 pub(crate) use self::faults::{Fault, FaultKind};

@@ -5,6 +5,8 @@
 
 #[path = "postgres/addresses.rs"]
 mod addresses;
+#[path = "postgres/broken.rs"]
+mod broken;
 #[path = "postgres/common.rs"]
 mod common;
 #[path = "postgres/correctness.rs"]
@@ -21,6 +23,10 @@ mod hammer;
 mod late;
 #[path = "postgres/limits.rs"]
 mod limits;
+#[path = "postgres/looking.rs"]
+mod looking;
+#[path = "postgres/planted.rs"]
+mod planted;
 #[path = "postgres/records.rs"]
 mod records;
 #[path = "postgres/schema.rs"]

@@ -24,34 +24,39 @@
 //! transaction mode, its waiters look every 250 ms.
 //! *Values* of elections and *records* are a component of their own (`records_1.sql`), for clients that lead or keep
 //! records: who only locks does without it. A value counts under the token that it was said with (leaders.rs).
+//! *Breaks:* the holder is notified and learns of it at once, and confirms it (breaks.rs); the next renewal is the fall-back.
 //! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
 //! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
 //! its owner, and a late acquire finds it.
 
 mod answers;
+mod breaks;
 mod found;
 mod leaders;
 mod listen;
 mod parts;
 mod records;
 mod renew;
+mod unanswered;
 mod upkeep;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl, Value};
+use futures_util::future::join;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
 use self::answers::{Asked, Holder, number, text};
+use self::breaks::{BROKEN, Breaks, CONFIRMED};
 use self::found::Found;
 use self::listen::Listener;
 pub use self::parts::{Installed, install};
 use self::parts::{LOCKS, RECORDS};
+use self::unanswered::Unanswered;
 use self::upkeep::keep_up;
 use super::ears::{Ears, client_id};
 use crate::backend::{
@@ -61,8 +66,8 @@ use crate::backend::{
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use};
-use crate::race::race;
+use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use, trust};
+use crate::race::{First, race};
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -76,7 +81,12 @@ const REMEMBER: i64 = 60_000;
 const BATCH: usize = 500;
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
-const BREAK: &str = "SELECT * FROM fencepost.break_lock($1, $2)";
+/// It notifies in the transaction that breaks. If it was sent twice, it notifies again.
+const BREAK: &str = "SELECT b.*, CASE WHEN b.status OPERATOR(pg_catalog.>) 0 \
+                     THEN pg_catalog.pg_notify($3, $2::pg_catalog.text) END \
+                     FROM fencepost.break_lock($1, $2) b";
+/// How long a break waits until it could hear a confirmation.
+const READY: Duration = Duration::from_millis(500);
 const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
 const LIST: &str = "SELECT * FROM fencepost.list()";
 
@@ -84,10 +94,12 @@ const LIST: &str = "SELECT * FROM fencepost.list()";
 pub struct Postgres {
     pool: Arc<Pool>,
     clock: Arc<dyn Clock>,
-    listener: Listener,
+    listener: Arc<Listener>,
     ears: Arc<Ears>,
-    /// Owners of whom an acquire was sent and not answered. It may be carried out late.
-    unanswered: Mutex<HashSet<OwnerId>>,
+    breaks: Arc<Breaks>,
+    unanswered: Unanswered,
+    /// Whether to make what is missing. If not, a store that is not there is shown as an empty one.
+    create: bool,
     found: Arc<Mutex<Found>>,
     /// The component "records" was seen to be there.
     records_there: AtomicBool,
@@ -101,23 +113,28 @@ impl Postgres {
         let pool = Arc::new(Pool::new(url, around));
         let mut found = Found::read(&pool).await.map_err(Fault::into_error)?;
         found.check(pool.shown())?;
-        let done = LOCKS.ready(&pool).await.map_err(Fault::into_error)?;
-        if done.before == 0 {
+        if !around.create {
+            LOCKS.found(&pool).await.map_err(Fault::into_error)?;
+        } else if LOCKS.ready(&pool).await.map_err(Fault::into_error)?.before == 0 {
             // Who makes the one makes the other too, so that it is there for those who may not.
             RECORDS.ready(&pool).await.map_err(Fault::into_error)?;
             found = Found::read(&pool).await.map_err(Fault::into_error)?;
         }
         let found = Arc::new(Mutex::new(found));
         let ears = Arc::new(Ears::default());
-        let listener = Listener::new(&client_id()?, &pool, &ears, around);
-        let upkeep = around.runtime.spawn(keep_up(Arc::downgrade(&pool), Arc::clone(&found)));
+        let breaks = Arc::new(Breaks::default());
+        let listener = Listener::new(&client_id()?, &pool, &ears, &breaks, around);
+        let keeping = keep_up(Arc::downgrade(&pool), Arc::clone(&found), around.create);
+        let upkeep = around.runtime.spawn(keeping);
         let (upkeep, clock) = (upkeep.abort_handle(), Arc::clone(&around.clock));
         Ok(Arc::new(Self {
             pool,
             clock,
             listener,
             ears,
-            unanswered: Mutex::default(),
+            breaks,
+            unanswered: Unanswered::default(),
+            create: around.create,
             found,
             records_there: AtomicBool::new(false),
             place: Mutex::default(),
@@ -134,6 +151,11 @@ impl Postgres {
         if self.records_there.load(Ordering::Acquire) {
             return Ok(());
         }
+        if !self.create {
+            let version = RECORDS.found(&self.pool).await?;
+            self.records_there.store(version > 0, Ordering::Release);
+            return if version > 0 { Ok(()) } else { Err(trust::missing(self.pool.shown())) };
+        }
         let done = RECORDS.ready(&self.pool).await?;
         if done.before != done.now {
             let read = Found::read(&self.pool).await?;
@@ -148,8 +170,9 @@ impl Postgres {
         self.clock.now()
     }
 
-    fn unanswered(&self) -> MutexGuard<'_, HashSet<OwnerId>> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether this says that the store is not there, and it is not ours to make.
+    fn is_absent(&self, fault: &Fault) -> bool {
+        !self.create && fault.is_missing()
     }
 
     /// One try, which stands in line if `waits`.
@@ -159,7 +182,7 @@ impl Postgres {
             self.with_records().await?;
         }
         // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
-        let known = !self.unanswered().insert(*owner);
+        let known = self.unanswered.insert(*owner, self.now());
         let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
         let channel = waits.then(|| self.listener.channel());
         let (named, called) = (name.as_str(), label.as_str());
@@ -180,7 +203,7 @@ impl Postgres {
         let late =
             known || heard.as_ref().map_or_else(|fault| fault.unanswered, |heard| heard.again);
         if !late {
-            self.unanswered().remove(owner);
+            self.unanswered.remove(*owner);
         }
         let Heard { rows, sent, .. } = heard?;
         let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
@@ -189,6 +212,8 @@ impl Postgres {
                 let token = answers::token(row, "r_token", "acquire")?;
                 let ttl = answers::ttl(row, "r_ttl", "acquire")?;
                 let grant = Grant { token, ttl, sent, queued: false, presence: None };
+                self.breaks.granted(*owner, token, request.loss.clone());
+                self.listener.start_if_held();
                 Asked::Ended(Acquired::Granted(grant))
             }
             2 => {
@@ -250,7 +275,13 @@ impl Postgres {
         let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
         let sql = if self.sees_leaders() { leaders::INSPECT } else { INSPECT };
-        let heard = self.pool.call(Use::Asking, sql, &parameters).await?;
+        let heard = match self.pool.call(Use::Asking, sql, &parameters).await {
+            Err(fault) if self.is_absent(&fault) => {
+                let (name, waiters) = (name.clone(), Vec::new());
+                return Ok(LockInfo { name, holder: None, waiting: 0, waiters });
+            }
+            heard => heard?,
+        };
         let row = heard.rows.first().ok_or_else(|| answers::odd("inspect"))?;
         Ok(answers::lock_info(name.clone(), row))
     }
@@ -259,15 +290,20 @@ impl Postgres {
         &self,
         name: &LockName,
         token: Option<Token>,
+        confirm_until: Moment,
     ) -> Result<Option<Broken>, Fault> {
+        let ready = self.listener.is_ready(confirm_until.min(self.now() + READY));
         // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
-        let Some(holder) = self.look(name).await?.holder else { return Ok(None) };
+        let (info, ready) = join(self.look(name), ready).await;
+        let Some(holder) = info?.holder else { return Ok(None) };
         let Some(seen) = holder.token.filter(|seen| token.is_none_or(|token| token == *seen))
         else {
             return Ok(None);
         };
+        let confirmation = self.breaks.await_confirmation(seen);
         let token = seen.get().cast_signed();
-        let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&token as _, Type::INT8)];
+        let parameters: [Parameter<'_>; 3] =
+            [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&BROKEN, Type::TEXT)];
         let heard = self.pool.call(Use::Asking, BREAK, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| answers::odd("break"))?;
         let floor = match answers::status(row, "break")? {
@@ -277,7 +313,22 @@ impl Postgres {
             5 => Token::new(seen.get() + 1).map_err(|_| answers::odd("break"))?,
             _ => return Ok(None),
         };
-        Ok(Some(Broken { label: holder.label, token: Some(seen), floor, confirmed: false }))
+        let confirmed = ready
+            && matches!(
+                race(confirmation.heard(), self.clock.alarm(confirm_until)).await,
+                First::Left(())
+            );
+        Ok(Some(Broken { label: holder.label, token: Some(seen), floor, confirmed }))
+    }
+
+    /// Tells whoever broke the grant that its holder knows.
+    async fn confirm(&self, token: Token) {
+        let token = token.get().to_string();
+        let ask = "SELECT pg_catalog.pg_notify($1, $2)";
+        let parameters: [Parameter<'_>; 2] = [(&CONFIRMED, Type::TEXT), (&token, Type::TEXT)];
+        if let Err(fault) = self.pool.call_outside(ask, &parameters).await {
+            tracing::debug!(server = %self.pool.shown(), why = fault.message, "cannot confirm a break");
+        }
     }
 }
 
@@ -307,7 +358,7 @@ impl Backend for Postgres {
                 }
                 acquired => acquired,
             };
-            let late = self.unanswered().contains(&request.owner);
+            let late = self.unanswered.contains(request.owner);
             if late && matches!(acquired, Acquired::Held(_)) {
                 // Nobody will release it: an acquire that is still under way must find that it is over.
                 let _ = self.release(request.name, request.owner).await;
@@ -333,7 +384,7 @@ impl Backend for Postgres {
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let late = self.unanswered().contains(&owner);
+            let late = self.unanswered.contains(owner);
             let id = owner.reveal();
             let heard = self
                 .pool
@@ -350,11 +401,16 @@ impl Backend for Postgres {
                 .await
                 .map_err(Fault::into_error)?;
             if late {
-                self.unanswered().remove(&owner);
+                self.unanswered.remove(owner);
             }
+            let token = self.breaks.released(owner);
             let odd = || answers::odd("release").into_error();
             let row = heard.rows.first().ok_or_else(odd)?;
-            match (answers::status(row, "release").map_err(Fault::into_error)?, why_not(row)) {
+            let why = why_not(row);
+            if let (Some(LossCause::Broken), Some(token)) = (why, token) {
+                self.confirm(token).await;
+            }
+            match (answers::status(row, "release").map_err(Fault::into_error)?, why) {
                 (1, _) => Ok(()),
                 // The connection broke after the server had done it; somebody may have the lock by now.
                 (_, why) if heard.again && why != Some(LossCause::Broken) => Ok(()),
@@ -367,9 +423,11 @@ impl Backend for Postgres {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.break_now(&name, token).await.map_err(Fault::into_error) })
+        Box::pin(async move {
+            self.break_now(&name, token, confirm_until).await.map_err(Fault::into_error)
+        })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
@@ -379,7 +437,10 @@ impl Backend for Postgres {
     fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
         Box::pin(async move {
             let sql = if self.sees_leaders() { leaders::LIST } else { LIST };
-            let heard = self.pool.call(Use::Asking, sql, &[]).await.map_err(Fault::into_error)?;
+            let heard = match self.pool.call(Use::Asking, sql, &[]).await {
+                Err(fault) if self.is_absent(&fault) => return Ok(Vec::new()),
+                heard => heard.map_err(Fault::into_error)?,
+            };
             let named = heard.rows.iter().filter_map(|row| {
                 let name = LockName::new(&text(row, "r_name")?).ok()?;
                 Some(answers::lock_info(name, row))

@@ -56,7 +56,7 @@ use super::{Mark, Reset, checked_reset};
 use crate::client::default_label;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
-use crate::postgres::{Fault, PostgresUrl};
+use crate::postgres::{Fault, PostgresUrl, trust};
 use crate::race::{First, race};
 
 pub use install::{Installed, install};
@@ -65,19 +65,34 @@ pub use protect::{NameFrom, protect, unprotect};
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. The
-/// connection is driven by the tokio runtime of the caller.
+/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. A schema
+/// `fencepost` that is in the hands of somebody else is refused: see [`check_owner`]. The connection is driven by the tokio
+/// runtime of the caller.
 pub async fn connect(url: &str) -> Result<Client> {
     let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
     let url = PostgresUrl::parse(scheme, rest)?;
-    match race(url.open(), BootClock.alarm(BootClock.now() + CONNECT)).await {
-        First::Left(Ok((client, connection))) => {
-            tokio::spawn(connection);
-            Ok(client)
-        }
-        First::Left(Err(error)) => Err(Fault::of(&error, url.shown()).into_error()),
+    let open = async {
+        let opened = url.open().await.map_err(|error| Fault::of(&error, url.shown()));
+        let (client, connection) = opened?;
+        tokio::spawn(connection);
+        trust::look(&client, url.owner(), url.shown()).await?;
+        Ok(client)
+    };
+    match race(open, BootClock.alarm(BootClock.now() + CONNECT)).await {
+        First::Left(opened) => opened.map_err(Fault::into_error),
         First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
     }
+}
+
+/// Refuses a schema `fencepost` that is in the hands of somebody else: one that belongs to, or has anything in it of, a
+/// role that is neither this connection's own, nor a superuser, nor the database's owner, nor `owner`; or in which such
+/// a role may create. Whoever calls a function there would run its code.
+///
+/// [`connect`] does so. On a connection of your own, call this once before you first enter: [`enter`] and [`begin`] do not,
+/// since it would cost each transaction a round trip. Where there is no such schema it is fine, and there is nothing to
+/// enter.
+pub async fn check_owner(client: &impl GenericClient, owner: Option<&str>) -> Result<()> {
+    trust::look(client, owner, "this database").await.map(|_| ()).map_err(Fault::into_error)
 }
 
 /// How long a transaction of [`begin`] may do nothing before the server ends it.
@@ -132,12 +147,14 @@ pub async fn begin_within<'c>(
     let (who, idle) = (who.as_str(), idle.as_millis().clamp(1, i32::MAX as u128) as i64);
     // The time is set in the same statement, for the round trip it saves. It reads nothing, so that is safe.
     tx.query_typed(
-        "SELECT set_config('idle_in_transaction_session_timeout', CASE
-             WHEN was > interval '0' AND was < $4 * interval '1 ms' THEN was_text
-             ELSE $4 || 'ms' END, true),
+        "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', CASE
+             WHEN was OPERATOR(pg_catalog.>) interval '0'
+              AND was OPERATOR(pg_catalog.<) ($4 OPERATOR(pg_catalog.*) interval '1 ms') THEN was_text
+             ELSE pg_catalog.concat($4, 'ms') END, true),
            fencepost.enter($1, $2, $3)
-         FROM (SELECT text, text::interval FROM
-             current_setting('idle_in_transaction_session_timeout') AS text) AS setting (was_text, was)",
+         FROM (SELECT text, text::pg_catalog.interval FROM
+             pg_catalog.current_setting('idle_in_transaction_session_timeout') AS text)
+           AS setting (was_text, was)",
         &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT), (&idle, Type::INT8)],
     )
     .await

@@ -28,8 +28,18 @@ pub(crate) enum FaultKind {
     Again,
     /// The server can not do it now: it was not done.
     NotNow,
+    /// The server only reads, as one does that another took over from: it was not done. The name may lead to the new
+    /// one soon, so whoever waits goes on.
+    ReadOnly,
     /// The server will not do it.
     Refused,
+}
+
+impl FaultKind {
+    /// Whether it would fail in the same way if it was tried again at once.
+    pub(crate) fn is_final(self) -> bool {
+        matches!(self, Self::Away | Self::ReadOnly | Self::Refused)
+    }
 }
 
 impl Fault {
@@ -56,12 +66,30 @@ impl Fault {
             } else {
                 FaultKind::Cut
             };
+            if words.contains("password missing") {
+                return Self::new(
+                    kind,
+                    format!(
+                        "{shown} asks for a password: put it into PGPASSWORD or ~/.pgpass, or into the URL"
+                    ),
+                );
+            }
             return Self::new(kind, format!("no connection to {shown}: {words}"));
         };
         let state = said.code().clone();
         let words = one_line(said.message());
         let (kind, message) = by_state(&state, shown, &words);
         Self { kind, message, state: Some(state), said: words, unanswered: false }
+    }
+
+    /// Whether the server lacks what was to be used.
+    pub(crate) fn is_missing(&self) -> bool {
+        let missing = [
+            SqlState::INVALID_SCHEMA_NAME,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::UNDEFINED_TABLE,
+        ];
+        self.state.as_ref().is_some_and(|state| missing.contains(state))
     }
 
     pub(crate) fn into_error(self) -> Error {
@@ -87,7 +115,7 @@ fn broke(error: &tokio_postgres::Error) -> bool {
 }
 
 fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
-    use FaultKind::{Again, Cut, NotNow, Refused};
+    use FaultKind::{Again, Cut, NotNow, ReadOnly, Refused};
     let class = &state.code()[..2];
     match (state, class) {
         (&(SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED), _) => {
@@ -118,9 +146,10 @@ fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
         (_, "53" | "58") => (NotNow, format!("{shown} lacks what it needs ({said}): see its log")),
         (_, "57" | "08") => (Cut, format!("{shown} ended the connection: {said}")),
         (&SqlState::READ_ONLY_SQL_TRANSACTION, _) => (
-            Refused,
+            ReadOnly,
             format!(
-                "{shown} is read-only, a standby perhaps, and takes no locks: name its primary ({said})"
+                "{shown} is read-only, a standby perhaps, and takes no locks ({said}): name its primary, or see \
+                 default_transaction_read_only there"
             ),
         ),
         (&SqlState::INSUFFICIENT_PRIVILEGE, _) => (
@@ -146,9 +175,11 @@ fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
         }
         (_, "28") => (
             Refused,
-            format!("{shown} does not take this user and password ({said}): mend the URL"),
+            format!(
+                "{shown} rejected the user or the password ({said}): check the URL, PGPASSWORD and ~/.pgpass"
+            ),
         ),
-        (_, "3D") => (Refused, format!("{shown}: {said}: create it, or mend the URL")),
+        (_, "3D") => (Refused, format!("{shown}: {said}: create it, or check the URL")),
         _ => (Refused, format!("{shown} refused: {said} ({})", state.code())),
     }
 }

@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 
 use super::faults::{Fault, FaultKind};
 use super::pool::{Pool, Use};
+use super::trust;
 use crate::race::{First, race};
 
 /// "fencepos" in ASCII: whom we share advisory locks with is not known, and nobody else takes this number.
@@ -30,6 +31,17 @@ const BASE: &str = "
 CREATE TABLE IF NOT EXISTS fencepost.components (component text PRIMARY KEY, version int NOT NULL);
 GRANT SELECT ON fencepost.components TO PUBLIC;
 ";
+
+/// The version of a component, 0 if there is none.
+const VERSION: &str = "SELECT pg_catalog.max(version) FROM fencepost.components \
+                       WHERE component OPERATOR(pg_catalog.=) $1";
+
+/// A role that is called as the schema has it as its `"$user"`: the tables that it creates without naming a schema would
+/// land there, among ours.
+const NAMESAKE: &str = "
+SELECT CURRENT_USER OPERATOR(pg_catalog.=) 'fencepost' AND EXISTS (
+  SELECT FROM pg_catalog.regexp_split_to_table(pg_catalog.current_setting('search_path'), ',') AS part
+   WHERE pg_catalog.btrim(part, ' \"') OPERATOR(pg_catalog.=) '$user')";
 
 /// The owner of the schema, if somebody else could change what is in it: our functions run with our rights.
 const OTHERS: &str = "
@@ -84,14 +96,23 @@ impl Component {
         }
     }
 
+    /// The version that is there, 0 if none is. Nothing is made; one that is newer than ours is refused.
+    pub(crate) async fn found(&self, pool: &Pool) -> Result<i32, Fault> {
+        let found = self.look(pool).await?;
+        self.check(found, pool.shown())?;
+        Ok(found)
+    }
+
     /// The version that is there.
     async fn look(&self, pool: &Pool) -> Result<i32, Fault> {
-        let sql =
-            "SELECT coalesce(max(version), 0)::int4 FROM fencepost.components WHERE component = $1";
-        match pool.call(Use::Asking, sql, &[(&self.name, Type::TEXT)]).await {
-            Ok(heard) => heard.rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(|| {
-                Fault::new(FaultKind::Refused, format!("{} gave an odd answer", pool.shown()))
-            }),
+        match pool.call(Use::Asking, VERSION, &[(&self.name, Type::TEXT)]).await {
+            Ok(heard) => match heard.rows.first().map(|row| row.try_get::<_, Option<i32>>(0)) {
+                Some(Ok(version)) => Ok(version.unwrap_or(0)),
+                _ => Err(Fault::new(
+                    FaultKind::Refused,
+                    format!("{} gave an odd answer", pool.shown()),
+                )),
+            },
             Err(fault)
                 if matches!(
                     fault.state,
@@ -121,17 +142,24 @@ impl Component {
     async fn install(&self, pool: &Pool) -> Result<Installed, Fault> {
         let conn = pool.open(pool.clock().now() + WITHIN).await?;
         // Without a commit, the end of the connection undoes it all.
-        self.install_on(&conn.client, pool.shown()).await
+        self.install_on(&conn.client, pool.owner(), pool.shown()).await
     }
 
     /// The same on a connection of the caller's, who ends the transaction if it fails.
     pub(crate) async fn install_on(
         &self,
         client: &Client,
+        owner: Option<&str>,
         shown: &str,
     ) -> Result<Installed, Fault> {
         let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
-        if self.is_there(client).await {
+        let schema = trust::look(client, owner, shown).await?;
+        if schema == trust::Schema::Missing {
+            let row = client.query_typed_one(NAMESAKE, &[]).await.map_err(failed)?;
+            if row.try_get(0).map_err(failed)? {
+                return Err(namesake(shown));
+            }
+        } else if self.is_there(client).await {
             let now = self.version();
             return Ok(Installed { before: now, now });
         }
@@ -143,7 +171,10 @@ impl Component {
                 {
                     // Those who queued behind us come first.
                     client.batch_execute("ROLLBACK").await.map_err(failed)?;
-                    client.batch_execute("SELECT pg_sleep(0.05)").await.map_err(failed)?;
+                    client
+                        .batch_execute("SELECT pg_catalog.pg_sleep(0.05)")
+                        .await
+                        .map_err(failed)?;
                     tries += 1;
                 }
                 done => return done,
@@ -155,8 +186,8 @@ impl Component {
     async fn try_on(&self, client: &Client, shown: &str) -> Result<Installed, Fault> {
         let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
         let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 0; SET LOCAL \
-             lock_timeout = '{TURN}'; SELECT pg_advisory_xact_lock({ADVISORY}); SET LOCAL lock_timeout = '{TABLE}'"
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL search_path = pg_catalog, pg_temp; \
+             SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '{TURN}'; SELECT pg_advisory_xact_lock({ADVISORY}); SET LOCAL lock_timeout = '{TABLE}'"
         );
         client.batch_execute(&begin).await.map_err(failed)?;
         let (no_schema, no_base) = self.survey(client, shown).await?;
@@ -166,10 +197,9 @@ impl Component {
         if no_base {
             client.batch_execute(BASE).await.map_err(failed)?;
         }
-        let ask =
-            "SELECT coalesce(max(version), 0)::int4 FROM fencepost.components WHERE component = $1";
-        let row = client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await.map_err(failed)?;
-        let before: i32 = row.try_get(0).map_err(failed)?;
+        let row =
+            client.query_typed_one(VERSION, &[(&self.name, Type::TEXT)]).await.map_err(failed)?;
+        let before: i32 = row.try_get::<_, Option<i32>>(0).map_err(failed)?.unwrap_or(0);
         // Somebody may have done it while we waited for our turn.
         self.check(before, shown)?;
         for migration in self.migrations.iter().skip(usize::try_from(before).unwrap_or(0)) {
@@ -187,8 +217,8 @@ impl Component {
     /// Whether it is there in this version, for a role that could not make it and only uses it. One that could
     /// goes on, and sees whose it is.
     async fn is_there(&self, client: &Client) -> bool {
-        let ask = "SELECT version FROM fencepost.components WHERE component = $1
-                   AND NOT has_database_privilege(current_database(), 'CREATE')";
+        let ask = "SELECT version FROM fencepost.components WHERE component OPERATOR(pg_catalog.=) $1 AND NOT
+                   pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')";
         let found = client.query_typed_one(ask, &[(&self.name, Type::TEXT)]).await;
         found.is_ok_and(|row| row.try_get(0).is_ok_and(|version: i32| version == self.version()))
     }
@@ -233,4 +263,15 @@ impl Component {
         );
         Fault { message, ..fault }
     }
+}
+
+fn namesake(shown: &str) -> Fault {
+    Fault::new(
+        FaultKind::Refused,
+        format!(
+            "this role is called \"fencepost\", as the schema at {shown} would be, and has \"$user\" in its \
+             search_path: the tables that it creates without naming a schema would land among ours. Run `ALTER ROLE \
+             fencepost SET search_path = public` and connect again, or install as another role"
+        ),
+    )
 }

@@ -6,9 +6,13 @@
 //! of several threads, which drives its sockets at any time, gets connections there, since the hop to the client's
 //! thread and back would be a good part of a call. They serve no other caller, so heartbeats do not depend on it.
 //!
+//! Before its first call that touches the schema `fencepost`, a connection asks whether that is in trusted hands
+//! (trust.rs). It is asked again now and then: if it is not any more, no connection from before is used.
+//!
 //! A few connections are for renewals alone, and as many for releases: those who wait for a row can not keep them
 //! out, and neither can a crowd of the other kind.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +25,7 @@ use tokio_postgres::{Client, Row};
 
 use super::address::{Opened, PostgresUrl};
 use super::faults::{Fault, FaultKind};
+use super::trust::{self, Schema};
 use crate::backend::{Surroundings, short};
 use crate::blocking;
 use crate::clock::Clock;
@@ -59,6 +64,8 @@ pub(crate) struct Pool {
     clock: Arc<dyn Clock>,
     runtime: Handle,
     idle: Mutex<Vec<Conn>>,
+    /// Rises when the schema is not trusted any more: connections of an earlier one are not used.
+    era: AtomicU64,
     asking: Semaphore,
     renewing: Semaphore,
     releasing: Semaphore,
@@ -72,6 +79,9 @@ pub(crate) struct Conn {
     home: Id,
     /// When it was last put back.
     used: Moment,
+    /// The schema was seen to be there, and in trusted hands.
+    trusted: bool,
+    era: u64,
 }
 
 impl Drop for Conn {
@@ -94,7 +104,8 @@ impl Pool {
         let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
         let asking = Semaphore::new(url.pool);
         let [renewing, releasing] = [KEEPING; 2].map(Semaphore::new);
-        Self { url, clock, runtime, idle: Mutex::default(), asking, renewing, releasing }
+        let (idle, era) = (Mutex::default(), AtomicU64::new(0));
+        Self { url, clock, runtime, idle, era, asking, renewing, releasing }
     }
 
     /// `host:port/database`, for people.
@@ -102,13 +113,37 @@ impl Pool {
         &self.url.shown
     }
 
+    /// The role that the URL trusts with the schema.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.url.owner()
+    }
+
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// Runs one statement, over connections that break in between.
+    /// Runs one statement, over connections that break in between. Only in a schema that is in trusted hands.
     pub(crate) async fn call(
         &self,
+        usage: Use,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Heard, Fault> {
+        self.call_in(true, usage, sql, parameters).await
+    }
+
+    /// The same, for a statement that touches nothing in the schema.
+    pub(crate) async fn call_outside(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Heard, Fault> {
+        self.call_in(false, Use::Asking, sql, parameters).await
+    }
+
+    async fn call_in(
+        &self,
+        schema: bool,
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
@@ -117,7 +152,7 @@ impl Pool {
         let mut again = false;
         let mut last: Option<Fault> = None;
         loop {
-            let tried = self.try_once(usage, sql, parameters, give_up, &mut again).await;
+            let tried = self.try_once(schema, usage, sql, parameters, give_up, &mut again).await;
             let fault = match tried {
                 Ok((rows, sent, before)) => return Ok(Heard { rows, sent, again: before }),
                 Err(fault) => fault,
@@ -128,7 +163,7 @@ impl Pool {
                 Some(told) if over && told.state.is_some() && fault.state.is_none() => told,
                 _ => fault,
             };
-            if over || matches!(fault.kind, FaultKind::Refused | FaultKind::Away) {
+            if over || fault.kind.is_final() {
                 return Err(Fault { unanswered: again, ..fault });
             }
             if fault.kind == FaultKind::NotNow {
@@ -141,6 +176,7 @@ impl Pool {
     /// One try. `again` is told whether any was sent without an answer; the rows come with what it was before.
     async fn try_once(
         &self,
+        schema: bool,
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
@@ -150,10 +186,21 @@ impl Pool {
         let _room = self.room(usage, give_up).await?;
         // A try that had no answer may have waited for the caller's runtime, not for the server.
         let home = if *again { self.runtime.clone() } else { self.home() };
-        let conn = match self.idle_one(home.id()) {
+        let mut conn = match self.idle_one(home.id()) {
             Some(conn) => conn,
             None => self.open_near(&home, give_up).await?,
         };
+        if schema && !conn.trusted {
+            match self.look(&conn, give_up).await {
+                Ok(Schema::Trusted) => conn.trusted = true,
+                Ok(Schema::Missing) => {
+                    self.put_back(conn);
+                    return Err(trust::missing(self.shown()));
+                }
+                // The call itself was not sent.
+                Err(fault) => return Err(fault),
+            }
+        }
         let before = *again;
         let sent = self.clock.now();
         let limit = self.clock.alarm((sent + HANG).min(give_up));
@@ -167,8 +214,8 @@ impl Pool {
                 match fault.kind {
                     FaultKind::Cut | FaultKind::Away => *again = true,
                     FaultKind::Again | FaultKind::NotNow => self.put_back(conn),
-                    // A primary that was demoted stays one: the name may lead to the new one by now.
-                    FaultKind::Refused => {}
+                    // One that was demoted stays it: the name may lead to the new primary by now.
+                    FaultKind::ReadOnly | FaultKind::Refused => {}
                 }
                 Err(fault)
             }
@@ -184,6 +231,32 @@ impl Pool {
                 ))
             }
         }
+    }
+
+    /// Whether the schema is there, and in trusted hands.
+    async fn look(&self, conn: &Conn, give_up: Moment) -> Result<Schema, Fault> {
+        let asking = trust::look(&conn.client, self.url.owner(), self.shown());
+        let limit = self.clock.alarm((self.clock.now() + HANG).min(give_up));
+        match race(asking, limit).await {
+            First::Left(looked) => looked,
+            First::Right(()) => {
+                Err(Fault::new(FaultKind::Cut, format!("{} did not answer", self.shown())))
+            }
+        }
+    }
+
+    /// Looks again. If somebody else could have got hold of the schema, no connection from before is used.
+    pub(crate) async fn look_again(&self) {
+        let owner = self.url.owner();
+        let looked = self.call_outside(trust::TRUST, &[(&owner, Type::TEXT)]).await;
+        match looked.and_then(|heard| trust::judge(&heard.rows, self.shown())) {
+            // Whoever makes it next may be anybody.
+            Ok(Schema::Missing) => {}
+            Err(fault) if fault.kind == FaultKind::Refused => {}
+            Ok(Schema::Trusted) | Err(_) => return,
+        }
+        self.era.fetch_add(1, Ordering::Relaxed);
+        self.idle().clear();
     }
 
     /// A connection of the caller's own, by the end of this time.
@@ -209,7 +282,8 @@ impl Pool {
             let _ = connection.await;
         });
         let (driver, home) = (driver.abort_handle(), home.id());
-        Ok(Conn { client, driver, home, used: self.clock.now() })
+        let (used, era) = (self.clock.now(), self.era.load(Ordering::Relaxed));
+        Ok(Conn { client, driver, home, used, trusted: false, era })
     }
 
     /// The same, for one who drives the connection by itself, on the client's runtime.
@@ -313,7 +387,7 @@ impl Pool {
 
     fn put_back(&self, mut conn: Conn) {
         conn.used = self.clock.now();
-        if !conn.client.is_closed() {
+        if !conn.client.is_closed() && conn.era == self.era.load(Ordering::Relaxed) {
             self.idle().push(conn);
         }
     }

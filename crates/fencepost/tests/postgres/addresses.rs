@@ -55,3 +55,135 @@ async fn a_password_that_is_missing_or_wrong_is_told_and_not_shown() {
     let nobody = format!("postgres://ann:hunter2@127.0.0.1:{}/x", ports::free_port().unwrap());
     fails(try_connect(&nobody).await, &ErrorKind::Unreachable, &["refused"]);
 }
+
+/// Somebody in the middle: ends TLS with a certificate of its own, and passes all on.
+async fn in_the_middle(server: &Postgres, certificates: &Certificates) -> u16 {
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore, ServerConfig};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    /// How a client asks for TLS, and the server says yes.
+    const ASK: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
+
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let own = CertificateDer::from_pem_file(certificates.certificate()).unwrap();
+    let key = PrivateKeyDer::from_pem_file(certificates.key()).unwrap();
+    let towards_client = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![own], key)
+        .unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(server.ca_path().unwrap()).unwrap()).unwrap();
+    let towards_server = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let (acceptor, connector) =
+        (TlsAcceptor::from(Arc::new(towards_client)), TlsConnector::from(Arc::new(towards_server)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, behind) = (listener.local_addr().unwrap().port(), server.address());
+    tokio::spawn(async move {
+        loop {
+            let Ok((mut client, _)) = listener.accept().await else { return };
+            let (acceptor, connector) = (acceptor.clone(), connector.clone());
+            tokio::spawn(async move {
+                let mut asked = [0; 8];
+                client.read_exact(&mut asked).await?;
+                assert_eq!(asked, ASK);
+                client.write_all(b"S").await?;
+                let mut client = acceptor.accept(client).await?;
+                let mut server = TcpStream::connect(behind).await?;
+                server.write_all(&ASK).await?;
+                server.read_exact(&mut asked[..1]).await?;
+                let name = ServerName::try_from("localhost").unwrap();
+                let mut server = connector.connect(name, server).await?;
+                copy_bidirectional(&mut client, &mut server).await.map(drop)
+            });
+        }
+    });
+    port
+}
+
+/// Where the certificate is not checked, the login still is bound to it.
+#[tokio::test]
+async fn login_through_somebody_in_the_middle_is_refused() {
+    let server = Postgres::builder().tls().start().unwrap();
+    server.psql(&format!("create role ann login superuser password '{SECRET}'")).unwrap();
+    let rules = "local all all trust\nhostssl all ann all scram-sha-256\nhost all all all trust\n";
+    fs::write(server.data().join("pg_hba.conf"), rules).unwrap();
+    server.psql("select pg_reload_conf()").unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let others = Certificates::make(elsewhere.path()).unwrap();
+    let middle = in_the_middle(&server, &others).await;
+    let url = |port: u16, options: &str| {
+        format!(
+            "postgres://ann:hunter2%2Fand%20more@127.0.0.1:{port}/postgres?sslmode=require{options}"
+        )
+    };
+    for good in ["", "&channel_binding=prefer", "&channel_binding=require"] {
+        nothing_is_left(&connect(&url(server.port(), good)).await, "x").await;
+    }
+    for bad in ["", "&channel_binding=prefer", "&channel_binding=require"] {
+        let refused = try_connect(&url(middle, bad)).await;
+        fails(refused, &ErrorKind::Refused, &["channel binding"]);
+    }
+    // The control: without the binding it passes.
+    nothing_is_left(&connect(&url(middle, "&channel_binding=disable")).await, "x").await;
+    // Where there is nothing to bind to, who insists is refused.
+    let plain = server.url() + "?sslmode=disable&channel_binding=require";
+    fails(try_connect(&plain).await, &ErrorKind::Refused, &["channel binding"]);
+}
+
+/// Runs in a process of its own, with an environment of its own.
+#[tokio::test]
+async fn in_a_child_the_environment_names_the_server() {
+    let Ok(url) = std::env::var("FENCEPOST_TEST_BARE_URL") else { return };
+    nothing_is_left(&connect(&url).await, "x").await;
+}
+
+#[tokio::test]
+async fn environment_and_password_file_are_used_as_libpq_uses_them() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let server = Postgres::builder().start().unwrap();
+    server.psql(&format!("create role ann login superuser password '{SECRET}'")).unwrap();
+    fs::write(server.data().join("pg_hba.conf"), "host all ann all scram-sha-256\n").unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join(".pgpass");
+    fs::write(&file, format!("*:{}:shop:ann:{SECRET}\n", server.port())).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    server.psql("create database shop").unwrap();
+    server.psql("select pg_reload_conf()").unwrap();
+    let child = |url: &str, variables: &[(&str, &str)]| {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "addresses::in_a_child_the_environment_names_the_server"]);
+        let others = std::env::vars_os().map(|(name, _)| name);
+        for name in others.filter(|name| name.to_string_lossy().starts_with("PG")) {
+            child.env_remove(name);
+        }
+        child.env("FENCEPOST_TEST_BARE_URL", url).env("HOME", home.path());
+        child.env("PGPORT", server.port().to_string()).env("PGUSER", "ann");
+        child.env("PGDATABASE", "shop").env("PGHOST", "127.0.0.1").env("RUST_BACKTRACE", "0");
+        let output = child.envs(variables.iter().copied()).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (done, said) = child("postgres://", &[]);
+    assert!(done, "{said}");
+    let (done, said) = child("postgres:///postgres", &[("PGPASSWORD", SECRET)]);
+    assert!(done, "{said}");
+    let (done, said) = child("postgres:///postgres", &[]);
+    assert!(!done, "there is no line for this database");
+    assert!(said.contains("asks for a password"), "{said}");
+    let (done, _) = child("postgres://", &[("PGPASSFILE", "/nowhere")]);
+    assert!(!done, "the other file is not there");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(!child("postgres://", &[]).0, "others may read it");
+}

@@ -71,3 +71,33 @@ async fn an_acquire_that_was_given_up_in_the_middle_is_undone() {
     thief.batch_execute("commit").await.unwrap();
     crate::common::nothing_is_left(&client, "x").await;
 }
+
+/// The acquire was cut off while it waited at the server, and then the server could not be reached: that it may have been
+/// sent is not forgotten over the second failure.
+#[tokio::test]
+async fn acquire_that_was_cut_before_an_outage_counts_as_sent() {
+    use fencepost_testbed::{Mode, Proxy};
+
+    let (database, thief) = scene().await;
+    let proxy = Proxy::to(database.server().address()).unwrap();
+    let url = format!("postgres://postgres@{}/{}", proxy.address(), database.name());
+    let client = connect(&url).await;
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+    thief
+        .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
+        .await
+        .unwrap();
+    let lock = client.lock("x").ttl(crate::common::LONG);
+    let acquiring = tokio::spawn(async move { lock.try_acquire().await });
+    crate::common::until_blocked(&database, 1).await;
+    proxy.set_mode(Mode::Refuse);
+    crate::common::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &[]);
+    // It is carried out now, unheard; then the network is well again, and it is undone.
+    thief.batch_execute("commit").await.unwrap();
+    let held = "select count(*) from fencepost.locks where name = 'x' and owner is not null";
+    crate::common::until("it is carried out", async || ask::<i64>(&thief, held).await == 1).await;
+    proxy.set_mode(Mode::Pass);
+    let noted = "select count(*) from fencepost.notes where name = 'x'";
+    crate::common::until("a note is left", async || ask::<i64>(&thief, noted).await == 1).await;
+    crate::common::nothing_is_left(&client, "x").await;
+}

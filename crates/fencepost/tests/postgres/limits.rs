@@ -115,3 +115,36 @@ async fn locks_work_where_transactions_are_serializable() {
 async fn locks_work_under_repeatable_read() {
     under("repeatable read").await;
 }
+
+/// After a failover the name may lead to the old primary for a while, which only reads.
+#[tokio::test]
+async fn server_that_only_reads_for_a_while_ends_no_wait_and_no_release() {
+    let database = Database::fresh().unwrap();
+    let client = connect(&database.url()).await;
+    let guard = client.lock("held").ttl(LONG).acquire().await.unwrap();
+    set(&database, "default_transaction_read_only = on");
+    // Sessions from before do not mind.
+    let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+               where datname = current_database() and application_name = 'fencepost'";
+    database.psql(end).unwrap();
+    let refused = client.lock("x").try_acquire().await;
+    fails(refused, &ErrorKind::Unreachable, &["is read-only", "primary"]);
+    let lock = client.lock("x").ttl(LONG);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    drop(guard);
+    crate::common::until("the wait goes on", async || {
+        assert!(!waiting.is_finished());
+        crate::common::log().contains("release failed; retrying")
+    })
+    .await;
+    // psql's own session would be read-only, too.
+    database
+        .psql(&format!(
+            "begin read write; alter database {} reset default_transaction_read_only; commit",
+            database.name()
+        ))
+        .unwrap();
+    let guard = within(LONG, "the waiter is granted", waiting).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    nothing_is_left(&client, "held").await;
+}

@@ -168,6 +168,9 @@ async fn a_schema_of_somebody_else_is_not_used() {
     database.psql(&format!("create role {squatter} login")).unwrap();
     database.psql(&format!("create schema fencepost authorization {squatter}")).unwrap();
     let refused = try_connect(&database.url()).await;
+    fails(refused, &ErrorKind::Refused, &["belongs to", &squatter, "?owner="]);
+    // And one that is trusted is not filled by others.
+    let refused = try_connect(&format!("{}?owner={squatter}", database.url())).await;
     fails(refused, &ErrorKind::Refused, &["belongs to", &squatter, "Install as"]);
     assert_eq!(database.psql("select to_regclass('fencepost.locks') is null").unwrap(), "t\n");
 }
@@ -189,4 +192,29 @@ async fn a_request_that_no_client_makes_is_refused() {
         assert!(error.to_string().contains("this is no request for a lock"), "{bad}: {error}");
     }
     nothing_is_left(&client, "x").await;
+}
+
+/// Its `"$user"` is our schema: what it creates without naming a schema would land there.
+#[tokio::test]
+async fn role_called_as_the_schema_is_sent_elsewhere_before_it_installs() {
+    // A server of its own: roles are the server's, and this one has the name that it must have.
+    let server = std::sync::Arc::new(fencepost_testbed::Postgres::builder().start().unwrap());
+    server
+        .psql("create role fencepost login; grant create on database postgres to fencepost")
+        .unwrap();
+    let url = server.url().replace("postgres@", "fencepost@");
+    let words = ["ALTER ROLE fencepost SET search_path = public"];
+    fails(try_connect(&url).await, &ErrorKind::Refused, &words);
+    let own = session(&url).await;
+    fails(fencepost::fences::postgres::install(&own).await, &ErrorKind::Refused, &words);
+    assert_eq!(server.psql("select to_regnamespace('fencepost') is null").unwrap(), "t\n");
+    // As it was told.
+    server.psql("ALTER ROLE fencepost SET search_path = public").unwrap();
+    nothing_is_left(&connect(&url).await, "x").await;
+    server.psql("grant create on schema public to fencepost").unwrap();
+    server.psql_at(&url, "create table own (id int)").unwrap();
+    assert_eq!(server.psql("select 'public.own'::regclass").unwrap(), "own\n");
+    // Who only uses what is there may be called so, whatever its path.
+    server.psql("ALTER ROLE fencepost RESET search_path").unwrap();
+    nothing_is_left(&connect(&url).await, "x").await;
 }

@@ -13,7 +13,7 @@ use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::guarantees::Correctness;
-use crate::postgres::{Fault, Pool, Use};
+use crate::postgres::{Fault, Pool};
 
 /// How far the server's clock may be off ours before we do not trust it with correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
@@ -24,29 +24,38 @@ const OLDEST: i32 = 130_000;
 /// A logical subscriber is no standby, and neither is a program that only copies the log or takes a backup. The
 /// state of another's connection is hidden from a role that may not see it.
 const READ: &str = "
-SELECT current_setting('server_version') AS version,
-       current_setting('server_version_num')::int4 AS number,
-       pg_is_in_recovery() AS recovering,
-       current_setting('fsync') AS fsync,
-       current_setting('synchronous_commit') AS synchronous_commit,
-       current_setting('synchronous_standby_names') AS demanded,
-       current_setting('full_page_writes') AS full_page_writes,
-       (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS time,
-       (SELECT min(sender_host || ':' || sender_port) FROM pg_stat_wal_receiver) AS primary,
-       ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
-              WHERE r.sync_state = 'sync') AS in_step,
-       ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
-              WHERE r.sync_state IS DISTINCT FROM 'sync' AND r.state IS DISTINCT FROM 'backup'
-                AND r.application_name IS DISTINCT FROM 'pg_basebackup'
-                AND r.application_name IS DISTINCT FROM 'pg_receivewal'
-                AND NOT EXISTS (SELECT FROM pg_replication_slots s
-                                 WHERE s.active_pid = r.pid AND s.slot_type = 'logical')) AS behind,
-       (SELECT count(*) FROM pg_stat_replication r WHERE r.state IS NULL) AS hidden,
-       (SELECT count(*) FROM pg_replication_slots s
-         WHERE s.slot_type = 'physical' AND NOT s.active) AS absent,
-       ARRAY(SELECT p.proname::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-              WHERE n.nspname = 'fencepost' AND has_schema_privilege(n.oid, 'USAGE')
-                AND has_function_privilege(p.oid, 'EXECUTE')) AS callable
+SELECT pg_catalog.current_setting('server_version') AS version,
+       pg_catalog.current_setting('server_version_num')::pg_catalog.int4 AS number,
+       pg_catalog.pg_is_in_recovery() AS recovering,
+       pg_catalog.current_setting('fsync') AS fsync,
+       pg_catalog.current_setting('synchronous_commit') AS synchronous_commit,
+       pg_catalog.current_setting('synchronous_standby_names') AS demanded,
+       pg_catalog.current_setting('full_page_writes') AS full_page_writes,
+       (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())
+         OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8 AS time,
+       (SELECT pg_catalog.min(pg_catalog.concat(w.sender_host, ':', w.sender_port))
+          FROM pg_catalog.pg_stat_wal_receiver w WHERE w.sender_host IS NOT NULL) AS primary,
+       ARRAY(SELECT pg_catalog.concat(r.application_name) FROM pg_catalog.pg_stat_replication r
+              WHERE r.sync_state OPERATOR(pg_catalog.=) 'sync') AS in_step,
+       ARRAY(SELECT pg_catalog.concat(r.application_name) FROM pg_catalog.pg_stat_replication r
+              WHERE pg_catalog.concat(r.sync_state) OPERATOR(pg_catalog.<>) 'sync'
+                AND pg_catalog.concat(r.state) OPERATOR(pg_catalog.<>) 'backup'
+                AND pg_catalog.concat(r.application_name) OPERATOR(pg_catalog.<>) 'pg_basebackup'
+                AND pg_catalog.concat(r.application_name) OPERATOR(pg_catalog.<>) 'pg_receivewal'
+                AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                                 WHERE s.active_pid OPERATOR(pg_catalog.=) r.pid
+                                   AND s.slot_type OPERATOR(pg_catalog.=) 'logical')) AS behind,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication r WHERE r.state IS NULL) AS hidden,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s
+         WHERE s.slot_type OPERATOR(pg_catalog.=) 'physical' AND NOT s.active) AS absent,
+       ARRAY(SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n
+              WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost' AND c.relnamespace OPERATOR(pg_catalog.=) n.oid
+                AND c.relname OPERATOR(pg_catalog.=) ANY ('{locks,tokens,records,marks}'::pg_catalog.name[])
+                AND c.relpersistence OPERATOR(pg_catalog.<>) 'p') AS unlogged,
+       ARRAY(SELECT p.proname::pg_catalog.text FROM pg_catalog.pg_proc p, pg_catalog.pg_namespace n
+              WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost' AND p.pronamespace OPERATOR(pg_catalog.=) n.oid
+                AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+                AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')) AS callable
 ";
 
 /// What was read.
@@ -71,6 +80,8 @@ pub(super) struct Found {
     hidden: u64,
     /// Those that the server keeps its log for, and that are not there.
     absent: u64,
+    /// Tables and sequences of ours that a crash empties.
+    unlogged: Vec<String>,
     /// By how much the server's clock is off ours, ahead or behind.
     off: Duration,
     /// The functions of ours that are there and that this role may call.
@@ -80,7 +91,7 @@ pub(super) struct Found {
 impl Found {
     pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
         let before = wall();
-        let heard = pool.call(Use::Asking, READ, &[]).await?;
+        let heard = pool.call_outside(READ, &[]).await?;
         let row = heard.rows.first().ok_or_else(|| answers::odd("what it is"))?;
         Self::of(row, before, wall()).map_err(|_| answers::odd("what it is"))
     }
@@ -103,6 +114,7 @@ impl Found {
             behind: row.try_get::<_, Vec<String>>("behind")?.into_iter().collect(),
             hidden: count("hidden"),
             absent: count("absent"),
+            unlogged: row.try_get("unlogged")?,
             // A slow answer is no wrong clock.
             off: before.saturating_sub(theirs).max(theirs.saturating_sub(after)),
             callable: row.try_get::<_, Vec<String>>("callable")?.into_iter().collect(),
@@ -151,7 +163,10 @@ impl Found {
 
     /// Whether a crash of the server keeps what it has granted.
     pub(super) fn synced(&self) -> bool {
-        self.fsync == "on" && self.synchronous_commit != "off"
+        self.fsync == "on"
+            && self.synchronous_commit != "off"
+            && self.full_page_writes == "on"
+            && self.unlogged.is_empty()
     }
 
     /// Whether nobody could take over from this server.
@@ -186,6 +201,15 @@ impl Found {
         if self.full_page_writes != "on" {
             why.push("full_page_writes is off, so a crash may damage what was granted".into());
             remedies.push("set full_page_writes = on".into());
+        }
+        if !self.unlogged.is_empty() {
+            let tables = self.unlogged.join(", ");
+            why.push(format!(
+                "its tables or sequences {tables} are unlogged, so a crash empties them"
+            ));
+            remedies.push(
+                "run ALTER TABLE fencepost.NAME SET LOGGED for each (or ALTER SEQUENCE)".into(),
+            );
         }
         if self.hidden > 0 {
             why.push(
@@ -286,6 +310,7 @@ mod tests {
             behind: own(behind).into_iter().collect(),
             hidden: 0,
             absent: 0,
+            unlogged: Vec::new(),
             off: std::time::Duration::ZERO,
             callable: std::collections::BTreeSet::new(),
         }

@@ -15,12 +15,14 @@ use crate::postgres::{Parameter, Use};
 pub(super) const CAMPAIGN: &str = "SELECT * FROM fencepost.campaign($1, $2::uuid, $3, $4, $5, $6)";
 pub(super) const PROCLAIM: &str = "SELECT * FROM fencepost.proclaim($1, $2, $3, $4, $5)";
 pub(super) const INSPECT: &str = "SELECT i.*, v.r_value FROM fencepost.inspect($1, $2) i \
-                                  LEFT JOIN fencepost.leaders_now($1) v ON v.r_token = i.r_token";
+                                  LEFT JOIN fencepost.leaders_now($1) v ON v.r_token OPERATOR(pg_catalog.=) i.r_token";
 pub(super) const LIST: &str = "SELECT l.*, v.r_value FROM fencepost.list() l \
                                LEFT JOIN fencepost.leaders_now(NULL) v \
-                               ON v.r_name = l.r_name AND v.r_token = l.r_token \
-                               ORDER BY l.r_name COLLATE \"C\"";
-const SAID: &str = "SELECT r_value FROM fencepost.leaders_now($1) WHERE r_token = $2";
+                               ON v.r_name OPERATOR(pg_catalog.=) l.r_name \
+                               AND v.r_token OPERATOR(pg_catalog.=) l.r_token \
+                               ORDER BY l.r_name COLLATE pg_catalog.\"C\"";
+const SAID: &str =
+    "SELECT r_value FROM fencepost.leaders_now($1) WHERE r_token OPERATOR(pg_catalog.=) $2";
 
 impl Postgres {
     /// Whether there can be values, and this role may see them.

@@ -1,23 +1,27 @@
-//! How the server's word reaches those who wait: a connection that LISTENs, from the first wait on.
+//! How notifications reach a client: a connection that LISTENs, from the first wait on, from the first grant that is
+//! held for more than a moment, and from the first break. Waiters are notified of a release, holders of a break.
 //!
-//! It may be that no word comes: a PgBouncer in transaction mode takes LISTEN and then gives the session to others.
-//! So we send ourselves a word first. Without it, waiters go by their own look every 250 ms.
+//! It may be that none comes: a PgBouncer in transaction mode takes LISTEN and then gives the session to others.
+//! So we notify ourselves first. Without it, waiters go by their own look every 250 ms, and holders by their next
+//! renewal.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use fencepost_core::Moment;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_postgres::AsyncMessage;
 use tokio_postgres::types::Type;
 
+use super::breaks::{BROKEN, Breaks, CONFIRMED};
 use crate::backend::Surroundings;
 use crate::backends::ears::Ears;
 use crate::clock::Clock;
-use crate::postgres::{Fault, Pool, Use};
+use crate::postgres::{Fault, Pool};
 use crate::race::{First, race};
 
 /// How long our own word may take.
@@ -25,18 +29,30 @@ const HEARD: Duration = Duration::from_secs(2);
 /// How long to leave a server alone that cut us off, and one that does not pass words on.
 const BREATH: Duration = Duration::from_millis(250);
 const DEAF: Duration = Duration::from_mins(5);
+/// A grant that ends sooner is not worth a connection.
+const BRIEF: Duration = Duration::from_millis(50);
 /// What we say to ourselves.
 const HELLO: &str = "hello";
 
-/// The ear of one client.
+/// What one client listens with.
 pub(super) struct Listener {
+    heard: Arc<Heard>,
+    runtime: Handle,
+    started: AtomicBool,
+    /// Somebody looks soon whether a grant is held for more than a moment.
+    looking: AtomicBool,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+/// What comes over the connection, and whom it is for.
+struct Heard {
     channel: String,
     pool: Weak<Pool>,
     ears: Arc<Ears>,
+    breaks: Arc<Breaks>,
     clock: Arc<dyn Clock>,
-    runtime: Handle,
-    started: AtomicBool,
-    task: Mutex<Option<AbortHandle>>,
+    /// Whether notifications reach us now.
+    ready: watch::Sender<bool>,
 }
 
 /// How an attempt to listen ended.
@@ -52,22 +68,29 @@ impl Listener {
         client: &str,
         pool: &Arc<Pool>,
         ears: &Arc<Ears>,
+        breaks: &Arc<Breaks>,
         around: &Surroundings,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        let heard = Heard {
             channel: format!("fencepost_{client}"),
             pool: Arc::downgrade(pool),
             ears: Arc::clone(ears),
+            breaks: Arc::clone(breaks),
             clock: Arc::clone(&around.clock),
+            ready: watch::Sender::new(false),
+        };
+        Arc::new(Self {
+            heard: Arc::new(heard),
             runtime: around.runtime.clone(),
             started: AtomicBool::new(false),
+            looking: AtomicBool::new(false),
             task: Mutex::default(),
-        }
+        })
     }
 
     /// Under which the server's word reaches us.
     pub(super) fn channel(&self) -> &str {
-        &self.channel
+        &self.heard.channel
     }
 
     /// Begins to listen, if that has not begun.
@@ -75,14 +98,32 @@ impl Listener {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
         }
-        let listening = listen(
-            self.channel.clone(),
-            self.pool.clone(),
-            Arc::clone(&self.ears),
-            Arc::clone(&self.clock),
-        );
-        let task = self.runtime.spawn(listening).abort_handle();
+        let task = self.runtime.spawn(listen(Arc::clone(&self.heard))).abort_handle();
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    /// Begins to listen in a moment, if a grant is still held then.
+    pub(super) fn start_if_held(self: &Arc<Self>) {
+        if self.started.load(Ordering::Relaxed) || self.looking.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (listener, clock) = (Arc::downgrade(self), Arc::clone(&self.heard.clock));
+        self.runtime.spawn(async move {
+            clock.alarm(clock.now() + BRIEF).await;
+            let Some(listener) = listener.upgrade() else { return };
+            listener.looking.store(false, Ordering::Relaxed);
+            if listener.heard.breaks.any_lives() {
+                listener.start();
+            }
+        });
+    }
+
+    /// Whether notifications reach us, by this time.
+    pub(super) async fn is_ready(&self, limit: Moment) -> bool {
+        self.start();
+        let mut ready = self.heard.ready.subscribe();
+        let becomes = ready.wait_for(|ready| *ready);
+        matches!(race(becomes, self.heard.clock.alarm(limit)).await, First::Left(Ok(_)))
     }
 }
 
@@ -94,67 +135,73 @@ impl Drop for Listener {
     }
 }
 
-async fn listen(channel: String, pool: Weak<Pool>, ears: Arc<Ears>, clock: Arc<dyn Clock>) {
+async fn listen(heard: Arc<Heard>) {
     loop {
-        let Some(pool) = pool.upgrade() else { return };
-        let breath = match listen_once(&channel, &pool, &ears, &clock).await {
+        let Some(pool) = heard.pool.upgrade() else { return };
+        let ended = heard.listen_once(&pool).await;
+        heard.ready.send_replace(false);
+        let breath = match ended {
             Ok(Ended::Cut) => BREATH,
             Ok(Ended::Deaf) => {
                 tracing::debug!(
                     server = %pool.shown(),
-                    "NOTIFY does not reach us (a PgBouncer in transaction mode?): waiters look every 250 ms"
+                    "NOTIFY does not reach us (a PgBouncer in transaction mode?): waiters look every 250 ms, and \
+                     holders learn of a break with their next renewal"
                 );
                 DEAF
             }
             Err(fault) => {
-                tracing::debug!(server = %pool.shown(), why = %fault.message, "can not listen");
+                tracing::debug!(server = %pool.shown(), why = %fault.message, "cannot listen");
                 BREATH
             }
         };
         drop(pool);
-        clock.alarm(clock.now() + breath).await;
+        heard.clock.alarm(heard.clock.now() + breath).await;
     }
 }
 
-async fn listen_once(
-    channel: &str,
-    pool: &Pool,
-    ears: &Arc<Ears>,
-    clock: &Arc<dyn Clock>,
-) -> Result<Ended, Fault> {
-    let (client, mut connection) = pool.open_raw(clock.now() + HEARD).await?;
-    let hello = Notify::new();
-    let driving = async {
-        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            let AsyncMessage::Notification(word) = message else { continue };
-            if word.payload() == HELLO {
-                hello.notify_one();
-            } else {
-                ears.tell_those(word.payload());
+impl Heard {
+    async fn listen_once(&self, pool: &Pool) -> Result<Ended, Fault> {
+        let (channel, clock) = (&self.channel, &self.clock);
+        let (client, mut connection) = pool.open_raw(clock.now() + HEARD).await?;
+        let hello = Notify::new();
+        let driving = async {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
+            {
+                let AsyncMessage::Notification(word) = message else { continue };
+                if word.channel() != channel {
+                    self.breaks.notified(word.channel(), word.payload());
+                } else if word.payload() == HELLO {
+                    hello.notify_one();
+                } else {
+                    self.ears.tell_those(word.payload());
+                }
             }
+        };
+        let talking = async {
+            // Names of ours: letters, digits and underscores.
+            client
+                .batch_execute(&format!("LISTEN {channel}; LISTEN {BROKEN}; LISTEN {CONFIRMED}"))
+                .await
+                .map_err(|error| Fault::of(&error, pool.shown()))?;
+            // Over another connection: on this one it would come back even where others' words do not.
+            let ask = "SELECT pg_catalog.pg_notify($1, $2)";
+            pool.call_outside(ask, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
+            let heard = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await;
+            if let First::Right(()) = heard {
+                return Ok(Ended::Deaf);
+            }
+            // What was said meanwhile was not heard. Holders go by their next renewal.
+            self.ears.tell_all();
+            self.ready.send_replace(true);
+            // The client is kept, or the connection would end.
+            let ended: Result<Ended, Fault> = std::future::pending().await;
+            drop(client);
+            ended
+        };
+        match race(talking, driving).await {
+            First::Left(ended) => ended,
+            First::Right(()) => Ok(Ended::Cut),
         }
-    };
-    let talking = async {
-        // A name of ours: letters, digits and an underscore.
-        client
-            .batch_execute(&format!("LISTEN {channel}"))
-            .await
-            .map_err(|error| Fault::of(&error, pool.shown()))?;
-        // Over another connection: on this one it would come back even where others' words do not.
-        let ask = "SELECT pg_notify($1, $2)";
-        pool.call(Use::Asking, ask, &[(&channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
-        if let First::Right(()) = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await {
-            return Ok(Ended::Deaf);
-        }
-        // What was said meanwhile was not heard.
-        ears.tell_all();
-        // The client is kept, or the connection would end.
-        let ended: Result<Ended, Fault> = std::future::pending().await;
-        drop(client);
-        ended
-    };
-    match race(talking, driving).await {
-        First::Left(ended) => ended,
-        First::Right(()) => Ok(Ended::Cut),
     }
 }

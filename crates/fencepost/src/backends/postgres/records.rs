@@ -145,7 +145,10 @@ impl Postgres {
     }
 
     async fn read(&self, sql: &str, name: &str) -> Result<Vec<Entry>, Fault> {
-        let heard = self.record(Use::Asking, sql, &[(&name, Type::TEXT)]).await?;
+        let heard = match self.record(Use::Asking, sql, &[(&name, Type::TEXT)]).await {
+            Err(fault) if self.is_absent(&fault) => return Ok(Vec::new()),
+            heard => heard?,
+        };
         heard.rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up"))).collect()
     }
 

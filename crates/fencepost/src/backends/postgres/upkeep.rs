@@ -17,8 +17,8 @@ pub(super) const TIDYING: [(&str, &str); 3] = [
     ("tidy_leaders", "SELECT fencepost.tidy_leaders()"),
 ];
 
-/// Reads the server's settings again and again, and tidies up, as long as the store is used.
-pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
+/// Reads the server's settings again and again, as long as the store is used, and tidies up, unless the client only looks.
+pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>, tidies: bool) {
     let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
     // Not all clients at the same time.
     let mut bits = [0; 2];
@@ -28,11 +28,12 @@ pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>) {
         clock.alarm(clock.now() + REFRESH).await;
         let Some(pool) = pool.upgrade() else { return };
         pool.let_go();
+        pool.look_again().await;
         if let Ok(read) = Found::read(&pool).await {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             *found = read.after(&found);
         }
-        if clock.now() >= tidy {
+        if tidies && clock.now() >= tidy {
             tidy = clock.now() + TIDY;
             // What this role may not call is not tried: the server would write that into its log each time.
             let may = found.lock().unwrap_or_else(PoisonError::into_inner).tidies();

@@ -28,7 +28,7 @@ pub enum Installed {
 /// Puts the fence into the database, in the schema `fencepost`. All of it or nothing; who comes second finds it
 /// done. It is a transaction of its own: call it outside of one.
 pub async fn install(client: &Client) -> Result<Installed> {
-    let ask = "SELECT current_setting('server_version_num')::int4";
+    let ask = "SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4";
     let row = client.query_typed_one(ask, &[]).await.map_err(|error| explain(&error))?;
     let server: i32 = row.try_get(0).map_err(|error| explain(&error))?;
     if server < OLDEST {
@@ -37,7 +37,7 @@ pub async fn install(client: &Client) -> Result<Installed> {
             "this is PostgreSQL {found}, and the fence needs {oldest} or later: upgrade the server"
         )));
     }
-    match FENCES.install_on(client, "this database").await {
+    match FENCES.install_on(client, None, "this database").await {
         Ok(done) if done.before == done.now => Ok(Installed::Already),
         Ok(_) => Ok(Installed::Now),
         Err(fault) => {

@@ -1,0 +1,128 @@
+//! Whether the schema `fencepost` is in the hands of somebody we trust.
+//!
+//! Anybody who may create a schema can make one of this name, and whoever calls a function in it runs that function's
+//! code. So before anything in it is touched, the schema and all that is in it must belong to trusted roles, and nobody
+//! else may create there. Trusted are the role that we connect as, superusers, the owner of the database, and the role
+//! that the URL names (`?owner=ROLE`): the first can do no more than it may anyway, and the next two can do anything
+//! in the database already.
+//!
+//! What must hold: the question cannot be attacked itself. All names and operators in it are those of `pg_catalog`,
+//! whatever `search_path` is. So are those of everything else that we send (CVE-2018-1058: an operator in `public` that
+//! fits its operands better is preferred).
+//!
+//! What is in a schema depends on it (`pg_depend`), and on its owner (`pg_shdepend`; only the first superuser, who is
+//! trusted, is left out there). That is true of objects of every kind, and both are indexed.
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+use tokio_postgres::{GenericClient, Row};
+
+use super::faults::{Fault, FaultKind};
+
+/// The parameter is a role that is trusted besides. The first row is the worst; none: there is no schema.
+pub(crate) const TRUST: &str = "
+WITH schema AS MATERIALIZED (
+  SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace n
+   WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost'),
+here AS MATERIALIZED (
+  SELECT d.oid, d.datdba FROM pg_catalog.pg_database d
+   WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()),
+trusted AS MATERIALIZED (
+  SELECT r.oid FROM pg_catalog.pg_roles r
+   WHERE r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+      OR r.rolname OPERATOR(pg_catalog.=) 'pg_database_owner'
+      OR r.rolname OPERATOR(pg_catalog.=) $1
+   UNION ALL SELECT h.datdba FROM here h),
+inside AS MATERIALIZED (
+  SELECT d.classid, d.objid FROM pg_catalog.pg_depend d, schema s
+   WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass
+     AND d.refobjid OPERATOR(pg_catalog.=) s.oid),
+owned (owner, classid, objid, how) AS (
+  SELECT s.nspowner, 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid, s.oid, 'o' FROM schema s
+  UNION ALL
+  SELECT o.refobjid, i.classid, i.objid, 'o'
+    FROM inside i, here h, pg_catalog.pg_shdepend o
+   WHERE o.dbid OPERATOR(pg_catalog.=) h.oid AND o.classid OPERATOR(pg_catalog.=) i.classid
+     AND o.objid OPERATOR(pg_catalog.=) i.objid AND o.deptype OPERATOR(pg_catalog.=) 'o'
+     AND o.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass
+  UNION ALL
+  SELECT a.grantee, 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid, s.oid, 'c'
+    FROM schema s, pg_catalog.aclexplode(s.nspacl) a
+   WHERE a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
+  UNION ALL
+  SELECT p.proowner, 'pg_catalog.pg_trigger'::pg_catalog.regclass::pg_catalog.oid, t.oid, 'o'
+    FROM inside i, pg_catalog.pg_trigger t, pg_catalog.pg_proc p
+   WHERE i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
+     AND t.tgrelid OPERATOR(pg_catalog.=) i.objid AND NOT t.tgisinternal
+     AND p.oid OPERATOR(pg_catalog.=) t.tgfoid)
+SELECT CASE WHEN o.owner OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
+            ELSE pg_catalog.pg_get_userbyid(o.owner)::pg_catalog.text END AS owner,
+       pg_catalog.pg_describe_object(o.classid, o.objid, 0) AS what,
+       o.how OPERATOR(pg_catalog.=) 'c' AS creates,
+       o.owner IS NOT NULL
+         AND NOT EXISTS (SELECT FROM trusted t WHERE t.oid OPERATOR(pg_catalog.=) o.owner) AS strange
+  FROM owned o
+ ORDER BY strange DESC, o.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_namespace'::pg_catalog.regclass, o.how DESC
+ LIMIT 1";
+
+/// What the schema is, as far as it can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schema {
+    /// There is none.
+    Missing,
+    /// All in it belongs to those we trust.
+    Trusted,
+}
+
+/// Looks whether the schema is there, and refuses one that is in the hands of somebody else. `owner` is a role that is
+/// trusted besides. One round trip.
+pub(crate) async fn look(
+    client: &impl GenericClient,
+    owner: Option<&str>,
+    shown: &str,
+) -> Result<Schema, Fault> {
+    let found = client.query_typed(TRUST, &[(&owner, Type::TEXT)]).await;
+    judge(&found.map_err(|error| Fault::of(&error, shown))?, shown)
+}
+
+/// What the rows of [`TRUST`] say.
+pub(crate) fn judge(found: &[Row], shown: &str) -> Result<Schema, Fault> {
+    let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+    let Some(row) = found.first() else { return Ok(Schema::Missing) };
+    if row.try_get("strange").map_err(failed)? {
+        return Err(refusal(row, shown).map_err(failed)?);
+    }
+    Ok(Schema::Trusted)
+}
+
+fn refusal(row: &Row, shown: &str) -> Result<Fault, tokio_postgres::Error> {
+    let (owner, what): (String, String) = (row.try_get("owner")?, row.try_get("what")?);
+    let (owner, what) = (owner.escape_debug(), what.escape_debug());
+    let message = if row.try_get("creates")? {
+        format!(
+            "{owner} may create in the schema \"fencepost\" at {shown}, and what it puts there would run with your \
+             rights: REVOKE CREATE ON SCHEMA fencepost FROM {owner}; if you trust that role, add ?owner={owner} to \
+             the URL"
+        )
+    } else {
+        format!(
+            "{what} at {shown} belongs to {owner}, who is neither a superuser nor the database's owner nor you, \
+             and what is in \"fencepost\" would run with your rights: if {owner} installed it for you, add \
+             ?owner={owner} to the URL; else drop it as a superuser, and install anew"
+        )
+    };
+    Ok(Fault::new(FaultKind::Refused, message))
+}
+
+/// There is no schema: as the server would say it.
+pub(crate) fn missing(shown: &str) -> Fault {
+    let said = "schema \"fencepost\" does not exist";
+    let message = format!(
+        "{shown} has no schema \"fencepost\": run `fencepost backend install --on URL` as a role that may create it"
+    );
+    Fault {
+        state: Some(SqlState::INVALID_SCHEMA_NAME),
+        said: said.to_owned(),
+        ..Fault::new(FaultKind::Refused, message)
+    }
+}

@@ -1,0 +1,221 @@
+//! A schema `fencepost` that somebody else has made, or has put something into, is not used: our functions run with
+//! the rights of whoever calls them.
+
+use fencepost::ErrorKind;
+use fencepost::fences;
+use fencepost_testbed::Database;
+
+use crate::common::{LONG, connect, fails, session, try_connect, until};
+
+/// A role that may create schemas, and wants more.
+fn planter(database: &Database) -> String {
+    let role = format!("planter_{}", database.name());
+    let name = database.name();
+    database
+        .psql(&format!("create role {role} login; grant create on database {name} to {role}"))
+        .unwrap();
+    role
+}
+
+fn rose(database: &Database, role: &str) -> bool {
+    let ask = format!("select rolsuper from pg_roles where rolname = '{role}'");
+    database.psql(&ask).unwrap().trim() == "t"
+}
+
+/// All that a client looks for, and each function makes its maker a superuser.
+fn plant(role: &str) -> String {
+    let body = format!("$$ begin execute 'alter role {role} superuser'; end $$");
+    let returns = "r_name text, r_token bigint, r_ttl bigint, r_held bigint, r_left bigint, r_label text, \
+                   r_waiting bigint, r_value bytea";
+    format!(
+        "create schema fencepost;
+         create table fencepost.components (component text primary key, version int not null);
+         insert into fencepost.components values ('locks', 1), ('records', 1), ('fences', 1);
+         create function fencepost.list() returns table ({returns}) language plpgsql as {body};
+         create function fencepost.inspect(text, int) returns table ({returns}) language plpgsql as {body};
+         create function fencepost.acquire(text, uuid, bigint, text, text, out status int, out r_token bigint)
+           language plpgsql as {body};
+         create function fencepost.show(text) returns table (lock text, token bigint, set_by text, set_at text)
+           language plpgsql as {body};
+         create function fencepost.enter(text, bigint, text) returns void language plpgsql as {body};
+         create function fencepost.protect(regclass, text, text) returns boolean language plpgsql as {body};
+         grant usage on schema fencepost to public;
+         grant select on fencepost.components to public"
+    )
+}
+
+#[tokio::test]
+async fn planted_schema_is_refused_and_runs_nothing() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    database.psql_as(&role, &plant(&role)).unwrap();
+    let words = ["\"fencepost\"", &role, "?owner=", "drop"];
+    // What `ls` and `acquire` do.
+    match try_connect(&database.url()).await {
+        Ok(client) => {
+            let _ = client.list().await;
+            assert!(!rose(&database, &role), "ls ran what was planted");
+            let _ = client.lock("x").try_acquire().await;
+            assert!(!rose(&database, &role), "acquire ran what was planted");
+            panic!("a planted schema was trusted");
+        }
+        refused => {
+            fails(refused, &ErrorKind::Refused, &words);
+        }
+    }
+    assert!(!rose(&database, &role));
+    // Who names the role wants it.
+    try_connect(&format!("{}?owner={role}", database.url())).await.unwrap();
+    assert!(!rose(&database, &role), "to connect calls no function");
+}
+
+/// `fencepost fence show`, and the rest of them, begin so.
+#[tokio::test]
+async fn planted_fence_is_refused_and_runs_nothing() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    database.psql_as(&role, &plant(&role)).unwrap();
+    match fences::postgres::connect(&database.url()).await {
+        Ok(client) => {
+            let _ = fences::postgres::show(&client, None).await;
+            assert!(!rose(&database, &role), "show ran what was planted");
+            panic!("a planted fence was trusted");
+        }
+        refused => {
+            fails(refused.map(drop), &ErrorKind::Refused, &[&role, "?owner="]);
+        }
+    }
+    let client = session(&database.url()).await;
+    let refused = fences::postgres::install(&client).await;
+    fails(refused, &ErrorKind::Refused, &[&role]);
+    assert!(!rose(&database, &role));
+}
+
+#[tokio::test]
+async fn what_others_have_put_into_a_good_schema_is_not_run() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    connect(&database.url()).await.lock("x").acquire().await.unwrap().release().await.unwrap();
+    let url = database.url();
+    // Who may create there can put anything beside what is ours.
+    database.psql(&format!("grant usage, create on schema fencepost to {role}")).unwrap();
+    let refused = try_connect(&url).await;
+    fails(
+        refused,
+        &ErrorKind::Refused,
+        &["may create", &role, "REVOKE CREATE ON SCHEMA fencepost"],
+    );
+    let kinds = [
+        ("function", "create function fencepost.list(int) returns int language sql as 'select 1'"),
+        (
+            "operator",
+            "create operator fencepost.= (leftarg = int, rightarg = text, function = int4eq)",
+        ),
+        ("type", "create type fencepost.t as enum ('a')"),
+        ("sequence", "create sequence fencepost.s"),
+        ("table", "create table fencepost.waiting (id int)"),
+        ("view", "create view fencepost.v as select 1 as one"),
+        ("collation", "create collation fencepost.c from \"C\""),
+    ];
+    for (kind, sql) in kinds {
+        let sql = sql.replace("rightarg = text", "rightarg = int");
+        database.psql_as(&role, &sql).unwrap();
+        database.psql(&format!("revoke create on schema fencepost from {role}")).unwrap();
+        let refused = try_connect(&url).await;
+        fails(refused, &ErrorKind::Refused, &[kind, &role, "?owner="]);
+        let refused = fences::postgres::connect(&url).await;
+        fails(refused.map(drop), &ErrorKind::Refused, &[kind, &role]);
+        // Whom the URL trusts may.
+        connect(&format!("{url}?owner={role}")).await;
+        database.psql(&format!("drop owned by {role}")).unwrap();
+        database.psql(&format!("grant usage, create on schema fencepost to {role}")).unwrap();
+    }
+    database.psql("revoke create on schema fencepost from public").unwrap();
+    database.psql(&format!("revoke create on schema fencepost from {role}")).unwrap();
+    connect(&url).await;
+    // A trigger runs with the rights of whoever writes: here, those of our functions.
+    database
+        .psql(&format!(
+            "grant trigger on fencepost.locks to {role}; create schema own authorization {role}"
+        ))
+        .unwrap();
+    let trigger = "create function own.f() returns trigger language plpgsql as $$ begin return new; end $$;
+                   create trigger t before update on fencepost.locks for each row execute function own.f()";
+    database.psql_as(&role, trigger).unwrap();
+    fails(try_connect(&url).await, &ErrorKind::Refused, &["trigger t", &role]);
+}
+
+/// An operator that fits better than the server's own is preferred to it, wherever it stands in the path.
+#[tokio::test]
+async fn operators_in_public_are_not_run() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    database.psql(&format!("grant usage, create on schema public to {role}")).unwrap();
+    let mut sql = String::new();
+    for (name, left, right, result) in [
+        ("*", "numeric", "integer", "numeric"),
+        ("*", "double precision", "integer", "double precision"),
+        ("||", "text", "integer", "text"),
+        ("||", "bigint", "text", "text"),
+        ("=", "name", "text", "boolean"),
+        ("=", "oid", "integer", "boolean"),
+    ] {
+        let plant = format!(
+            "create or replace function public.evil(a {left}, b {right}) returns {result} language plpgsql as
+               $$ begin execute 'alter role {role} superuser'; return null; end $$;
+             create operator public.{name} (leftarg = {left}, rightarg = {right}, function = public.evil);"
+        );
+        sql.push_str(&plant);
+    }
+    database.psql_as(&role, &sql).unwrap();
+    let client = connect(&database.url()).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    client.election("e").campaign("me").await.unwrap().resign().await.unwrap();
+    let mut fence = fences::postgres::connect(&database.url()).await.unwrap();
+    fences::postgres::install(&fence).await.unwrap();
+    let (name, token) = (fencepost::LockName::new("x").unwrap(), fencepost::Token::new(1).unwrap());
+    let tx = fences::postgres::begin(&mut fence, &name, token).await.unwrap();
+    tx.commit().await.unwrap();
+    fences::postgres::show(&fence, None).await.unwrap();
+    assert!(!rose(&database, &role), "what was planted ran");
+}
+
+/// Its owner drops the schema, and somebody else is the first to make one of that name.
+#[tokio::test]
+async fn schema_that_was_replaced_is_noticed() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    let client = connect(&database.url()).await;
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+    database.psql("drop schema fencepost cascade").unwrap();
+    // Those who ask meanwhile learn that it is gone.
+    until("it is seen that the schema is gone", async || {
+        let gone = client.list().await;
+        gone.is_err_and(|error| error.to_string().contains("has no schema"))
+    })
+    .await;
+    database.psql_as(&role, &plant(&role)).unwrap();
+    fails(client.list().await, &ErrorKind::Refused, &[&role, "?owner="]);
+    fails(client.lock("x").try_acquire().await, &ErrorKind::Refused, &[&role]);
+    assert!(!rose(&database, &role));
+}
+
+/// The database's owner, and the role itself, need no option; a role that has neither right needs it.
+#[tokio::test]
+async fn owners_who_are_trusted() {
+    let database = Database::fresh().unwrap();
+    let (role, name) = (planter(&database), database.name());
+    connect(&database.url_as(&role)).await;
+    connect(&database.url_as(&role)).await;
+    fails(try_connect(&database.url()).await, &ErrorKind::Refused, &[&role]);
+    connect(&format!("{}?owner={role}", database.url())).await;
+    let own = session(&database.url()).await;
+    let refused = fences::postgres::check_owner(&own, None).await;
+    fails(refused, &ErrorKind::Refused, &[&role]);
+    fences::postgres::check_owner(&own, Some(&role)).await.unwrap();
+    database.psql(&format!("alter database {name} owner to {role}")).unwrap();
+    connect(&database.url()).await;
+    fences::postgres::check_owner(&own, None).await.unwrap();
+}
