@@ -38,6 +38,25 @@ impl LockName {
         checked_text("lock name", name, Self::MAX_BYTES).map(Self)
     }
 
+    /// What to show for a lock of another client whose name is none of ours: control characters and backslashes are
+    /// escaped, and what is too long is cut. No call can name that lock; with this name it finds another one, or none.
+    #[must_use]
+    pub fn escaped(name: &str) -> Self {
+        const CUT: &str = "...";
+        let mut shown = String::new();
+        for character in name.chars() {
+            let plain = !character.is_control() && character != '\\';
+            let text: String =
+                if plain { character.into() } else { character.escape_default().collect() };
+            if shown.len() + text.len() > Self::MAX_BYTES - CUT.len() {
+                shown.push_str(CUT);
+                break;
+            }
+            shown.push_str(&text);
+        }
+        Self(if shown.is_empty() { "(empty)".into() } else { shown.into() })
+    }
+
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -297,6 +316,16 @@ impl fmt::Debug for Ttl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn escaped_name_is_a_name_whatever_it_was() {
+        assert_eq!(LockName::escaped("a\nb\u{1b}\\").as_str(), r"a\nb\u{1b}\\");
+        assert_eq!(LockName::escaped("grün").as_str(), "grün");
+        for odd in ["", "\0", &"x".repeat(513), &"ü".repeat(300), &"\n".repeat(512)] {
+            let shown = LockName::escaped(odd);
+            assert_eq!(LockName::new(shown.as_str()), Ok(shown), "{odd:?}");
+        }
+    }
 
     #[test]
     fn names_are_checked_once_and_the_message_names_the_value() {

@@ -4,6 +4,8 @@
 
 #[path = "redis/addresses.rs"]
 mod addresses;
+#[path = "redis/breaks.rs"]
+mod breaks;
 #[path = "redis/clocks.rs"]
 mod clocks;
 #[path = "redis/common.rs"]
@@ -34,6 +36,10 @@ mod mended;
 mod once;
 #[path = "redis/records.rs"]
 mod records;
+#[path = "redis/reordered.rs"]
+mod reordered;
+#[path = "redis/valve.rs"]
+mod valve;
 #[path = "support/elections.rs"]
 mod vote;
 #[path = "redis/waiting.rs"]

@@ -12,7 +12,8 @@
 //! all the data or by a failover, the time alone is higher than any token drawn so far.
 //! *Where that ends:* exclusion ends with the key: a server that restarts or fails over without its last
 //! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the record is lost and
-//! the clock is behind where it was. So a lock here is for correctness only on a server that syncs every
+//! the clock is behind where it was: that of a replica that took over, or one that was ahead for longer than the
+//! retention and was then set back. So a lock here is for correctness only on a server that syncs every
 //! write, has no replicas, evicts nothing, and has a clock like ours (found.rs).
 //!
 //! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every
@@ -22,7 +23,10 @@
 //! *Elections:* what a candidate says of itself lies beside the lock, under its owner's id, and ends with the
 //! lease. It is written in the script that grants or renews, so it is never another leader's.
 //! *Lateness:* a request may arrive after the one that should undo it, when it was sent on a connection that
-//! broke. A release that finds nothing leaves a note for its owner, and a late acquire finds it.
+//! broke, on another one, or behind it in a batch. A release that finds nothing, or that undoes an acquire whose
+//! outcome is unknown (unanswered.rs), leaves a note for its owner, and a late acquire finds it.
+//! *Breaking:* a break publishes (name, token), and the holder renews at once and learns the rest from the answer. Its
+//! release leaves the same note, which confirms to whoever broke it that the holder knows.
 
 mod address;
 mod answers;
@@ -30,17 +34,19 @@ mod bunch;
 mod drift;
 pub(crate) mod faults;
 pub(crate) mod found;
+mod grants;
 mod keys;
 mod lane;
 mod link;
 mod live;
 mod records;
 mod scripts;
+#[cfg(test)]
+mod tests;
+mod unanswered;
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
@@ -51,7 +57,8 @@ pub(in crate::backends) use self::{
     answers::{Answer, Listed, Seen, locks_from},
     faults::{Fault, FaultKind},
     found::Found,
-    keys::{Keys, Prefix},
+    grants::LiveGrants,
+    keys::{Keys, Prefix, note_of},
     link::{Link, STEPS},
     scripts::Call,
 };
@@ -61,9 +68,10 @@ use crate::backend::{
     Renewed, Request, Surroundings, Wait,
 };
 use crate::backends;
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::race::race;
+use crate::race::{First, race};
 
 /// How long a waiter or an observer trusts what it saw.
 pub(in crate::backends) const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -73,6 +81,8 @@ pub(in crate::backends) const LOOK_AT_STRANGERS: Duration = Duration::from_milli
 pub(in crate::backends) const OUTAGE: Duration = Duration::from_secs(5);
 /// How long it leaves a server alone that just failed it.
 pub(in crate::backends) const BREATH: Duration = Duration::from_millis(50);
+/// How often a break looks for the holder's confirmation.
+const CONFIRM_EVERY: Duration = Duration::from_millis(20);
 /// How long an owner is remembered that was released before it came, at most.
 const REMEMBER: Duration = Duration::from_mins(1);
 
@@ -86,36 +96,25 @@ pub struct Redis {
     /// Under which the server's word reaches us.
     client: String,
     ears: Arc<Ears>,
-    /// Owners of whom an acquire was sent on a connection that broke. It may arrive late.
-    sent_twice: Mutex<HashSet<OwnerId>>,
-    /// Whether there ever was one.
-    any_twice: AtomicBool,
+    grants: Arc<LiveGrants>,
 }
 
 impl Redis {
     pub(crate) async fn open(url: RedisUrl, around: &Surroundings) -> Result<Arc<Self>> {
         let ears = Arc::new(Ears::default());
         let client = client_id()?;
-        let link = Link::open(url.address, around, client.clone(), Arc::clone(&ears));
-        link.live().await.map_err(Fault::into_error)?;
         let retention = url.options.token_retention().as_millis() as u64;
         let prefix = url.options.prefix;
+        let grants = Arc::new(LiveGrants::new(url.address.db(), prefix.clone()));
+        let (heard, held) = (Arc::clone(&ears), Arc::clone(&grants));
+        let link = Link::open(url.address, around, client.clone(), heard, held);
+        link.live().await.map_err(Fault::into_error)?;
         let around = around.clone();
-        let (sent_twice, any_twice) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Arc::new(Self { link, around, prefix, retention, client, ears, sent_twice, any_twice }))
+        Ok(Arc::new(Self { link, around, prefix, retention, client, ears, grants }))
     }
 
     fn now(&self) -> Moment {
         self.around.clock.now()
-    }
-
-    fn sent_twice(&self) -> MutexGuard<'_, HashSet<OwnerId>> {
-        self.sent_twice.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether an acquire of this owner may arrive late. It is rare that there is any.
-    fn may_come_late(&self, owner: OwnerId) -> bool {
-        self.any_twice.load(Ordering::SeqCst) && self.sent_twice().contains(&owner)
     }
 
     async fn run(&self, call: Call) -> Result<Answer, Fault> {
@@ -129,23 +128,17 @@ impl Redis {
     /// One try, which stands in line if `waits`.
     async fn ask(&self, request: &Request, keys: Keys<'_>, waits: bool) -> Result<Asked, Fault> {
         let Request { owner, ttl, label, value, .. } = request;
+        let call = STEPS.acquire.on(keys).acquires(*owner);
         let (owner, ttl_ms) = (owner.reveal(), ttl.as_millis());
         let record = format!(" 0 - {owner} {ttl_ms} 0 {label}");
-        let mut call = STEPS.acquire.on(keys).arg(&owner).arg(ttl_ms).arg(record);
+        let mut call = call.arg(&owner).arg(ttl_ms).arg(record);
         call = call.arg(if waits { &*self.client } else { "" }).arg(self.retention);
         if let Some(value) = value {
             call = call.arg("said").arg(value.as_bytes());
         } else if u64::from(ttl_ms) > self.retention {
             call = call.arg("long");
         }
-        let answer = self.run(call).await;
-        // What was sent before may still be under way, and come after the release.
-        if answer.as_ref().map_or_else(|fault| fault.kind == FaultKind::Cut, |answer| answer.again)
-        {
-            self.sent_twice().insert(request.owner);
-            self.any_twice.store(true, Ordering::SeqCst);
-        }
-        let answer = answer?;
+        let answer = self.run(call).await?;
         Ok(match answer.status {
             1 => {
                 let (token, ttl) = answer.granted(*ttl)?;
@@ -189,7 +182,7 @@ impl Redis {
                     out_since = None;
                     nap
                 }
-                Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
+                Err(fault) if fault.refuses() => return Err(fault.into_error()),
                 Err(fault) => {
                     let since = *out_since.get_or_insert(self.now());
                     if self.now() >= until || self.now().since(since) >= OUTAGE {
@@ -225,7 +218,10 @@ impl Redis {
     }
 
     async fn look(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
-        let keys = self.prefix.keys(name)?;
+        self.look_at(self.prefix.keys(name)?, name, shown).await
+    }
+
+    async fn look_at(&self, keys: Keys<'_>, name: &LockName, shown: usize) -> Result<LockInfo> {
         let answer = self.run(STEPS.inspect.on(keys).arg(shown)).await;
         let seen = answer.and_then(|answer| Seen::read(&answer));
         Ok(seen.map_err(Fault::into_error)?.into_info(name.clone()))
@@ -256,6 +252,37 @@ pub(in crate::backends) fn remember(retention: u64) -> u64 {
     retention.min(REMEMBER.as_millis() as u64)
 }
 
+/// A lock's name as it was found on the server, to be shown.
+pub(in crate::backends) fn shown_name(found: &str) -> LockName {
+    LockName::new(found).unwrap_or_else(|_| LockName::escaped(found))
+}
+
+/// Waits for a holder that was broken to release: that leaves a note of it at one of these servers. An outage meanwhile
+/// changes nothing about the break.
+pub(in crate::backends) async fn until_confirmed(
+    links: impl IntoIterator<Item = &Link>,
+    owner: &[u8],
+    clock: &dyn Clock,
+    limit: Moment,
+) -> bool {
+    let Ok(owner) = std::str::from_utf8(owner) else { return false };
+    let note = redis::cmd("EXISTS").arg(note_of(owner)).clone();
+    let asked = links.into_iter().map(|link| {
+        let note = &note;
+        Box::pin(async move {
+            loop {
+                clock.alarm(clock.now() + CONFIRM_EVERY).await;
+                let heard = link.command(note).await.map_err(drop)?;
+                if heard.value == redis::Value::Int(1) {
+                    return Ok::<(), ()>(());
+                }
+            }
+        })
+    });
+    let confirmed = futures_util::future::select_ok(asked);
+    matches!(race(confirmed, clock.alarm(limit)).await, First::Left(Ok(_)))
+}
+
 impl Backend for Redis {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
@@ -270,10 +297,15 @@ impl Backend for Redis {
                 Wait::Until(until) => self.wait_in_line(&request, until).await?,
                 Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
             };
-            let late = self.may_come_late(request.owner);
-            if late && matches!(acquired, Acquired::Held(_)) {
-                // Nobody will release it: an acquire that is still under way must find that it is over.
-                let _ = self.release(request.name, request.owner).await;
+            match &acquired {
+                Acquired::Granted(grant) if self.grants.add(&request, grant.token) => {
+                    self.link.listen_to_breaks();
+                }
+                Acquired::Held(_) if self.link.may_arrive(request.owner) => {
+                    // Nobody will release it: an acquire that is still under way must find that it is over.
+                    let _ = self.release(request.name, request.owner).await;
+                }
+                _ => {}
             }
             Ok(acquired)
         })
@@ -290,16 +322,15 @@ impl Backend for Redis {
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
+            self.grants.remove(owner);
             let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
-            let mut call = call.arg(remember(self.retention));
-            let late = self.may_come_late(owner);
-            if late {
-                call = call.arg("twice");
-            }
-            let answer = self.run(call).await.map_err(Fault::into_error)?;
-            if late {
-                self.sent_twice().remove(&owner);
-            }
+            let call = call.arg(remember(self.retention)).releases(owner);
+            let answer = match self.run(call).await {
+                Err(fault) if fault.kind == FaultKind::NotALock => {
+                    return Err(Error::not_held(&name, None));
+                }
+                answer => answer.map_err(Fault::into_error)?,
+            };
             match (answer.status, answer.why_not()) {
                 (1, _) => Ok(()),
                 // The connection broke after the server had done it; somebody may have the lock by now.
@@ -313,7 +344,7 @@ impl Backend for Redis {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let keys = self.prefix.keys(&name)?;
@@ -325,7 +356,8 @@ impl Backend for Redis {
             if token.is_some() && token != holder.token {
                 return Ok(None);
             }
-            let call = STEPS.break_lock.on(keys).arg(self.retention).arg(value);
+            let call = STEPS.break_lock.on(keys).arg(self.retention).arg(&value);
+            let call = call.arg(self.grants.channel());
             let answer = self.run(call).await.map_err(Fault::into_error)?;
             match answer.status {
                 0 => Ok(None),
@@ -337,12 +369,11 @@ impl Backend for Redis {
                         Some(floor) => floor,
                         None => answer.floor().map_err(Fault::into_error)?,
                     };
-                    Ok(Some(Broken {
-                        label: holder.label,
-                        token: holder.token,
-                        floor,
-                        confirmed: false,
-                    }))
+                    let (label, token, clock) = (holder.label, holder.token, &*self.around.clock);
+                    // A third-party client has no token, and knows nothing of confirmations.
+                    let confirmed = token.is_some()
+                        && until_confirmed([&self.link], &value, clock, confirm_until).await;
+                    Ok(Some(Broken { label, token, floor, confirmed }))
                 }
                 _ => Err(Error::refused(format!("\"{name}\" has no tokens left"))),
             }
@@ -359,7 +390,9 @@ impl Backend for Redis {
             let mut locks = Vec::new();
             // In bunches: one after the other is slow, all at once would flood the server.
             for bunch in names.into_iter().collect::<Vec<_>>().chunks(64) {
-                let asked = bunch.iter().map(|name| self.look(name, 0));
+                let asked = bunch.iter().map(|name| async {
+                    self.look_at(self.prefix.found(name), &shown_name(name), 0).await
+                });
                 for info in futures_util::future::join_all(asked).await {
                     match info {
                         Ok(info) if info.holder.is_some() || info.waiting > 0 => locks.push(info),
@@ -388,7 +421,8 @@ impl Backend for Redis {
             },
             Found::correctness,
         );
-        let lines = found.map_or_else(Vec::new, |found| found.lines(self.link.jumps()));
+        let mut lines = found.map_or_else(Vec::new, |found| found.lines(self.link.jumps()));
+        lines.extend(self.grants.lines());
         let records = Records::like(&correctness);
         Guarantees { correctness, records, found: lines, ..guarantees(synced, alone) }
     }
@@ -397,6 +431,7 @@ impl Backend for Redis {
 /// What a server keeps that syncs every write, or does not, and that has no replicas, or may have.
 fn guarantees(synced: bool, alone: bool) -> Guarantees {
     let tokens_only = |note| Kept { exclusion: Holds::No, tokens: Holds::Yes, note };
+    let neither = |note| Kept { exclusion: Holds::No, tokens: Holds::No, note };
     Guarantees {
         backend: "redis",
         scope: "all who use this server and database, other makes of client included",
@@ -422,11 +457,13 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
             if alone {
                 Kept::none_such("it has no replicas")
             } else {
-                tokens_only(
-                    "a replica without the last writes grants again; tokens rise by its clock",
+                neither(
+                    "a replica without the last writes grants again; tokens fall if its clock is behind",
                 )
             },
-            tokens_only("forwards: leases end early; backwards: late. A jump is reported"),
+            neither(
+                "leases end early or late; ahead past the retention, then back: tokens can fall",
+            ),
             Kept::both(
                 "a holder that is cut off is told before its lease ends; nobody else is granted",
             ),

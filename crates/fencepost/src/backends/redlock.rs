@@ -11,7 +11,8 @@
 //! *Where that ends:* it stays an efficiency lock. A node whose clock leaps, that is wiped, or that is
 //! replaced by a replica gives its key to the next while the first holder still counts its time; with
 //! enough of them there are two holders. Nothing on the nodes can tell. The tokens still rise then, as
-//! long as the nodes keep their marks, so a fenced resource stays right.
+//! long as the nodes keep their marks, so a fenced resource stays right. A node forgets a mark when its clock
+//! has passed it by the retention.
 //!
 //! *Waiting:* each node has a list of who waits, and a release tells the first on it. The lists need not
 //! agree, so they give no right: whoever is told, or has waited its time, tries again after a random
@@ -42,8 +43,8 @@ use crate::backend::{
 };
 use crate::backends;
 use crate::backends::redis::{
-    Call, Ears, Fault, Keys, LOOK_AGAIN, Link, Prefix, RedlockUrl, STEPS, client_id, remember,
-    word_number,
+    Address, Call, Ears, Fault, FaultKind, Keys, LOOK_AGAIN, Link, LiveGrants, Prefix, RedlockUrl,
+    STEPS, client_id, remember, word_number,
 };
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
@@ -66,6 +67,7 @@ pub struct Redlock {
     up_for: Duration,
     client: String,
     ears: Arc<Ears>,
+    grants: Arc<LiveGrants>,
 }
 
 impl Redlock {
@@ -73,7 +75,9 @@ impl Redlock {
         let ears = Arc::new(Ears::default());
         let client = client_id()?;
         let options = url.options;
-        let nodes = Nodes::open(url.addresses, around, &client, &ears);
+        let db = url.addresses.first().map_or(0, Address::db);
+        let grants = Arc::new(LiveGrants::new(db, options.prefix.clone()));
+        let nodes = Nodes::open(url.addresses, around, &client, &ears, &grants);
         let up_for =
             if options.restarted_vote { Duration::ZERO } else { options.max_ttl.as_duration() };
         let store = Self {
@@ -85,6 +89,7 @@ impl Redlock {
             up_for,
             client,
             ears,
+            grants,
         };
         if let Some(warning) = store.even() {
             tracing::warn!("redlock: {warning}");
@@ -169,7 +174,7 @@ impl Redlock {
     /// What takes everything of an owner off the nodes.
     fn farewell(&self, keys: Keys<'_>, owner: OwnerId) -> Call {
         let call = STEPS.release.on(keys).arg(owner.reveal()).arg(self.retention);
-        call.arg(remember(self.retention))
+        call.arg(remember(self.retention)).releases(owner)
     }
 
     async fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
@@ -253,6 +258,10 @@ impl Redlock {
                     why = why.or(cause);
                     gone += 1;
                 }
+                Err(fault) if fault.kind == FaultKind::NotALock => {
+                    words.answered(node, "not a lock");
+                    gone += 1;
+                }
                 Err(fault) => words.failed(node, fault),
             }
             if ended >= quorum || gone > count - quorum || words.open() == 0 {
@@ -279,7 +288,13 @@ impl Backend for Redlock {
                 Wait::Until(until) => Some(until),
                 Wait::Forever => Some(Moment::NEVER),
             };
-            self.take(&request, until).await
+            let acquired = self.take(&request, until).await?;
+            if let Acquired::Granted(grant) = &acquired
+                && self.grants.add(&request, grant.token)
+            {
+                self.nodes.links().for_each(Link::listen_to_breaks);
+            }
+            Ok(acquired)
         })
     }
 
@@ -291,16 +306,19 @@ impl Backend for Redlock {
     }
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.release_all(&name, owner).await })
+        Box::pin(async move {
+            self.grants.remove(owner);
+            self.release_all(&name, owner).await
+        })
     }
 
     fn break_lock(
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.break_all(&name, token).await })
+        Box::pin(async move { self.break_all(&name, token, confirm_until).await })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
@@ -322,12 +340,13 @@ impl Backend for Redlock {
         });
         let mut found: Vec<_> = found.collect();
         found.extend(self.even().map(|warning| ("warning", warning)));
+        found.extend(self.grants.lines());
         Guarantees { found, longest: self.max_ttl, ..guarantees() }
     }
 }
 
 fn guarantees() -> Guarantees {
-    let tokens_only = |note| Kept { exclusion: Holds::No, tokens: Holds::Yes, note };
+    let neither = |note| Kept { exclusion: Holds::No, tokens: Holds::No, note };
     Guarantees {
         backend: "redlock",
         scope: "all who use these servers, other Redlock clients included",
@@ -360,18 +379,18 @@ fn guarantees() -> Guarantees {
             Kept::both(
                 "up to (N-1)/2 nodes: the others decide; a restarted one does not vote for max_ttl",
             ),
-            tokens_only(
-                "a replica in a node's place may lack a vote; tokens rise while a majority has its marks",
+            neither(
+                "a replica in a node's place may lack a vote and its mark; then tokens can fall",
             ),
-            tokens_only("keys of nodes that leap end early; tokens rise whatever the clocks say"),
+            neither(
+                "keys of nodes that jump end early; ahead past the retention, then back: tokens can fall",
+            ),
             Kept::both(
                 "without a majority nobody is granted; a holder that is cut off is told in time",
             ),
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::No,
-                note: "a majority that is wiped grants again; tokens rise only if its clocks are right",
-            },
+            neither(
+                "a majority that is wiped grants again; tokens rise only if its clocks are right",
+            ),
         ],
     }
 }

@@ -1,10 +1,10 @@
-//! The server's wall clock leaps. It ends the leases, so exclusion goes with it; the tokens do not.
+//! The server's wall clock leaps. It ends the leases, so exclusion goes with it; the tokens do not, within the retention.
 
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, LossCause};
 use fencepost_testbed::Redis;
 
-use crate::common::{LONG, SOON, connect, logged, ms, two, until, until_waiting, within};
+use crate::common::{LONG, SOON, connect, has, logged, ms, two, until, until_waiting, within};
 
 const HOUR: i64 = 3600;
 const RECORD: &str = "fencepost:record:x";
@@ -28,7 +28,7 @@ async fn a_clock_that_leaps_ahead_ends_leases_and_holders_are_told() {
     let server = Redis::builder().faketime().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let (_, kept) = ours.guarantees().rows().find(|(under, _)| *under == Fault::ClockJump).unwrap();
-    assert_eq!((kept.exclusion, kept.tokens), (Holds::No, Holds::Yes));
+    assert_eq!((kept.exclusion, kept.tokens), (Holds::No, Holds::No));
     let guard = ours.lock("x").ttl(ms(1500)).acquire().await.unwrap();
     let alone = ours.lock("y").ttl(ms(1500)).acquire().await.unwrap();
     assert!(!clock_line(&ours).contains("jump"), "{}", clock_line(&ours));
@@ -83,6 +83,25 @@ async fn a_clock_that_is_set_back_does_not_take_tokens_back() {
     server.command(&["DEL", RECORD]).unwrap();
     let fallen = client.lock("x").acquire_within(SOON).await.unwrap().token();
     assert!(fallen < highest, "{fallen} after {highest}: then what were they resting on?");
+}
+
+/// The record is kept for the retention, on the server's clock. One that is ahead for longer than that and is then set
+/// back has neither the record nor the time, and the table says so.
+#[tokio::test]
+async fn clock_that_was_ahead_past_the_retention_takes_tokens_back_as_declared() {
+    let server = Redis::builder().faketime().start().unwrap();
+    let client = connect(&format!("{}?retention=1s", server.url())).await;
+    server.set_clock_offset(2 * HOUR).unwrap();
+    let guard = client.lock("x").acquire_within(SOON).await.unwrap();
+    let ahead = guard.token();
+    guard.release().await.unwrap();
+    until("the record is over", async || !has(&server, RECORD)).await;
+    server.set_clock_offset(0).unwrap();
+    let fallen = client.lock("x").acquire_within(SOON).await.unwrap().token();
+    assert!(fallen < ahead, "{fallen} after {ahead}: then the table is too modest");
+    let rows = client.guarantees();
+    let (_, kept) = rows.rows().find(|(under, _)| *under == Fault::ClockJump).unwrap();
+    assert_eq!(kept.tokens, Holds::No, "the table says that tokens rise");
 }
 
 /// Without the record the clock alone carries the tokens, as long as it is right.

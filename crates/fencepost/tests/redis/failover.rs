@@ -6,7 +6,7 @@ use fencepost::ErrorKind;
 use fencepost::guarantees::{Correctness, Fault, Holds};
 use fencepost_testbed::{Mode, Proxy, Redis};
 
-use crate::common::{LONG, SOON, connect, fails, has, try_connect, two, until};
+use crate::common::{LONG, SOON, connect, fails, has, logged, try_connect, two, until};
 
 /// redisson#2669, node-redlock#16: the replica had not heard of the lock, was promoted, and granted it again.
 /// Nothing on one server can prevent that; it is declared, and the fence stands: its tokens are higher than
@@ -22,7 +22,7 @@ async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens()
     let client = connect(&primary.url()).await;
     let guarantees = client.guarantees();
     let (_, kept) = guarantees.rows().find(|(fault, _)| *fault == Fault::Failover).unwrap();
-    assert_eq!((kept.exclusion, kept.tokens), (Holds::No, Holds::Yes));
+    assert_eq!((kept.exclusion, kept.tokens), (Holds::No, Holds::No));
     let names = ["held", "often", "once"];
     let known = client.lock("known").ttl(LONG).acquire().await.unwrap();
     until("the replica knows of the first lock", async || has(&replica, "known")).await;
@@ -58,6 +58,65 @@ async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens()
         assert!(guard.token() > before, "{name}: {} after {before}", guard.token());
     }
     drop(known);
+}
+
+/// Tokens that the replica never heard of are lower than the next one only if its clock says so.
+#[tokio::test]
+async fn replica_whose_clock_is_behind_takes_tokens_back_as_declared() {
+    let primary = Redis::builder().start().unwrap();
+    let line = Proxy::to(primary.address()).unwrap();
+    let master = format!("127.0.0.1 {}", line.port());
+    let replica = Redis::builder().config("replicaof", &master).faketime().start().unwrap();
+    replica.set_clock_offset(-5).unwrap();
+    replica.wait_in_step().unwrap();
+    let client = connect(&primary.url()).await;
+    let guarantees = client.guarantees();
+    let (_, kept) = guarantees.rows().find(|(fault, _)| *fault == Fault::Failover).unwrap();
+    assert_eq!(kept.tokens, Holds::No, "the table says that tokens rise");
+    line.set_mode(Mode::Silent);
+    let token = client.lock("x").ttl(LONG).acquire().await.unwrap().token();
+    primary.kill().unwrap();
+    replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+    let fallen =
+        connect(&replica.url()).await.lock("x").acquire_within(SOON).await.unwrap().token();
+    assert!(fallen < token, "{fallen} after {token}: then the table is too modest");
+}
+
+/// A release that met a replica is retried until the server is a primary again: what it would have freed was free only
+/// when its lease had run out.
+#[tokio::test]
+async fn release_that_was_refused_by_a_replica_is_retried() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    // A primary that is not there changes nothing in the data.
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap().text().unwrap();
+    drop(guard);
+    let address = server.address().to_string();
+    until("the release is refused", async || logged(&[&address, "release failed", "replica"]))
+        .await;
+    assert!(has(&server, "x"));
+    server.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+    until("it is released", async || !has(&server, "x")).await;
+}
+
+/// The same with a right that was taken away for a while.
+#[tokio::test]
+async fn release_that_the_acl_refused_is_retried() {
+    let server = Redis::builder().start().unwrap();
+    let set = |rules: &[&str]| {
+        let user = ["ACL", "SETUSER", "locks"];
+        server.command(&[&user[..], rules].concat()).unwrap().text().unwrap();
+    };
+    set(&["on", ">hunter2", "~*", "&*", "+@all"]);
+    let client = connect(&format!("redis://locks:hunter2@{}", server.address())).await;
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    set(&["-evalsha"]);
+    drop(guard);
+    let address = server.address().to_string();
+    until("the release is refused", async || logged(&[&address, "release failed", "ACL"])).await;
+    set(&["+evalsha"]);
+    until("it is released", async || !has(&server, "x")).await;
 }
 
 #[tokio::test]

@@ -307,6 +307,26 @@ async fn a_client_of_a_primary_that_was_demoted_finds_the_new_one() {
     guard.release().await.unwrap();
 }
 
+/// A name with control characters, which only another client can make, was left out.
+#[tokio::test]
+async fn lock_with_control_characters_in_its_name_is_listed_escaped() {
+    let server = Redis::builder().start().unwrap();
+    let client = connect(&server.url()).await;
+    let _ours = client.lock("ours").ttl(LONG).acquire().await.unwrap();
+    for name in ["a\nb", "red\u{1b}[31m"] {
+        server.command(&["SET", name, "theirs", "PX", "60000"]).unwrap().text().unwrap();
+        let record = format!("fencepost:record:{name}");
+        server.command(&["SET", &record, "0 0 - - 0 0 -", "PX", "60000"]).unwrap().text().unwrap();
+    }
+    let locks = client.list().await.unwrap();
+    let names: Vec<&str> = locks.iter().map(|info| info.name.as_str()).collect();
+    assert_eq!(names, ["a\\nb", "ours", "red\\u{1b}[31m"]);
+    assert!(locks.iter().all(|info| info.holder.is_some()), "{locks:?}");
+    // It is shown, and no call reaches it under that name.
+    assert!(client.break_lock("a\\nb").await.unwrap().is_none());
+    assert!(has(&server, "a\nb"));
+}
+
 /// One name of many that is something else by now failed the whole list.
 #[tokio::test]
 async fn a_list_goes_on_when_a_past_lock_is_something_else_now() {

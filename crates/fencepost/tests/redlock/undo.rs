@@ -95,6 +95,24 @@ async fn a_release_reaches_a_node_that_was_away() {
     }
 }
 
+/// A node that was a replica for a while refused the release. The others have released it, and nobody else would end it
+/// there before its lease does.
+#[tokio::test]
+async fn release_that_one_node_refused_is_retried_there() {
+    let nodes = Nodes::start(3);
+    let client = connect(&nodes.url("restarted=vote")).await;
+    let guard = client.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+    until("all have heard of it", async || nodes.with("x") == 3).await;
+    let demoted = &nodes.0[0].server;
+    // A primary that is not there changes nothing in the data.
+    demoted.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap().text().unwrap();
+    guard.release().await.unwrap();
+    until("the others are free", async || nodes.with("x") == 1).await;
+    assert!(has(demoted, "x"));
+    demoted.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
+    until("so is the one that refused", async || nodes.with("x") == 0).await;
+}
+
 /// The node was silent, the others granted, and it was released. Then the vote arrives, behind its release.
 #[tokio::test]
 async fn a_vote_that_comes_after_its_release_is_refused() {

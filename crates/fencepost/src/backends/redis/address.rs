@@ -236,6 +236,11 @@ impl Options {
 }
 
 impl Address {
+    /// The database.
+    pub(in crate::backends) fn db(&self) -> i64 {
+        self.client.get_connection_info().redis_settings().db()
+    }
+
     fn parse(scheme: &str, place: &str, options: &Options) -> Result<Self> {
         let invalid = |why: &str| {
             Error::invalid(format!(
@@ -271,6 +276,42 @@ impl Address {
         let client = client.map_err(|error| invalid(&error.to_string()))?;
         Ok(Self { client, shown })
     }
+}
+
+/// What answers at an address where no Redis was found, if it is something that people name by mistake.
+pub(super) async fn answers_like(address: &Address) -> Option<String> {
+    let ConnectionAddr::Tcp(host, port) = address.client.get_connection_info().addr() else {
+        return None;
+    };
+    let shown = &address.shown;
+    let answer = first_bytes(host, *port, b"GET / HTTP/1.0\r\n\r\n").await;
+    if answer.is_ok_and(|answer| answer.starts_with(b"HTTP/")) {
+        return Some(format!(
+            "{shown} answered like an HTTP server: the URL must name a Redis server"
+        ));
+    }
+    let answer = first_bytes(host, *port, &client_hello()).await.ok()?;
+    // An alert or a handshake, of any version.
+    let tls = matches!(*answer, [0x15 | 0x16, 0x03, ..]);
+    tls.then(|| format!("{shown} answered with TLS: write rediss:// (redlock: add tls=true)"))
+}
+
+/// The shortest TLS 1.2 greeting: every TLS server answers it, if only to say that it wants another.
+fn client_hello() -> Vec<u8> {
+    // A handshake record of 45 bytes, and in it a ClientHello of 41: the version; 32 bytes that need not be random for
+    // this; no session, one cipher suite, no compression.
+    let (start, end) = ([0x16, 3, 1, 0, 45, 1, 0, 0, 41, 3, 3], [0, 0, 2, 0xc0, 0x2f, 1, 0]);
+    [&start[..], &[0; 32], &end[..]].concat()
+}
+
+async fn first_bytes(host: &str, port: u16, question: &[u8]) -> std::io::Result<Vec<u8>> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect((host, port)).await?;
+    stream.write_all(question).await?;
+    let mut answer = vec![0; 8];
+    let length = stream.read(&mut answer).await?;
+    answer.truncate(length);
+    Ok(answer)
 }
 
 fn shown(info: &ConnectionInfo) -> String {

@@ -226,11 +226,11 @@ impl Seen {
     }
 }
 
-/// The names of all locks of ours that a server has anything of, in order.
+/// The names of all locks that a server has anything of ours of, in order, as they are on the server.
 pub(in crate::backends) async fn locks_from(
     link: &Link,
     prefix: &Prefix,
-) -> Result<BTreeSet<LockName>, Fault> {
+) -> Result<BTreeSet<String>, Fault> {
     let mut names = BTreeSet::new();
     for pattern in prefix.patterns() {
         names.extend(names_from(link, &pattern, |key| prefix.name_in(key)).await?);
@@ -239,11 +239,11 @@ pub(in crate::backends) async fn locks_from(
 }
 
 /// The names of all keys that fit a pattern and are of something, in order.
-pub(super) async fn names_from(
+pub(super) async fn names_from<T: Ord>(
     link: &Link,
     pattern: &str,
-    name_of: impl Fn(&str) -> Option<LockName>,
-) -> Result<BTreeSet<LockName>, Fault> {
+    name_of: impl Fn(&str) -> Option<T>,
+) -> Result<BTreeSet<T>, Fault> {
     let mut names = BTreeSet::new();
     let mut cursor = 0_u64;
     loop {

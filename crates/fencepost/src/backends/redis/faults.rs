@@ -19,6 +19,8 @@ pub(crate) enum FaultKind {
     Cut,
     /// The server can not do it now.
     NotNow,
+    /// A key of this lock holds something else: nobody can have the lock.
+    NotALock,
     /// The server will not do it.
     Refused,
 }
@@ -56,10 +58,15 @@ impl Fault {
         Self { kind, message }
     }
 
+    /// Whether to ask again does not help.
+    pub(crate) fn refuses(&self) -> bool {
+        matches!(self.kind, FaultKind::NotALock | FaultKind::Refused)
+    }
+
     pub(crate) fn into_error(self) -> Error {
         let kind = match self.kind {
             FaultKind::Away | FaultKind::Cut | FaultKind::NotNow => ErrorKind::Unreachable,
-            FaultKind::Refused => ErrorKind::Refused,
+            FaultKind::NotALock | FaultKind::Refused => ErrorKind::Refused,
         };
         Error::new(kind, self.message)
     }
@@ -81,7 +88,7 @@ fn by_code(code: &str, shown: &str, said: &str) -> (FaultKind, String) {
             (FaultKind::NotNow, format!("{shown} takes no more connections: raise its maxclients"))
         }
         _ if said.contains("WRONGTYPE") => (
-            FaultKind::Refused,
+            FaultKind::NotALock,
             format!(
                 "a key of this lock at {shown} holds something else than a lock: use another name, \
                  or a prefix of your own (?prefix=)"

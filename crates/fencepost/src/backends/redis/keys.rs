@@ -8,9 +8,10 @@
 //! | `fencepost:places:PREFIX NAME` | hash | until when each place is kept, and whom to wake | the same |
 //! | `fencepost:value:PREFIX NAME` | string | what a candidate says of itself: its owner id, a number, the value | the lease's end |
 //! | `fencepost:once:PREFIX NAME` | hash | a record of what was done (records.rs) | its own time |
-//! | `fencepost:gone:OWNER` | string | an owner that was released before its acquire came | a minute at most |
+//! | `fencepost:gone:OWNER` | string | a released owner whose acquire may still arrive, or who was broken and knows | a minute at most |
 //!
-//! and one channel per client, `fencepost:wake:CLIENT`. (There is no space between prefix and name.) The
+//! and two kinds of channel: `fencepost:wake:CLIENT` per client, and `fencepost:wake:broken:DB:PREFIX`, where a break
+//! publishes "TOKEN KEY" for all who hold. (There is no space between prefix and name.) The
 //! scripts are given the first two and make the others, which they seldom need, from the first.
 
 use fencepost_core::LockName;
@@ -22,6 +23,17 @@ const OURS: &str = "fencepost:";
 const RECORD: &str = "fencepost:record:";
 const QUEUE: &str = "fencepost:queue:";
 const ONCE: &str = "fencepost:once:";
+
+/// On which channel a break is published, one per database and prefix: channels belong to the whole server. It begins
+/// like those of waiters, so that an ACL that allows them allows this one.
+pub(in crate::backends) fn break_channel(db: i64, prefix: &Prefix) -> String {
+    format!("fencepost:wake:broken:{db}:{}", prefix.0)
+}
+
+/// The note that an owner was released: an acquire of it that arrives later is refused.
+pub(in crate::backends) fn note_of(owner: &str) -> String {
+    format!("fencepost:gone:{owner}")
+}
 
 /// On which channel a client is told that its turn has come.
 pub(in crate::backends) fn channel(client: &str) -> String {
@@ -36,7 +48,7 @@ pub(in crate::backends) struct Prefix(String);
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct Keys<'a> {
     prefix: &'a str,
-    name: &'a LockName,
+    name: &'a str,
     /// What the second key begins with.
     kind: &'static str,
 }
@@ -58,14 +70,18 @@ impl Prefix {
     }
 
     pub(in crate::backends) fn keys<'a>(&'a self, name: &'a LockName) -> Result<Keys<'a>> {
-        let prefix = self.0.as_str();
-        if prefix.is_empty() && name.as_str().starts_with(OURS) {
+        if self.0.is_empty() && name.as_str().starts_with(OURS) {
             return Err(Error::invalid(format!(
                 "the name \"{name}\" can not be used on this store: keys that begin with \
                  \"{OURS}\" are where it keeps its own records"
             )));
         }
-        Ok(Keys { prefix, name, kind: RECORD })
+        Ok(self.found(name.as_str()))
+    }
+
+    /// The keys of a lock that was found on the server, whatever its name.
+    pub(in crate::backends) fn found<'a>(&'a self, name: &'a str) -> Keys<'a> {
+        Keys { prefix: &self.0, name, kind: RECORD }
     }
 
     /// Patterns that find every lock of ours: by its record, and by those who wait for it.
@@ -84,10 +100,14 @@ impl Prefix {
         LockName::new(key.strip_prefix(ONCE)?.strip_prefix(&self.0)?).ok()
     }
 
-    /// The lock that a found key belongs to.
-    pub(in crate::backends) fn name_in(&self, key: &str) -> Option<LockName> {
+    /// The name of the lock that a found key belongs to. Another client may have given it one that is none of ours.
+    pub(in crate::backends) fn name_in(&self, key: &str) -> Option<String> {
         let lock = key.strip_prefix(RECORD).or_else(|| key.strip_prefix(QUEUE))?;
-        LockName::new(lock.strip_prefix(&self.0)?).ok()
+        Some(lock.strip_prefix(&self.0)?.to_owned())
+    }
+
+    pub(in crate::backends) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -135,8 +155,9 @@ mod tests {
         let keys = prefix.keys(&name).unwrap().to_redis_args();
         assert_eq!(keys[0], b"app[1]:invoice/42");
         let record = std::str::from_utf8(&keys[1]).unwrap();
-        assert_eq!(prefix.name_in(record), Some(name.clone()));
-        assert_eq!(prefix.name_in("fencepost:queue:app[1]:invoice/42"), Some(name));
+        assert_eq!(prefix.name_in(record).as_deref(), Some(name.as_str()));
+        let queue = prefix.name_in("fencepost:queue:app[1]:invoice/42");
+        assert_eq!(queue.as_deref(), Some(name.as_str()));
         assert_eq!(prefix.name_in("fencepost:record:other"), None);
         assert_eq!(prefix.patterns()[0], "fencepost:record:app\\[1\\]:*");
         let name = LockName::new("once/a*").unwrap();

@@ -4,8 +4,10 @@
 //! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A call
 //! that finds the connection cut is made again on the next one, since every step is idempotent by owner;
 //! one that has no answer for [`HANG`] takes the connection down, if a question of our own has none either.
-//! What was sent on the old connection may still arrive there, late: the scripts are made for that (release.lua).
+//! What was sent on the old connection may still arrive there, late: unanswered.rs keeps track of it, and the scripts
+//! refuse it (release.lua).
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,14 +18,16 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::Ears;
-use super::address::Address;
+use super::address::{Address, answers_like};
 use super::drift::Drift;
 use super::faults::{Fault, FaultKind};
 use super::found::{self, Found};
+use super::grants::LiveGrants;
 use super::keys::channel;
 use super::lane::Lane;
 use super::live::{End, Live};
-use super::scripts::{Call, Step, Steps};
+use super::scripts::{Call, Of, Step, Steps};
+use super::unanswered::Unanswered;
 use crate::backend::{Surroundings, short};
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
@@ -58,6 +62,8 @@ pub(super) struct Shared {
     /// The client's name for itself, where the server's word reaches it.
     client: String,
     ears: Arc<Ears>,
+    grants: Arc<LiveGrants>,
+    unanswered: Unanswered,
     state: watch::Sender<State>,
     /// What was last read of the server, and when: also while it is away.
     found: Mutex<Option<(Found, Moment)>>,
@@ -92,12 +98,15 @@ impl Link {
         around: &Surroundings,
         client: String,
         ears: Arc<Ears>,
+        grants: Arc<LiveGrants>,
     ) -> Self {
         let shared = Arc::new(Shared {
             address,
             clock: Arc::clone(&around.clock),
             client,
             ears,
+            grants,
+            unanswered: Unanswered::default(),
             state: watch::Sender::new(State::Opening),
             found: Mutex::default(),
             drift: Drift::default(),
@@ -110,6 +119,22 @@ impl Link {
 
     pub(in crate::backends) fn shown(&self) -> &str {
         &self.shared.address.shown
+    }
+
+    /// There is a grant now: breaks are listened to, soon.
+    pub(in crate::backends) fn listen_to_breaks(&self) {
+        self.shared.nudge.notify_one();
+    }
+
+    /// Whether an acquire of this owner may still arrive at the server.
+    pub(in crate::backends) fn may_arrive(&self, owner: OwnerId) -> bool {
+        self.shared.unanswered.has(owner, self.shared.clock.now())
+    }
+
+    /// As if every acquire of this owner had been answered.
+    #[cfg(test)]
+    pub(super) fn forget_unanswered(&self, owner: OwnerId) {
+        self.shared.unanswered.clear(owner);
     }
 
     /// How often the server's clock has jumped.
@@ -164,26 +189,32 @@ impl Link {
 
     /// Runs a step at the server, by its digest.
     pub(in crate::backends) async fn run(&self, call: &Call) -> Result<Heard, Fault> {
-        self.persist(&call.command, Some(call.step)).await
+        let call = self.shared.begin(call);
+        let heard = self.persist(&call.command, Some(call.step)).await;
+        self.shared.end(&call, heard)
     }
 
     /// The same, on the caller's own lane if it has one.
     pub(in crate::backends) async fn run_quick(&self, call: &Call) -> Result<Heard, Fault> {
         let shared = &self.shared;
         let Some(lane) = shared.lane.of_caller(shared) else { return self.run(call).await };
+        let call = shared.begin(call);
         let sent = shared.clock.now();
-        match lane.put(&call.command, Some(call.step), shared).await {
+        let heard = match lane.put(&call.command, Some(call.step), shared).await {
             Ok(value) => Ok(Heard { value, sent, again: false }),
             Err(error) => {
                 let fault = Fault::of(&error, &shared.address.shown);
-                if fault.kind != FaultKind::Cut && error.code() != Some("READONLY") {
-                    return Err(fault);
+                if fault.kind == FaultKind::Cut || error.code() == Some("READONLY") {
+                    shared.lane.close();
+                    // It may have been carried out.
+                    let heard = self.persist(&call.command, Some(call.step)).await;
+                    heard.map(|heard| Heard { again: true, ..heard })
+                } else {
+                    Err(fault)
                 }
-                shared.lane.close();
-                // It may have been carried out.
-                Ok(Heard { again: true, ..self.run(call).await? })
             }
-        }
+        };
+        shared.end(&call, heard)
     }
 
     /// Runs a step on the connection that is there, once, if the server has been up for long enough. A
@@ -202,15 +233,17 @@ impl Link {
                 message: format!("up for {} only, and votes after {}", short(up), short(up_for)),
             });
         }
+        let call = shared.begin(call);
         let sent = shared.clock.now();
-        match live.put(&call.command, Some(call.step), shared).await {
+        let heard = match live.put(&call.command, Some(call.step), shared).await {
             Ok(value) => Ok(Heard { value, sent, again: false }),
             Err(error) => {
                 let fault = Fault::of(&error, &shared.address.shown);
                 shared.judge(&live, &error, &fault);
                 Err(fault)
             }
-        }
+        };
+        shared.end(&call, heard)
     }
 
     /// Runs a plain command.
@@ -249,7 +282,7 @@ impl Link {
             let way = if jump > 0 { "forwards" } else { "backwards" };
             tracing::warn!(
                 server = %self.shared.address.shown,
-                "the server's clock jumped {way} by {by}: leases ended early or late; tokens still rise"
+                "the server's clock jumped {way} by {by}: leases ended early or late"
             );
         }
     }
@@ -261,11 +294,51 @@ impl Drop for Link {
     }
 }
 
+/// A call as it is sent.
+struct Begun<'a> {
+    call: Cow<'a, Call>,
+    /// It is an acquire, and none of its owner was open before.
+    first: bool,
+}
+
+impl std::ops::Deref for Begun<'_> {
+    type Target = Call;
+
+    fn deref(&self) -> &Call {
+        &self.call
+    }
+}
+
 fn away(message: String) -> Fault {
     Fault { kind: FaultKind::Away, message }
 }
 
 impl Shared {
+    /// A call is about to be sent: an acquire is noted, and the release of one that may still arrive says so.
+    fn begin<'a>(&self, call: &'a Call) -> Begun<'a> {
+        let (now, mut first, mut sent) = (self.clock.now(), false, Cow::Borrowed(call));
+        match call.of {
+            Of::Acquire(owner) => first = self.unanswered.note(owner, now),
+            Of::Release(owner) if self.unanswered.has(owner, now) => {
+                sent = Cow::Owned(call.clone().arg("unanswered"));
+            }
+            Of::Anybody | Of::Release(_) => {}
+        }
+        Begun { call: sent, first }
+    }
+
+    fn end(&self, begun: &Begun<'_>, heard: Result<Heard, Fault>) -> Result<Heard, Fault> {
+        match (begun.call.of, &heard) {
+            // One that was sent before may still arrive.
+            (Of::Acquire(owner), Ok(heard)) if begun.first && !heard.again => {
+                self.unanswered.clear(owner);
+            }
+            (Of::Release(owner), Ok(_)) => self.unanswered.clear(owner),
+            _ => {}
+        }
+        heard
+    }
+
     pub(super) fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -337,7 +410,12 @@ impl Shared {
     /// Watches one connection until its end.
     async fn attend(&self, live: Arc<Live>) {
         let mut refresh = self.clock.now() + REFRESH;
+        let mut listens = false;
         loop {
+            if !listens && self.grants.wanted() {
+                listens = true;
+                self.listen_to_breaks(&live).await;
+            }
             let lane = self.lane.current();
             // Both are asked, or one of them would not nudge when it should.
             let beats = [Some(&live), lane.as_ref()].into_iter().flatten();
@@ -384,9 +462,31 @@ impl Shared {
         }
     }
 
+    /// From now on a break is heard of at once. Without that, a broken holder learns of it at its next renewal.
+    async fn listen_to_breaks(&self, live: &Live) {
+        let mut connection = live.connection.clone();
+        let subscribed = connection.subscribe(self.grants.channel());
+        let limit = self.clock.alarm(self.clock.now() + ANSWER);
+        if let First::Left(Err(error)) = race(subscribed, limit).await {
+            let fault = Fault::of(&error, &self.address.shown);
+            if fault.kind == FaultKind::Refused {
+                self.grants.refuse();
+                tracing::warn!(why = %fault.message, "broken holders are not notified: they learn of it at the next renewal");
+            }
+        }
+    }
+
     async fn connect(self: &Arc<Self>) -> Result<Live, Fault> {
         let limit = self.clock.alarm(self.clock.now() + ANSWER);
         match race(self.establish(), limit).await {
+            First::Left(Err(fault)) if fault.kind == FaultKind::Cut && self.found().is_none() => {
+                // Nothing of a Redis was seen yet: the URL may name something else.
+                let limit = self.clock.alarm(self.clock.now() + ANSWER / 2);
+                match race(answers_like(&self.address), limit).await {
+                    First::Left(Some(what)) => Err(Fault::cut(what)),
+                    _ => Err(fault),
+                }
+            }
             First::Left(live) => live,
             First::Right(()) => Err(Fault::cut(format!(
                 "{} did not answer within {} when we connected",
@@ -400,6 +500,7 @@ impl Shared {
         let fault = |error: &redis::RedisError| Fault::of(error, &self.address.shown);
         let end = Arc::new(End::default());
         let (ears, told) = (Arc::clone(&self.ears), Arc::clone(&end));
+        let grants = Arc::clone(&self.grants);
         let shared = Arc::downgrade(self);
         let push = move |push: PushInfo| {
             match push.kind {
@@ -410,15 +511,19 @@ impl Shared {
                     }
                 }
                 PushKind::Message => {
-                    let owner = push.data.into_iter().nth(1);
-                    let owner = owner.and_then(|owner| from_redis_value::<String>(owner).ok());
-                    if let Some(owner) = owner.and_then(|owner| owner.parse::<OwnerId>().ok()) {
+                    let mut words = push.data.into_iter().map(from_redis_value::<String>);
+                    let (Some(Ok(channel)), Some(Ok(word))) = (words.next(), words.next()) else {
+                        return Ok::<(), std::convert::Infallible>(());
+                    };
+                    if channel == grants.channel() {
+                        grants.broken(&word);
+                    } else if let Ok(owner) = word.parse::<OwnerId>() {
                         ears.tell(owner);
                     }
                 }
                 _ => {}
             }
-            Ok::<(), std::convert::Infallible>(())
+            Ok(())
         };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)

@@ -1,5 +1,6 @@
 //! One script per step, run by its digest; the body travels only when the server does not know it yet.
 
+use fencepost_core::OwnerId;
 use redis::{Cmd, Script, ToRedisArgs};
 
 use super::keys::Keys;
@@ -59,7 +60,7 @@ impl Step {
     pub(in crate::backends) fn on(&'static self, keys: Keys<'_>) -> Call {
         let mut command = Cmd::with_capacity(16, 512);
         command.arg("EVALSHA").arg(&self.digest).arg(Keys::COUNT).arg(keys);
-        Call { step: self, command }
+        Call { step: self, command, of: Of::Anybody }
     }
 
     /// The command by which a server learns the step.
@@ -75,9 +76,28 @@ impl Step {
 pub(in crate::backends) struct Call {
     pub(in crate::backends) step: &'static Step,
     pub(in crate::backends) command: Cmd,
+    pub(super) of: Of,
+}
+
+/// Whose outcome a call decides, or has to take care of.
+#[derive(Clone, Copy)]
+pub(super) enum Of {
+    Anybody,
+    Acquire(OwnerId),
+    Release(OwnerId),
 }
 
 impl Call {
+    /// It may leave something of this owner at the server.
+    pub(in crate::backends) fn acquires(self, owner: OwnerId) -> Self {
+        Self { of: Of::Acquire(owner), ..self }
+    }
+
+    /// It ends all that this owner has at the server. Only arguments of its own follow: see release.lua.
+    pub(in crate::backends) fn releases(self, owner: OwnerId) -> Self {
+        Self { of: Of::Release(owner), ..self }
+    }
+
     pub(in crate::backends) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.command.arg(argument);
         self

@@ -53,7 +53,8 @@ impl Redlock {
         let mut touched = vec![true; count];
 
         let client = if this.waits { &*self.client } else { "" };
-        let call = STEPS.vote.on(keys).arg(owner.reveal()).arg(this.number).arg(ttl.as_millis());
+        let call = STEPS.vote.on(keys).acquires(*owner);
+        let call = call.arg(owner.reveal()).arg(this.number).arg(ttl.as_millis());
         let call = call.arg(label.as_str()).arg(client);
         let mut answers = self.nodes.ask(call, way, patience);
         let token = loop {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::attempt::quorum;
 use crate::backend::{Surroundings, short};
-use crate::backends::redis::{Address, Answer, Call, Ears, Fault, FaultKind, Link};
+use crate::backends::redis::{Address, Answer, Call, Ears, Fault, FaultKind, Link, LiveGrants};
 use crate::counted::Counted;
 use crate::error::{Error, ErrorKind};
 use crate::race::{First, race};
@@ -77,9 +77,11 @@ impl Nodes {
         around: &Surroundings,
         client: &str,
         ears: &Arc<Ears>,
+        grants: &Arc<LiveGrants>,
     ) -> Self {
         let open = |address| {
-            let link = Link::open(address, around, client.into(), Arc::clone(ears));
+            let (ears, grants) = (Arc::clone(ears), Arc::clone(grants));
+            let link = Link::open(address, around, client.into(), ears, grants);
             Arc::new(Node { link, owed: Mutex::default() })
         };
         let all = addresses.into_iter().map(open).collect();
@@ -118,7 +120,7 @@ impl Nodes {
             self.around.runtime.spawn(async move {
                 let answer = node.hear(&call, way, number, &said, until, limit, &around).await;
                 if let (Way::Surely(give_up), Err(fault)) = (way, &answer)
-                    && fault.kind != FaultKind::Refused
+                    && fault.kind != FaultKind::NotALock
                 {
                     node.owe(call, give_up, &around);
                 }
@@ -139,7 +141,7 @@ impl Nodes {
         self.around.runtime.spawn(async move {
             let _counted = counted;
             if let Err(fault) = node.link.run(&call).await
-                && fault.kind != FaultKind::Refused
+                && fault.kind != FaultKind::NotALock
             {
                 node.owe(call, give_up, &around);
             }
@@ -217,8 +219,13 @@ impl Node {
             };
             let Some((call, give_up)) = next else { return };
             match self.link.run(&call).await {
-                Err(fault) if fault.kind != FaultKind::Refused => {
-                    self.owed().calls.push_front((call, give_up));
+                // A refusal too: a failover or a changed right may end before the lease does. Others go first then.
+                Err(fault) if fault.kind != FaultKind::NotALock => {
+                    if fault.refuses() {
+                        self.owed().calls.push_back((call, give_up));
+                    } else {
+                        self.owed().calls.push_front((call, give_up));
+                    }
                     around.clock.alarm(around.clock.now() + AGAIN).await;
                 }
                 _ => {}
@@ -260,8 +267,7 @@ impl Words {
         let count =
             |counts: fn(&Word) -> bool| self.0.iter().filter(|(_, word)| counts(word)).count();
         let answered = count(|word| matches!(word, Word::Answered(_)));
-        let refused =
-            count(|word| matches!(word, Word::Failed(fault) if fault.kind == FaultKind::Refused));
+        let refused = count(|word| matches!(word, Word::Failed(fault) if fault.refuses()));
         let states: Vec<String> = self
             .0
             .iter()

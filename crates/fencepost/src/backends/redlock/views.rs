@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 
 use super::nodes::Way;
 use super::{LOOK, Redlock};
 use crate::backend::{Broken, HolderInfo, LockInfo};
-use crate::backends::redis::{Answer, Fault, Listed, STEPS, Seen, locks_from, refuses};
+use crate::backends::redis::{
+    Answer, Fault, Keys, Listed, STEPS, Seen, locks_from, refuses, shown_name, until_confirmed,
+};
 use crate::error::{Error, Result};
 
 /// How often a break that was overtaken by a grant is tried again.
@@ -25,7 +27,10 @@ pub(super) struct Look {
 impl Redlock {
     /// What a majority says of a lock.
     pub(super) async fn look(&self, name: &LockName, shown: usize) -> Result<Look> {
-        let keys = self.prefix.keys(name)?;
+        self.look_at(self.prefix.keys(name)?, name, shown).await
+    }
+
+    async fn look_at(&self, keys: Keys<'_>, name: &LockName, shown: usize) -> Result<Look> {
         let call = STEPS.inspect.on(keys).arg(shown);
         let looks = self.nodes.links().map(|link| async {
             Seen::read(&Answer::read(link.run(&call).await?, call.step.verb)?)
@@ -76,10 +81,11 @@ impl Redlock {
         if lists.len() < self.nodes.quorum() {
             return Err(words.error("the locks can not be listed"));
         }
-        let names: BTreeSet<LockName> = lists.into_iter().flatten().collect();
+        let names: BTreeSet<String> = lists.into_iter().flatten().collect();
         let mut locks = Vec::new();
         for name in names {
-            match self.look(&name, 0).await.map(|look| look.info) {
+            let look = self.look_at(self.prefix.found(&name), &shown_name(&name), 0).await;
+            match look.map(|look| look.info) {
                 Ok(info) if info.holder.is_some() || info.waiting > 0 => locks.push(info),
                 // A name that holds something else by now is no lock.
                 Ok(_) => {}
@@ -95,6 +101,7 @@ impl Redlock {
         &self,
         name: &LockName,
         token: Option<Token>,
+        confirm_until: Moment,
     ) -> Result<Option<Broken>> {
         let keys = self.prefix.keys(name)?;
         for _ in 0..TRIES {
@@ -107,7 +114,8 @@ impl Redlock {
             }
             let floor = Token::new(look.floor)
                 .map_err(|_| Error::refused(format!("\"{name}\" has no tokens left")))?;
-            let call = STEPS.floor.on(keys).arg(value).arg(floor.get()).arg(self.retention);
+            let call = STEPS.floor.on(keys).arg(&value).arg(floor.get()).arg(self.retention);
+            let call = call.arg(self.grants.channel());
             // A node that is away is told when it is back, as long as the lease may last there.
             let way = Way::Surely(self.now() + self.max_ttl.as_duration());
             let mut answers = self.nodes.ask(call, way, LOOK);
@@ -125,12 +133,11 @@ impl Redlock {
                     Err(fault) => words.failed(node, fault),
                 }
                 if raised >= self.nodes.quorum() {
-                    return Ok(Some(Broken {
-                        label: holder.label,
-                        token: holder.token,
-                        floor,
-                        confirmed: false,
-                    }));
+                    let (label, token, clock) = (holder.label, holder.token, &*self.around.clock);
+                    // The note of any node will do: nobody but the holder's release makes it.
+                    let confirmed = token.is_some()
+                        && until_confirmed(self.nodes.links(), &value, clock, confirm_until).await;
+                    return Ok(Some(Broken { label, token, floor, confirmed }));
                 }
             }
             if heard < self.nodes.quorum() {

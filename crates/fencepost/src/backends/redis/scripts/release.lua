@@ -1,8 +1,9 @@
 -- Ends what the owner has: the lock, or its place in line. One who has nothing may yet come, if its
--- acquire was overtaken on the way: it is remembered, and refused then.
+-- acquire was overtaken on the way: it is remembered, and refused then. Whoever was broken confirms with it that it
+-- knows: the break looks for the same note.
 -- 1 released, on the short way   {1, now} released   {0, now, why} not held
--- ARGV: owner, retention, remember (for how long, in ms); and one more if an acquire of this owner was sent
--- twice, so that one of them may still be under way whatever is found
+-- ARGV: owner, retention, remember (for how long, in ms); and one more if the outcome of an acquire of this
+-- owner is unknown, so that one may still be under way whatever is found
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[1] and not ARGV[4] then return redis.call('DEL', KEYS[1]) end
 --SLOW--

@@ -8,7 +8,7 @@
 --           when it was granted, in µs, 0 if the token tells; its label.
 --   queue   a sorted set of the owners who wait, by when they came (µs)
 --   places  a hash, owner to "DEADLINE CLIENT LABEL": a place is a lease as well
---   gone    is there if this owner was released before it came
+--   gone    is there if this owner was released while an acquire of it might still arrive, or after a break
 --   said    "OWNER NUMBER VALUE": what a candidate says of itself, and in which word of its own; it counts
 --           only while the lock is that owner's
 local lock, record = KEYS[1], KEYS[2]
@@ -84,6 +84,12 @@ local function wake(except)
   if owner and owner ~= except then
     redis.pcall('PUBLISH', 'fencepost:wake:' .. string.match(place, '^%d+ (%S+)'), owner)
   end
+end
+
+-- Notifies the holder of a grant that it was broken; its owner id stays a secret. A holder that is not notified learns
+-- of it at its next renewal.
+local function notify_broken(channel, token)
+  redis.pcall('PUBLISH', channel, string.format('%.0f %s', token, lock))
 end
 
 -- What is left of the lease, in ms.

@@ -10,13 +10,13 @@ local mine = holder_of(value) == owner
 -- One that was overtaken on the way by a later attempt must not have the key named after it: its undo
 -- would take the later one's.
 if mine and tonumber(string.match(value, ':(%d+)$') or 0) > tonumber(attempt) then return {3, now} end
+local note = 'fencepost:gone:' .. owner
+if redis.call('EXISTS', note, note .. ':' .. attempt) > 0 then return {3, now} end
 if value and not mine then
   if client ~= '' then stand_in_line(owner, client, label) else leave(owner) end
   value = holder_of(value)
   return {0, now, redis.call('PTTL', lock), value, redis.call('GET', record), said_by(value)}
 end
-local note = 'fencepost:gone:' .. owner
-if redis.call('EXISTS', note, note .. ':' .. attempt) > 0 then return {3, now} end
 -- A lease that is ours already does not get shorter.
 if mine then ttl = math.max(tonumber(ttl), redis.call('PTTL', lock)) end
 redis.call('SET', lock, owner .. ':' .. attempt, 'PX', ttl)

@@ -1,0 +1,104 @@
+//! Acquires whose outcome is unknown: sent, and not answered yet, or answered only when they were sent again.
+//!
+//! Such a request may arrive after the release that undoes it: over another connection, or behind it in a batch. So
+//! the owner is noted before the request leaves, and the note goes when the first request is answered. A release of an
+//! owner that is noted leaves a note at the server, whatever it finds there; any other release does not pay for one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencepost_core::{Moment, OwnerId};
+
+use super::REMEMBER;
+
+/// How long after it left a request is taken to be under way: as long as a server keeps its note, and time to send it.
+const LATE: Duration = REMEMBER.saturating_mul(2);
+/// How many owners are noted. With more, every release leaves a note for a while.
+const MOST: usize = 1 << 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Unanswered(Mutex<Noted>);
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// When the last request of each left.
+    sent: HashMap<OwnerId, Moment>,
+    /// At how many of them those are dropped that are too old.
+    full: usize,
+    /// There were too many: until then every owner counts as noted.
+    all_until: Option<Moment>,
+}
+
+impl Unanswered {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An acquire is about to leave. Whether none of this owner was noted before.
+    pub(super) fn note(&self, owner: OwnerId, now: Moment) -> bool {
+        let mut noted = self.noted();
+        if noted.sent.len() >= noted.full {
+            noted.sent.retain(|_, sent| now.since(*sent) < LATE);
+            if noted.sent.len() >= MOST {
+                noted.sent.clear();
+                noted.all_until = Some(now + LATE);
+            }
+            noted.full = (noted.sent.len() * 2).clamp(64, MOST);
+        }
+        noted.sent.insert(owner, now).is_none()
+    }
+
+    /// Nothing of this owner is under way any more, or the server has a note of it.
+    pub(super) fn clear(&self, owner: OwnerId) {
+        self.noted().sent.remove(&owner);
+    }
+
+    /// Whether an acquire of this owner may still arrive.
+    pub(super) fn has(&self, owner: OwnerId, now: Moment) -> bool {
+        let noted = self.noted();
+        let sent = noted.sent.get(&owner).is_some_and(|sent| now.since(*sent) < LATE);
+        sent || noted.all_until.is_some_and(|until| now < until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn owner(number: usize) -> OwnerId {
+        OwnerId::from_bits(number as u128 + 1)
+    }
+
+    #[test]
+    fn unanswered_acquire_is_noted_until_it_is_too_old() {
+        let unanswered = Unanswered::default();
+        assert!(unanswered.note(owner(0), at(1)));
+        assert!(!unanswered.note(owner(0), at(2)), "an earlier request is still open");
+        assert!(unanswered.has(owner(0), at(100)) && !unanswered.has(owner(1), at(100)));
+        assert!(!unanswered.has(owner(0), at(200)));
+        unanswered.clear(owner(0));
+        assert!(!unanswered.has(owner(0), at(2)));
+    }
+
+    #[test]
+    fn noted_owners_are_bounded_in_time_and_number() {
+        let unanswered = Unanswered::default();
+        for number in 0..1000 {
+            unanswered.note(owner(number), at(1000 * number as u64));
+        }
+        assert!(unanswered.noted().sent.len() <= 64, "{}", unanswered.noted().sent.len());
+        let now = at(2_000_000);
+        for number in 0..=MOST {
+            unanswered.note(owner(number), now);
+        }
+        assert!(unanswered.noted().sent.len() <= MOST);
+        // None is forgotten: all count as noted instead, and not for ever.
+        assert!((0..=MOST).all(|number| unanswered.has(owner(number), now)));
+        assert!(!unanswered.has(owner(0), now + LATE));
+    }
+}

@@ -1,0 +1,144 @@
+//! A way to a server on which requests can be held back, and let through after the client has gone.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+pub(crate) struct Valve {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    accepted: usize,
+    /// Requests of connections below this number are held back.
+    shut_below: usize,
+    refuses: bool,
+    held_scripts: usize,
+    answers: usize,
+    clients: Vec<TcpStream>,
+}
+
+enum Passed {
+    Yes,
+    No,
+    /// What was held back; nothing that came behind it.
+    Last,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds a script back while its connection is shut.
+    fn pass(&self, number: usize, request: &[u8]) -> Passed {
+        let mut state = self.lock();
+        if number >= state.shut_below {
+            return Passed::Yes;
+        }
+        if !request.windows(7).any(|word| word == b"EVALSHA") {
+            return Passed::No;
+        }
+        state.held_scripts += 1;
+        while number < state.shut_below {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Passed::Last
+    }
+}
+
+impl Valve {
+    pub(crate) fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared::default());
+        let all = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let mut state = all.lock();
+                if state.refuses {
+                    continue;
+                }
+                let Ok(server) = TcpStream::connect(server) else { continue };
+                let number = state.accepted;
+                state.accepted += 1;
+                state.clients.push(client.try_clone().unwrap());
+                drop(state);
+                let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let requests = Arc::clone(&all);
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 1 << 13];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        let passed = requests.pass(number, &bytes[..count]);
+                        if !matches!(passed, Passed::No) && to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                        if matches!(passed, Passed::Last) {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+                let (mut from, mut to, answers) = (server, client, Arc::clone(&all));
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 1 << 13];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        answers.lock().answers += 1;
+                        // The client may have gone.
+                        let _ = to.write_all(&bytes[..count]);
+                    }
+                });
+            }
+        });
+        Self { address, shared }
+    }
+
+    pub(crate) fn accepted(&self) -> usize {
+        self.shared.lock().accepted
+    }
+
+    /// Holds back the next script on each connection that is there, and drops all else that is sent on it.
+    pub(crate) fn shut(&self) {
+        let mut state = self.shared.lock();
+        state.shut_below = state.accepted;
+    }
+
+    /// How many scripts were held back.
+    pub(crate) fn held_scripts(&self) -> usize {
+        self.shared.lock().held_scripts
+    }
+
+    /// Cuts the clients off; what is held back stays. New ones are refused.
+    pub(crate) fn cut(&self) {
+        let mut state = self.shared.lock();
+        state.refuses = true;
+        for client in state.clients.drain(..) {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Ends the outage for new connections.
+    pub(crate) fn heal(&self) {
+        self.shared.lock().refuses = false;
+    }
+
+    /// Lets through what was held back. Gives the number of answers so far.
+    pub(crate) fn open(&self) -> usize {
+        let mut state = self.shared.lock();
+        state.shut_below = 0;
+        self.shared.changed.notify_all();
+        state.answers
+    }
+
+    pub(crate) fn answers(&self) -> usize {
+        self.shared.lock().answers
+    }
+}
