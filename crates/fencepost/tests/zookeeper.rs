@@ -4,6 +4,8 @@
 
 #[path = "zookeeper/addresses.rs"]
 mod addresses;
+#[path = "zookeeper/breaks.rs"]
+mod breaks;
 #[path = "zookeeper/common.rs"]
 mod common;
 #[path = "zookeeper/cuts.rs"]

@@ -178,9 +178,9 @@ impl Backend for ZooKeeper {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.shared.break_lock(&name, token).await })
+        Box::pin(async move { self.shared.break_lock(&name, token, confirm_until).await })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
