@@ -40,3 +40,5 @@ mod scripts;
 mod sessions;
 #[path = "zookeeper/told_in_time.rs"]
 mod told_in_time;
+#[path = "zookeeper/ttls.rs"]
+mod ttls;
