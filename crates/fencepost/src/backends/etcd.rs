@@ -382,6 +382,14 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
     // etcd#12528, #15247: a leader that stood still ends leases that are not its own any more.
     let mended = since(version, 31, 13);
     let correctness = correctness(version, voters);
+    let after_crash = match &correctness {
+        Correctness::Fit => Kept::both("every grant is synced on a majority before it is answered"),
+        Correctness::Unfit { .. } => Kept {
+            exclusion: Holds::No,
+            tokens: Holds::No,
+            note: "a crash may take back what was answered: see \"for correctness\"",
+        },
+    };
     Guarantees {
         backend: "etcd",
         scope: "all who use this cluster, other makes of client included",
@@ -396,7 +404,7 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
         under: [
             Kept::both("the lock is free when the lease has run out"),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both("every grant is synced on a majority before it is answered"),
+            after_crash,
             if voters == 1 {
                 Kept::none_such("it has one member")
             } else if mended {
@@ -457,5 +465,17 @@ mod tests {
         for version in ["3.4.30", "3.5.12", "3.3.99", ""] {
             assert_eq!(failover(version), Holds::No, "{version}");
         }
+    }
+
+    #[test]
+    fn a_version_that_may_forget_in_a_crash_declares_it() {
+        let after_crash = |version, voters| {
+            let kept = guarantees_of(version, voters).under[2];
+            (kept.exclusion, kept.tokens)
+        };
+        for (version, voters) in [("3.4.20", 1), ("3.5.4", 1), ("3.5.2", 3), ("", 3)] {
+            assert_eq!(after_crash(version, voters), (Holds::No, Holds::No), "{version}");
+        }
+        assert_eq!(after_crash("3.4.20", 3), (Holds::Yes, Holds::Yes));
     }
 }

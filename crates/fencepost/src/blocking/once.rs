@@ -338,7 +338,7 @@ mod tests {
         first.proclaim("two").unwrap();
         let seen = observer.wait_next().unwrap().unwrap();
         assert_eq!(seen.value.unwrap().text(), "two");
-        let held = election.campaign_within("late", std::time::Duration::from_millis(50));
+        let held = election.campaign_within("late", Duration::from_millis(50));
         assert!(matches!(held.unwrap_err().kind(), ErrorKind::Held(_)));
         fp.break_lock("a").unwrap();
         let _ = first.wait_lost();
