@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
+#[path = "etcd/breaks.rs"]
+mod breaks;
 #[path = "etcd/common.rs"]
 mod common;
 #[path = "etcd/elections.rs"]

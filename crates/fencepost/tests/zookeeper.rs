@@ -4,6 +4,8 @@
 
 #[path = "zookeeper/addresses.rs"]
 mod addresses;
+#[path = "zookeeper/breaks.rs"]
+mod breaks;
 #[path = "zookeeper/common.rs"]
 mod common;
 #[path = "zookeeper/cuts.rs"]
@@ -38,3 +40,5 @@ mod scripts;
 mod sessions;
 #[path = "zookeeper/told_in_time.rs"]
 mod told_in_time;
+#[path = "zookeeper/ttls.rs"]
+mod ttls;

@@ -15,6 +15,9 @@
 //! leader that was replaced may revoke leases that are alive (etcd#12528, #15247): the store then grants
 //! early, and the old holder learns of it at its next renewal; that is for the fence.
 //!
+//! *Breaks:* the holder's key is deleted and a note is put, in one step. The holder watches its key (holder_watch.rs), and
+//! its release takes the note away: that confirms the break.
+//!
 //! *Elections:* the key of a candidate is the same, and its value is what it says, as Go's `concurrency.Election`
 //! has it. So `etcdctl elect` reads ours, and we read theirs.
 //!
@@ -29,6 +32,7 @@ mod api;
 mod calls;
 mod faults;
 mod found;
+mod holder_watch;
 mod keys;
 mod line;
 mod link;
@@ -51,6 +55,7 @@ use tokio::sync::{oneshot, watch};
 pub(crate) use self::address::EtcdUrl;
 use self::faults::Fault;
 use self::found::{Found, Version};
+use self::holder_watch::HolderWatch;
 use self::keys::{Prefix, lease_of};
 use self::line::{Place, Waited, token_from};
 use self::link::Link;
@@ -93,6 +98,8 @@ struct Desk {
     most_ops: AtomicUsize,
     /// The leases of acquires and releases that are under way.
     under_way: watch::Sender<HashSet<i64>>,
+    /// The grants of this client, to be notified when they end.
+    holders: HolderWatch,
 }
 
 impl Etcd {
@@ -107,7 +114,9 @@ impl Etcd {
         let around = around.clone();
         let under_way = watch::Sender::new(HashSet::new());
         let most_ops = AtomicUsize::new(calls::MOST_OPS);
-        Ok(Arc::new(Self(Arc::new(Desk { link, prefix, around, found, most_ops, under_way }))))
+        let holders = HolderWatch::default();
+        let desk = Desk { link, prefix, around, found, most_ops, under_way, holders };
+        Ok(Arc::new(Self(Arc::new(desk))))
     }
 }
 
@@ -161,7 +170,7 @@ impl Desk {
         };
         let limit = (self.now() + OUTAGE).min(until.max(self.now()) + OVERTIME);
         let lease = lease_of(&request.name, request.owner);
-        let name = request.name.clone();
+        let (name, loss) = (request.name.clone(), request.loss.clone());
         let under_way = self.under_way(lease).await;
         let desk = Arc::clone(self);
         // To its end, even if nobody waits for it any more: a release comes after that.
@@ -175,6 +184,7 @@ impl Desk {
         });
         let Some(mut place) = entering.await? else { return Ok(Acquired::PlaceLost) };
         if place.is_first() {
+            self.watch_holder(&name, &place, &loss);
             return granted(&place, place.old);
         }
         let desk = Arc::clone(self);
@@ -186,7 +196,10 @@ impl Desk {
                     return desk.withdraw(&name, &place, TRY_FAREWELL).await;
                 }
                 match desk.wait(&name, &mut place, until).await? {
-                    Waited::First => granted(&place, false),
+                    Waited::First => {
+                        desk.watch_holder(&name, &place, &loss);
+                        granted(&place, false)
+                    }
                     Waited::Gone => Ok(Acquired::PlaceLost),
                     Waited::TooLate => desk.withdraw(&name, &place, FAREWELL).await,
                 }
@@ -244,13 +257,17 @@ impl Desk {
 
     async fn release(self: &Arc<Self>, name: &LockName, owner: OwnerId) -> Result<()> {
         let lease = lease_of(name, owner);
+        self.holders.remove(lease);
         let limit = self.now() + PATIENCE;
-        match self.revoke(lease, limit).await {
-            Ok(()) | Err(Fault::NoLease { again: true }) => Ok(()),
-            Err(Fault::NoLease { again: false }) => {
-                Err(Error::not_held(name, self.why_not(lease, limit).await))
-            }
-            Err(fault) => Err(fault.into_error()),
+        let again = match self.revoke(lease, limit).await {
+            Ok(()) => return Ok(()),
+            Err(Fault::NoLease { again }) => again,
+            Err(fault) => return Err(fault.into_error()),
+        };
+        match self.confirm_broken(lease, limit).await {
+            // The answer to our first try was lost.
+            None if again => Ok(()),
+            cause => Err(Error::not_held(name, cause)),
         }
     }
 }
@@ -290,11 +307,11 @@ impl Backend for Etcd {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             self.0.prefix.check(&name)?;
-            self.0.break_lock(&name, token).await.map_err(Fault::into_error)
+            self.0.break_lock(&name, token, confirm_until).await.map_err(Fault::into_error)
         })
     }
 
@@ -365,6 +382,14 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
     // etcd#12528, #15247: a leader that stood still ends leases that are not its own any more.
     let mended = since(version, 31, 13);
     let correctness = correctness(version, voters);
+    let after_crash = match &correctness {
+        Correctness::Fit => Kept::both("every grant is synced on a majority before it is answered"),
+        Correctness::Unfit { .. } => Kept {
+            exclusion: Holds::No,
+            tokens: Holds::No,
+            note: "a crash may take back what was answered: see \"for correctness\"",
+        },
+    };
     Guarantees {
         backend: "etcd",
         scope: "all who use this cluster, other makes of client included",
@@ -379,7 +404,7 @@ fn guarantees(version: Version, voters: usize) -> Guarantees {
         under: [
             Kept::both("the lock is free when the lease has run out"),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both("every grant is synced on a majority before it is answered"),
+            after_crash,
             if voters == 1 {
                 Kept::none_such("it has one member")
             } else if mended {
@@ -440,5 +465,17 @@ mod tests {
         for version in ["3.4.30", "3.5.12", "3.3.99", ""] {
             assert_eq!(failover(version), Holds::No, "{version}");
         }
+    }
+
+    #[test]
+    fn a_version_that_may_forget_in_a_crash_declares_it() {
+        let after_crash = |version, voters| {
+            let kept = guarantees_of(version, voters).under[2];
+            (kept.exclusion, kept.tokens)
+        };
+        for (version, voters) in [("3.4.20", 1), ("3.5.4", 1), ("3.5.2", 3), ("", 3)] {
+            assert_eq!(after_crash(version, voters), (Holds::No, Holds::No), "{version}");
+        }
+        assert_eq!(after_crash("3.4.20", 3), (Holds::Yes, Holds::Yes));
     }
 }

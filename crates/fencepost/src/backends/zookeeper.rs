@@ -178,9 +178,9 @@ impl Backend for ZooKeeper {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.shared.break_lock(&name, token).await })
+        Box::pin(async move { self.shared.break_lock(&name, token, confirm_until).await })
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
@@ -202,8 +202,7 @@ impl Backend for ZooKeeper {
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
-        let records = Records::like(&correctness);
-        Guarantees { found: lines, correctness, records, ..guarantees() }
+        Guarantees { found: lines, ..guarantees(correctness) }
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -217,17 +216,29 @@ impl Backend for ZooKeeper {
     }
 }
 
-fn guarantees() -> Guarantees {
+fn guarantees(correctness: Correctness) -> Guarantees {
+    // What makes it unfit is sessions that may end before their guards know (found.rs).
+    let in_time = match &correctness {
+        Correctness::Fit => Kept::both(
+            "a holder that is cut off is told before its session ends; without a quorum nobody \
+             is granted",
+        ),
+        Correctness::Unfit { .. } => Kept {
+            exclusion: Holds::No,
+            tokens: Holds::Yes,
+            note: "a session may end before its guard knows: see \"for correctness\"",
+        },
+    };
     Guarantees {
         backend: "zookeeper",
         scope: "all who use this ensemble and path, Curator's or kazoo's locks included",
-        correctness: Correctness::Fit,
+        records: Records::like(&correctness),
+        correctness,
         fifo: true,
         wake: "each waits for the one before it to go (a watch)",
         clock: "the leader's monotonic clock",
         longest: Ttl::MAX,
         lengthens: false,
-        records: Records::Kept,
         found: Vec::new(),
         under: [
             Kept::both(
@@ -235,14 +246,15 @@ fn guarantees() -> Guarantees {
             ),
             Kept::both("the lease ends and the guard is told on waking; fence the resource"),
             Kept::both("every write is synced on a majority before it is answered"),
-            Kept::both(
-                "the new leader has every grant, and gives each session its whole timeout again",
-            ),
+            // beat.rs says when.
+            Kept {
+                exclusion: Holds::No,
+                tokens: Holds::Yes,
+                note: "the new leader has every grant, and gives each session its whole timeout again; but a \
+                       leader that stood still and goes on may end sessions early: fence the resource",
+            },
             Kept::none_such("no lock goes by a wall clock; records are kept by the leader's"),
-            Kept::both(
-                "a holder that is cut off is told before its session ends; without a quorum nobody \
-                 is granted",
-            ),
+            in_time,
             Kept {
                 exclusion: Holds::No,
                 tokens: Holds::No,
@@ -261,5 +273,24 @@ impl Observe for ZooKeeper {
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ZooKeeper({}{})", self.shared.servers.shown(), self.shared.chroot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guarantees::Fault;
+
+    #[test]
+    fn sessions_that_may_end_too_early_are_declared() {
+        let unfit = Correctness::Unfit { why: String::new(), remedy: String::new() };
+        for (correctness, exclusion) in [(Correctness::Fit, Holds::Yes), (unfit, Holds::No)] {
+            let kept = guarantees(correctness);
+            let (_, partition) = kept.rows().find(|(it, _)| *it == Fault::Partition).unwrap();
+            assert_eq!((partition.exclusion, partition.tokens), (exclusion, Holds::Yes));
+            // A leader that stood still, whatever the limits are.
+            let (_, failover) = kept.rows().find(|(it, _)| *it == Fault::Failover).unwrap();
+            assert_eq!((failover.exclusion, failover.tokens), (Holds::No, Holds::Yes));
+        }
     }
 }

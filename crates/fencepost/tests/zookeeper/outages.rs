@@ -9,8 +9,8 @@ use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::ZooKeeperMember;
 
 use super::common::{
-    LEASE, LONG, SOON, connect, fails, granted, nothing_is_left, now, pass, until, until_renewed,
-    until_waiting, waits, within,
+    LEASE, LONG, SOON, connect, fails, granted, log, nothing_is_left, now, pass, until,
+    until_renewed, until_waiting, waits, within,
 };
 use super::ensemble::Three;
 
@@ -113,11 +113,8 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
             () = pass(limit) => {}
         }
     };
-    // And one that sets no limit is told as well.
-    let endless = async {
-        let outcome = within(2 * SOON, "it gives up", client.lock("z").ttl(LONG).acquire()).await;
-        fails(outcome, &ErrorKind::Unreachable, &all);
-    };
+    // One that sets no limit waits on, until the store is back.
+    let endless = waits(&client, "endless", LONG);
     let holding = async {
         let mut states = Vec::new();
         loop {
@@ -128,15 +125,18 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
             }
         }
     };
-    let (states, ..) = tokio::join!(holding, limited, trying, looking, patient, endless);
+    let (states, ..) = tokio::join!(holding, limited, trying, looking, patient);
     let end = [GuardState::RenewalFailing, GuardState::Lost(LossCause::StoreUnreachable)];
     assert!(states.ends_with(&end), "{states:?}");
+    until("a waiter logs the outage", async || log().contains("waiting for \"endless\"")).await;
+    assert!(!endless.is_finished(), "an outage ended a wait without a limit");
 
     gone[0].launch().unwrap();
     three.wait_until_healthy().unwrap();
+    granted(endless).await.release().await.unwrap();
     let token = guard.token();
     drop(guard);
-    for name in ["x", "y", "z", "held"] {
+    for name in ["x", "y", "endless", "held"] {
         nothing_is_left(&client, name).await;
     }
     let next = client.lock("held").acquire_within(SOON).await.unwrap();

@@ -79,6 +79,8 @@ fn lines(
         lines.push(("members", format!("{}: {}", voters.len(), names.join(", "))));
         lines.push(("quorum", format!("{quorum} of {}; it answers", voters.len())));
     }
+    let ttl = "whole seconds, rounded up; at least one and a half election timeouts (2 s with etcd's defaults)";
+    lines.push(("TTL", ttl.to_owned()));
     let kept = "as long as asked; every change of leader gives them, like all leases, their whole time again";
     lines.push(("records", kept.to_owned()));
     for (at, status) in statuses.iter().enumerate() {

@@ -365,7 +365,7 @@ pub(super) fn unspeakable() -> Fault {
     )
 }
 
-fn deletion_of(key: Vec<u8>) -> api::WatchCreateRequest {
+pub(super) fn deletion_of(key: Vec<u8>) -> api::WatchCreateRequest {
     let no_puts = api::watch_create_request::FilterType::Noput.into();
     api::WatchCreateRequest { key, filters: vec![no_puts], ..api::WatchCreateRequest::default() }
 }

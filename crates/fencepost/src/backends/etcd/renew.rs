@@ -183,6 +183,16 @@ impl Desk {
         let note = self.link.range(&range_of(broken_prefix(lease)), limit).await.ok()?;
         (!note.kvs.is_empty()).then_some(LossCause::Broken)
     }
+
+    /// The same for a release: it takes the note away, so that whoever broke the grant sees that its holder knows.
+    pub(super) async fn confirm_broken(&self, lease: i64, limit: Moment) -> Option<LossCause> {
+        let notes = self.link.range(&range_of(broken_prefix(lease)), limit).await.ok()?.kvs;
+        for note in &notes {
+            // If it cannot be taken away now, it goes with its lease.
+            let _ = self.link.revoke(note.lease, limit).await;
+        }
+        (!notes.is_empty()).then_some(LossCause::Broken)
+    }
 }
 
 fn term(header: Option<&api::ResponseHeader>) -> Option<u64> {

@@ -1,13 +1,15 @@
 //! What people see of locks, and what operators do to them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
 use super::api;
 use super::calls::{Sight, range_of};
 use super::faults::Fault;
+use super::keys::broken_key;
 use super::line::{PAGE, oldest_of, token_from};
 use super::{BREATH, Desk, OUTAGE, PATIENCE};
 use crate::backend::{Broken, Glimpse, LockInfo, WaiterInfo};
@@ -20,7 +22,9 @@ const NOTE: i64 = 60;
 /// The longest lease that we make, in seconds.
 const DAY: i64 = 24 * 60 * 60;
 /// How long an observer trusts its watch.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How often a break looks whether its holder has confirmed it.
+const CONFIRM_POLL: Duration = Duration::from_millis(20);
 
 /// A lock as it was at one revision.
 pub(super) struct Seen {
@@ -128,6 +132,7 @@ impl Desk {
         &self,
         name: &LockName,
         token: Option<Token>,
+        confirm_until: Moment,
     ) -> Result<Option<Broken>, Fault> {
         let limit = self.now() + PATIENCE;
         // Whom it is to hit is looked up first: asked again after a cut, it must not hit the next one.
@@ -143,17 +148,40 @@ impl Desk {
             let _ = self.link.revoke(note, limit).await;
             return Ok(None);
         }
-        if identity.ours {
-            // Its lease is of this one grant. Another make's may carry more than this lock.
-            let _ = self.link.revoke(kv.lease, limit).await;
-        }
+        // A third-party client looks for no note, and its lease may carry more than this lock.
+        let confirmed = identity.ours && self.confirmed(&kv, note, limit, confirm_until).await;
         Ok(Some(Broken {
             label: identity.label,
             token: token_from(kv.create_revision).ok(),
             // Whoever waits has its token already: the next revision may be one of theirs.
             floor: token_from(kv.create_revision + 1)?,
-            confirmed: false,
+            confirmed,
         }))
+    }
+
+    /// Revokes the lease of a broken grant, and waits until its holder has taken the note away.
+    async fn confirmed(
+        &self,
+        broken: &api::KeyValue,
+        note: i64,
+        limit: Moment,
+        confirm_until: Moment,
+    ) -> bool {
+        if let Err(Fault::NoLease { again: false }) = self.link.revoke(broken.lease, limit).await {
+            // The holder was faster, so it knows, and needs no note.
+            let _ = self.link.revoke(note, limit).await;
+            return true;
+        }
+        let key = broken_key(broken.lease, broken.create_revision);
+        let note = api::RangeRequest { keys_only: true, ..range_of((key, Vec::new())) };
+        while self.now() < confirm_until {
+            match self.link.range(&note, confirm_until).await {
+                Ok(found) if found.kvs.is_empty() => return true,
+                Ok(_) => self.clock().alarm(self.now() + CONFIRM_POLL).await,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     pub(super) async fn changed(

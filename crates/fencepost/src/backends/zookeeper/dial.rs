@@ -1,13 +1,12 @@
 //! Finds a server that answers, and shakes hands with it.
 
-use std::collections::HashSet;
 use std::future::poll_fn;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use fencepost_core::{Moment, Ttl};
+use fencepost_core::Moment;
 
 use super::address::Host;
 use super::conn::AUTH_NUMBER;
@@ -31,8 +30,6 @@ pub(super) struct Servers {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tls: Option<Tls>,
     pub(super) credentials: Option<String>,
-    /// TTLs that were asked for and not given, so that each is told of once.
-    told: Mutex<HashSet<Ttl>>,
 }
 
 /// A connection that is greeted.
@@ -57,7 +54,7 @@ impl Servers {
         tls: Option<Tls>,
         credentials: Option<String>,
     ) -> Self {
-        Self { hosts, clock, tls, credentials, told: Mutex::default() }
+        Self { hosts, clock, tls, credentials }
     }
 
     /// All of them, for people.
@@ -148,20 +145,5 @@ impl Servers {
             pipe.put(&[&auth.string("digest").string(credentials).0]);
         }
         Ok(Greeted { pipe, welcome, sent })
-    }
-
-    /// Says once when the servers keep another lease than was asked for.
-    pub(super) fn tell(&self, asked: Ttl, kept: Ttl) {
-        if asked == kept {
-            return;
-        }
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < 1000 && told.insert(asked) {
-            let (asked, kept) = (short(asked.as_duration()), short(kept.as_duration()));
-            tracing::warn!(
-                "asked for a TTL of {asked}, the server keeps {kept}: see minSessionTimeout and \
-                 maxSessionTimeout in its configuration"
-            );
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! What kind of ensemble this is, for `explain`: asked by the servers' four-letter words, one connection each.
 //!
-//! `srvr` is allowed unless the servers are told otherwise; `conf` is not, and then we do not know the limits
-//! of a session. What is known to be unsafe is unfit for correctness; what is not known is in the docs.
+//! `srvr` is allowed unless the servers are told otherwise; `conf` is not, and then we know of the limits of a session
+//! what our own was given. What is known to be unsafe is unfit for correctness; what is not known is in the docs.
 
 use std::future::poll_fn;
 use std::task::{Poll, ready};
@@ -28,6 +28,8 @@ pub(super) struct Found {
     servers: Vec<(String, Server)>,
     /// By those who tell.
     limits: Vec<Limits>,
+    /// What our own session asked for and was given.
+    session: Option<(Duration, Duration)>,
     members: Option<usize>,
 }
 
@@ -62,11 +64,13 @@ impl Found {
                     .await;
             (host.to_string(), Server::read(srvr.as_deref()), conf.as_deref().and_then(limits))
         });
-        let config = shared.control().data(CONFIG);
+        let control = shared.control();
+        let config = control.data(CONFIG);
         let limit = servers.clock.alarm(servers.clock.now() + TELL);
         let told = futures_util::future::join_all(asked);
         let (told, config) = futures_util::future::join(told, race(config, limit)).await;
-        let mut found = Self::default();
+        let session = control.timeouts();
+        let mut found = Self { session, ..Self::default() };
         for (host, server, limits) in told {
             found.servers.push((host, server));
             found.limits.extend(limits);
@@ -108,14 +112,26 @@ impl Found {
         lines.push(("quorum", if quorum { "yes" } else { "no: nobody is granted" }.to_owned()));
         let mut ranges: Vec<String> = Vec::new();
         for Limits { shortest, longest, .. } in &self.limits {
-            let lease = |timeout: &u64| short(Duration::from_millis(timeout * 2 / 3));
+            let [shortest, longest] = [shortest, longest].map(|it| Duration::from_millis(*it));
             let range = format!("{} to {}", lease(shortest), lease(longest));
             if !ranges.contains(&range) {
                 ranges.push(range);
             }
         }
         let limits = match ranges.as_slice() {
-            [] => "not told (conf is not in 4lw.commands.whitelist)".to_owned(),
+            [] => {
+                let known = match self.session {
+                    Some((asked, given)) if given < asked => {
+                        format!("{} at most, by maxSessionTimeout", lease(given))
+                    }
+                    Some((asked, given)) if given > asked => {
+                        format!("{} at least, by minSessionTimeout", lease(given))
+                    }
+                    Some((_, given)) => format!("{} is kept", lease(given)),
+                    None => "not told".to_owned(),
+                };
+                format!("{known}; for all limits, add conf to 4lw.commands.whitelist")
+            }
             [range] => format!("{range}, by its sessions' limits"),
             ranges => format!("{}: the servers have different limits", ranges.join(" or ")),
         };
@@ -162,6 +178,11 @@ impl Found {
         }
         Correctness::Fit
     }
+}
+
+/// The lease that a session of this timeout carries.
+fn lease(timeout: Duration) -> String {
+    short(timeout * 2 / 3)
 }
 
 impl Server {
@@ -237,7 +258,8 @@ mod tests {
             ("a:2181".into(), Server::Serves { mode, version }),
             ("b:2181".into(), Server::Away),
         ];
-        let found = Found { servers, limits: vec![DEFAULT; 2], members: Some(3) };
+        let limits = vec![DEFAULT; 2];
+        let found = Found { servers, limits, members: Some(3), ..Found::default() };
         let lines = found.lines();
         assert!(lines.contains(&("servers", "a:2181 leader, b:2181 does not answer".into())));
         assert!(lines.contains(&("quorum", "yes".into())));
@@ -248,6 +270,19 @@ mod tests {
         assert_eq!(found.correctness(), Correctness::Fit);
         let none = Found { servers: vec![("a:1".into(), Server::Waits)], ..Found::default() };
         assert!(none.lines().iter().any(|(what, it)| *what == "quorum" && it.starts_with("no")));
+    }
+
+    /// Without `conf` there is what our own session was given.
+    #[test]
+    fn limits_of_a_session_are_shown_as_far_as_they_are_known() {
+        let ttl = |asked, given| {
+            let session = Some((Duration::from_secs(asked), Duration::from_secs(given)));
+            let lines = Found { session, ..Found::default() }.lines();
+            lines.into_iter().find(|(what, _)| *what == "TTL").unwrap().1
+        };
+        assert!(ttl(45, 10).starts_with("6.6s at most"), "{}", ttl(45, 10));
+        assert!(ttl(45, 45).starts_with("30.0s is kept"), "{}", ttl(45, 45));
+        assert!(ttl(45, 60).starts_with("40.0s at least"), "{}", ttl(45, 60));
     }
 
     #[test]

@@ -213,6 +213,15 @@ async fn look_for(
 pub(super) async fn release(shared: &Arc<Shared>, name: &LockName, owner: OwnerId) -> Result<()> {
     let Some(place) = shared.places.get(name, owner) else {
         return match shared.places.why_ended(name, owner) {
+            Some(LossCause::Broken) => {
+                let (dir, mark) = (path_of(&shared.chroot, name), Mark::of(name, owner));
+                let dir = dir.as_str();
+                let taken = shared.persist(|control| {
+                    Box::pin(async move { shared.take_marker(&control, dir, mark).await })
+                });
+                taken.await?;
+                Err(Error::not_held(name, Some(LossCause::Broken)))
+            }
             Some(cause) => Err(Error::not_held(name, Some(cause))),
             None => release_elsewhere(shared, name, owner).await,
         };
@@ -319,7 +328,7 @@ async fn let_go(
     if !place.granted() {
         return Ok(Err(None));
     }
-    Ok(Err(match shared.find_marker(session, &place.dir, place.mark).await? {
+    Ok(Err(match shared.take_marker(session, &place.dir, place.mark).await? {
         Ended::Broken => Some(LossCause::Broken),
         Ended::Otherwise => None,
     }))
@@ -336,7 +345,7 @@ async fn release_elsewhere(shared: &Arc<Shared>, name: &LockName, owner: OwnerId
             Ok(true) => return Ok(()),
             Ok(false) if cut => return Ok(()),
             Ok(false) => {
-                let ended = shared.find_marker(&control, &dir, mark).await;
+                let ended = shared.take_marker(&control, &dir, mark).await;
                 let cause = matches!(ended, Ok(Ended::Broken)).then_some(LossCause::Broken);
                 return Err(Error::not_held(name, cause));
             }

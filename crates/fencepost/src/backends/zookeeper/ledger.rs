@@ -249,17 +249,17 @@ pub(super) mod tests {
     use super::*;
     use crate::backend::Surroundings;
     use crate::backends::zookeeper::ZooKeeperUrl;
-    use crate::clock::{BootClock, Clock as _};
+    use crate::clock::{BootClock, Clock};
     use crate::ledger::{Outcome, Over};
 
     pub(crate) async fn open(server: &Server) -> Arc<ZooKeeper> {
-        open_at(server.address()).await
+        open_at(server.address(), Arc::new(BootClock)).await
     }
 
-    async fn open_at(address: SocketAddr) -> Arc<ZooKeeper> {
+    pub(crate) async fn open_at(address: SocketAddr, clock: Arc<dyn Clock>) -> Arc<ZooKeeper> {
         let url = ZooKeeperUrl::parse(&format!("//{address}/t")).unwrap();
         let runtime = tokio::runtime::Handle::current();
-        let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
+        let around = Surroundings { clock, runtime, create: true };
         ZooKeeper::open(url, &around).await.unwrap()
     }
 
@@ -312,7 +312,7 @@ pub(super) mod tests {
     async fn a_step_is_tried_again_while_servers_are_away() {
         let server = Server::builder().start().unwrap();
         let proxy = Proxy::to(server.address()).unwrap();
-        let store = open_at(proxy.address()).await;
+        let store = open_at(proxy.address(), Arc::new(BootClock)).await;
         assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
         let (name, done) = (claim_of(1).name, Outcome::Done(b"x".to_vec()));
         for away in 0..3 {

@@ -213,7 +213,6 @@ impl Line<'_> {
                 stat.czxid
             ))
         })?;
-        self.shared.servers.tell(self.place.asked, ttl);
         self.place.stand().grant = Some((token, ttl));
         let (sent, queued) = (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
         Ok(Stood::Granted(Grant { token, ttl, sent, queued, presence: None }, own))

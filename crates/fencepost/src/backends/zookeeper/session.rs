@@ -163,6 +163,13 @@ impl Session {
         self.core.timeout()
     }
 
+    /// The timeout that it asked for, and the one that it was given; `None` before it is ready.
+    pub(super) fn timeouts(&self) -> Option<(Duration, Duration)> {
+        let facts = self.core.facts();
+        let asked = u64::from(self.core.asked.unsigned_abs());
+        (facts.id != 0).then_some((Duration::from_millis(asked), facts.timeout))
+    }
+
     /// The lease that it carries: two thirds of its timeout.
     pub(super) fn ttl(&self) -> Result<Ttl, Fault> {
         let timeout = self.timeout();

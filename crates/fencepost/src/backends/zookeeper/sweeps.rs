@@ -137,14 +137,30 @@ mod tests {
     use fencepost_core::{LockName, Token};
     use fencepost_testbed::ZooKeeper as Server;
 
-    use super::super::ledger::tests::{claim_of, finish_of, open};
+    use super::super::ledger::tests::{claim_of, finish_of, open, open_at};
     use super::super::record::Site;
     use super::super::time::Reading;
     use super::*;
-    use crate::backend::Backend as _;
+    use crate::backend::{Backend as _, BoxFuture};
     use crate::backends::zookeeper::ZooKeeper;
-    use crate::clock::{BootClock, Clock as _};
+    use crate::clock::{BootClock, Clock};
     use crate::ledger::{Claim, Claimed, Finish, Ledger as _, Outcome};
+
+    const HOUR: Duration = Duration::from_hours(1);
+
+    /// The system's clock, an hour ahead: it has an hour of past even where the machine has just booted.
+    #[derive(Debug)]
+    struct HourAhead;
+
+    impl Clock for HourAhead {
+        fn now(&self) -> Moment {
+            BootClock.now() + HOUR
+        }
+
+        fn alarm(&self, at: Moment) -> BoxFuture<'static, ()> {
+            BootClock.alarm(at.back(HOUR))
+        }
+    }
 
     /// Records that are over, as many as asked for, all in one directory.
     async fn fill(store: &ZooKeeper, count: usize) -> (String, Vec<String>) {
@@ -169,14 +185,13 @@ mod tests {
         store.shared.control().children(shard).await.unwrap().len()
     }
 
-    /// The client has read the leader's clock for so long; then it was so many milliseconds behind what it is now.
-    async fn steady(store: &ZooKeeper, span: Duration, behind: i64) {
+    /// The client has read the leader's clock for an hour; then it was so many milliseconds behind what it is now.
+    async fn steady(store: &ZooKeeper, behind: i64) {
         let shared = &store.shared;
         let session = shared.control();
         let now = shared.leader_time_now(&session).await.unwrap();
-        let then = shared.now().since(Moment::default() + span);
-        let then = Moment::default() + then;
-        let span = i64::try_from(span.as_millis()).unwrap();
+        let then = shared.now().back(HOUR);
+        let span = i64::try_from(HOUR.as_millis()).unwrap();
         *shared.reading() = Some(Reading::new(now - span - behind, then, then));
     }
 
@@ -211,13 +226,12 @@ mod tests {
     #[tokio::test]
     async fn a_clock_that_jumped_removes_nothing_that_nobody_asked_for() {
         let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+        let store = open_at(server.address(), Arc::new(HourAhead)).await;
         store.shared.stop_sweeps().await;
         let (shard, nodes) = fill(&store, 40).await;
         assert_eq!(nodes.len(), 40);
-        let hour = Duration::from_hours(1);
         for ahead in [2 * 60_000, -2 * 60_000] {
-            steady(&store, hour, ahead).await;
+            steady(&store, ahead).await;
             store.shared.sweep_records(1).await.unwrap();
             assert!(store.entries("").await.unwrap().is_empty());
             store.shared.sweep_records(1).await.unwrap();
@@ -233,7 +247,7 @@ mod tests {
         *store.shared.reading() = None;
         store.shared.sweep_records(1).await.unwrap();
         assert_eq!(left(&store, &shard).await, 35);
-        steady(&store, hour, 0).await;
+        steady(&store, 0).await;
         store.shared.sweep_records(1).await.unwrap();
         assert_eq!(left(&store, &shard).await, 0);
     }

@@ -194,7 +194,7 @@ impl Shared {
     }
 
     /// Asks until there is an answer, over connections and sessions that break in between.
-    async fn persist<'a, T>(
+    pub(super) async fn persist<'a, T>(
         &self,
         ask: impl Fn(Arc<Session>) -> BoxFuture<'a, Result<T, Fault>>,
     ) -> Result<T> {
