@@ -21,8 +21,11 @@
 //! process, so a crash, an expiry and a lost message are found as well. A waiter that is told and does not
 //! come within a second is passed over.
 
+mod absent;
+mod access;
 mod desk;
 mod file;
+mod guarantees;
 mod host;
 mod line;
 mod presence;
@@ -38,8 +41,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token};
 
+pub(crate) use self::absent::open;
+use self::access::User;
 use self::desk::Desk;
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
@@ -52,10 +57,15 @@ use crate::backend::{
 use crate::backends;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use crate::guarantees::Guarantees;
+pub use crate::url::SqliteOptions as Options;
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long a lock is held before its client can be notified of a break: a shorter one costs nothing.
+const HELD_A_MOMENT: Duration = Duration::from_millis(10);
+/// How often a break looks whether the holder has confirmed it.
+const CONFIRM_POLL: Duration = Duration::from_millis(10);
 
 /// A store in a SQLite file.
 pub struct Sqlite {
@@ -63,20 +73,76 @@ pub struct Sqlite {
     /// Which file this is, whatever it is called.
     place: String,
     around: Surroundings,
-    desk: Desk,
+    desk: Arc<Desk>,
     marks: Arc<Marks>,
     post: Arc<Post>,
+    guarantees: Guarantees,
+    /// Whose store it is, if it is another user's, opened by root.
+    other_user: Option<u32>,
 }
 
 impl Sqlite {
-    /// Opens the file, and makes it if it is not there. `adopt` takes over one from another machine.
-    /// Waits for the disk.
-    pub fn open(path: &Path, adopt: bool, around: &Surroundings) -> Result<Arc<Self>> {
-        let file::Opened { path, db, file, marks } = file::open(path, adopt, &*around.clock)?;
+    /// Opens the file, and makes it if it is not there. Waits for the disk.
+    pub fn open(path: &Path, options: Options, around: &Surroundings) -> Result<Arc<Self>> {
+        let file::Opened { path, db, file, marks, access, other_user } =
+            file::open(path, options, around.create, &*around.clock)?;
+        let guarantees = guarantees::of(&path, access.group_name());
         let (marks, place) = (Arc::new(marks), file.place());
         let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
         let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
-        Ok(Arc::new(Self { path, place, around: around.clone(), desk, marks, post }))
+        let (around, desk) = (around.clone(), Arc::new(desk));
+        Ok(Arc::new(Self { path, place, around, desk, marks, post, guarantees, other_user }))
+    }
+
+    /// Refuses to lock in another user's store: root trusts what it looks at there, but its locks must not depend on it.
+    fn refuse_other_user(&self) -> Result<()> {
+        match self.other_user {
+            None => Ok(()),
+            Some(owner) => Err(Error::refused(format!(
+                "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
+                 own, or share one with a group (sqlite:PATH?shared=group)",
+                self.path.display(),
+                User(owner)
+            ))),
+        }
+    }
+
+    /// Sees to it that this client hears of breaks, once a lock has been held for a moment.
+    fn subscribe(&self) {
+        if !self.post.is_to_subscribe() {
+            return;
+        }
+        let (post, desk) = (Arc::downgrade(&self.post), Arc::downgrade(&self.desk));
+        let (clock, runtime) = (Arc::clone(&self.around.clock), self.around.runtime.clone());
+        self.around.runtime.spawn(async move {
+            clock.alarm(clock.now() + HELD_A_MOMENT).await;
+            let Some(post) = post.upgrade() else { return };
+            let ours = Arc::clone(&post);
+            let bound = runtime.spawn_blocking(move || ours.subscribe()).await;
+            let (Ok(owners), Some(desk)) = (bound, desk.upgrade()) else { return };
+            // What was broken before the socket was there was sent to nobody.
+            let broken = desk.read(move |sheet| steps::broken_among(sheet, &owners)).await;
+            for owner in broken.unwrap_or_default() {
+                post.renew_now(owner);
+            }
+        });
+    }
+
+    /// Waits for the holder of a broken grant to release it, which says that it knows.
+    async fn is_confirmed(&self, owner: OwnerId, until: Moment) -> bool {
+        loop {
+            let now = self.now();
+            if now >= until {
+                return false;
+            }
+            self.clock().alarm((now + CONFIRM_POLL).min(until)).await;
+            match self.desk.read(move |sheet| steps::is_break_confirmed(sheet, owner)).await {
+                Ok(false) => {}
+                Ok(true) => return true,
+                // The break stands; only the answer is not to be had.
+                Err(_) => return false,
+            }
+        }
     }
 
     fn now(&self) -> Moment {
@@ -115,18 +181,22 @@ enum Asked {
     Queued,
 }
 
-/// A presence file that goes back unless a grant came of it.
+/// A presence file that goes back unless a grant came of it, and a signal likewise.
 struct Lent<'a> {
-    marks: &'a Marks,
+    store: &'a Sqlite,
     owner: OwnerId,
     mark: presence::Mark,
+    granted: bool,
     kept: bool,
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
+        if !self.granted {
+            self.store.post.forget(self.owner);
+        }
         if !self.kept {
-            self.marks.give_back(self.owner);
+            self.store.marks.give_back(self.owner);
         }
     }
 }
@@ -134,8 +204,11 @@ impl Drop for Lent<'_> {
 impl Backend for Sqlite {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
-            let mark = self.marks.take(request.owner)?;
-            let mut lent = Lent { marks: &self.marks, owner: request.owner, mark, kept: false };
+            self.refuse_other_user()?;
+            let (owner, mark) = (request.owner, self.marks.take(request.owner)?);
+            // Before the grant, so that no break of it is missed.
+            self.post.know(owner, request.loss);
+            let mut lent = Lent { store: self, owner, mark, granted: false, kept: false };
             let mut ask = Ask {
                 name: request.name,
                 owner: request.owner,
@@ -154,7 +227,11 @@ impl Backend for Sqlite {
                 Wait::Until(until) => self.wait_in_line(&mut ask, &lent.mark, until).await?,
                 Wait::Forever => self.wait_in_line(&mut ask, &lent.mark, Moment::NEVER).await?,
             };
-            lent.kept = matches!(acquired, Acquired::Granted(_)) && ask.tied;
+            lent.granted = matches!(acquired, Acquired::Granted(_));
+            lent.kept = lent.granted && ask.tied;
+            if lent.granted {
+                self.subscribe();
+            }
             Ok(acquired)
         })
     }
@@ -193,6 +270,7 @@ impl Backend for Sqlite {
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            self.post.forget(owner);
             let marks = Arc::clone(&self.marks);
             let asked = name.clone();
             let (ended, why) = self
@@ -213,11 +291,20 @@ impl Backend for Sqlite {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.write(move |sheet| steps::break_lock(sheet, &marks, &name, token)).await
+            let act =
+                move |sheet: &mut desk::Sheet<'_>| steps::break_lock(sheet, &marks, &name, token);
+            let Some(grant) = self.desk.write(act).await? else { return Ok(None) };
+            let steps::BrokenGrant { mut broken, owner, tied } = grant;
+            let reached = self.post.notify_broken(owner);
+            // What `fencepost acquire` took is in no process's hands: nobody will answer.
+            if tied || reached > 0 {
+                broken.confirmed = self.is_confirmed(owner, confirm_until).await;
+            }
+            Ok(Some(broken))
         })
     }
 
@@ -236,38 +323,7 @@ impl Backend for Sqlite {
     }
 
     fn guarantees(&self) -> Guarantees {
-        guarantees()
-    }
-}
-
-/// What the file keeps, wherever it lies.
-fn guarantees() -> Guarantees {
-    Guarantees {
-        backend: "sqlite",
-        scope: "the processes of one host",
-        correctness: Correctness::Fit,
-        fifo: true,
-        wake: "the oldest is told through its Unix socket; all look again every 250 ms",
-        clock: "CLOCK_BOOTTIME of this host",
-        longest: Ttl::MAX,
-        lengthens: true,
-        records: Records::like(&Correctness::Fit),
-        found: Vec::new(),
-        under: [
-            Kept::both("the next is granted once the last process of the holder is gone"),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both(
-                "grants are synced before they are told; after a reboot all leases are void",
-            ),
-            Kept::none_such("there is one file; one of another machine is refused"),
-            Kept::both("leases use no wall clock; records do: set forwards, they end early"),
-            Kept::both("there is no network; a file that can not be written grants nothing"),
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::No,
-                note: "a file restored from a backup repeats tokens and old leases",
-            },
-        ],
+        self.guarantees.clone()
     }
 }
 
