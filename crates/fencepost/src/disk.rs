@@ -64,7 +64,7 @@ pub(crate) fn volatile_file_system(directory: &Path) -> Option<Volatile> {
 }
 
 #[cfg(feature = "sqlite")]
-fn volatile_kind_of(magic: u64) -> Option<Volatile> {
+pub(crate) fn volatile_kind_of(magic: u64) -> Option<Volatile> {
     let magic = magic & 0xffff_ffff;
     VOLATILE_FILE_SYSTEMS.iter().find(|(kind, _)| *kind == magic).map(|(_, found)| *found)
 }

@@ -10,16 +10,22 @@
 //! *Taking over at once:* a grant's row names a file that the holder's processes have locked. Once nobody
 //! has, they are all gone, and the next need not wait for the lease (presence.rs).
 //! *Values* of elections and *records* are tables of their own (values.rs, records.rs), which other steps do not touch.
+//! *Who can undo that:* whoever can write the file, or put another in its place. So it is refused unless that is the user
+//! alone, or the members of one group (access.rs).
 //! *Where that ends:* with the host. A file of another machine, or on a network file system, is refused;
 //! after a reboot every lease is void. A file restored from a backup, or copied, has its old counter:
 //! tokens can repeat. A disk that acknowledges syncs it has not done can lose the counter in a power cut.
 //! A process that is frozen inside a transaction keeps everybody out until it goes on or is killed: then
-//! nobody is granted, and holders are told that renewal is failing (P5).
+//! nobody is granted, and guards say that renewal is failing (P5). On tmpfs or a container's layer the counter ends with
+//! the file system, so the table says that it is not for correctness (guarantees.rs).
 //!
 //! *Waiting:* FIFO, by the waiter's ticket. Whoever frees the lock tells the oldest waiter (wake.rs), which
 //! takes it in a transaction of its own. All look again every 250 ms, and the oldest watches the holder's
 //! process, so a crash, an expiry and a lost message are found as well. A waiter that is told and does not
 //! come within a second is passed over.
+//!
+//! *Breaks:* the holder's client gets a datagram, renews, learns that the grant was broken, and releases it: that is its
+//! confirmation, for which the break looks in the table `broken`.
 
 mod absent;
 mod access;
@@ -46,6 +52,7 @@ use fencepost_core::{LockName, Moment, OwnerId, Token};
 pub(crate) use self::absent::open;
 use self::access::User;
 use self::desk::Desk;
+pub use self::guarantees::guarantees_of;
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
 use self::steps::{Answer, Ask};

@@ -4,21 +4,30 @@ use std::path::Path;
 
 use fencepost_core::Ttl;
 
-use crate::disk::{Volatile, volatile_file_system};
+use crate::disk::{Volatile, volatile_file_system, volatile_kind_of};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 
-/// The table of a file at `path`, shared by `group`.
+/// What a file keeps that lies on a file system of this kind, by the number that `statfs` gives it.
+#[must_use]
+pub fn guarantees_of(magic: u64) -> Guarantees {
+    table("the file", volatile_kind_of(magic), None)
+}
+
+/// What the file at `path` keeps, which a group shares if one is named.
 pub(super) fn of(path: &Path, group: Option<String>) -> Guarantees {
     // Of a file that is not there yet: where it would be made.
     let volatile =
         path.ancestors().skip(1).find(|path| path.exists()).and_then(volatile_file_system);
-    let correctness = match &volatile {
+    table(&path.display().to_string(), volatile, group)
+}
+
+fn table(file: &str, volatile: Option<Volatile>, group: Option<String>) -> Guarantees {
+    let correctness = match volatile {
         None => Correctness::Fit,
-        Some(Volatile { name, .. }) => Correctness::Unfit {
+        Some(Volatile { name, layer }) => Correctness::Unfit {
             why: format!(
-                "{} lies on {name}: {}, and tokens start at 1 again",
-                path.display(),
-                end_of(volatile)
+                "{file} lies on {name}: {}, and tokens start at 1 again",
+                if layer { "it ends with the container" } else { "a reboot empties it" }
             ),
             remedy: "name a file on a disk (sqlite:PATH)".into(),
         },
@@ -50,13 +59,6 @@ pub(super) fn of(path: &Path, group: Option<String>) -> Guarantees {
                 note: "a file restored from a backup repeats tokens and old leases",
             },
         ],
-    }
-}
-
-const fn end_of(volatile: Option<Volatile>) -> &'static str {
-    match volatile {
-        Some(Volatile { layer: true, .. }) => "it is gone with the container",
-        _ => "a reboot empties it",
     }
 }
 
