@@ -36,7 +36,8 @@ struct Place {
 }
 
 fn place() -> Place {
-    let directory = tempfile::tempdir().unwrap();
+    // Records are kept only on one.
+    let directory = fencepost_testbed::directory_on_disk().unwrap();
     let path = directory.path().join("state/locks.db");
     Place { _directory: directory, path }
 }
