@@ -159,10 +159,14 @@ impl Post {
             // One byte more than the longest: what is longer is none of ours.
             let mut message = [0; 17];
             while let Ok(length) = socket.recv(&mut message).await {
-                if let Ok(bell) = message[..length].try_into() {
-                    ring(&bells, u64::from_le_bytes(bell));
-                } else if let Ok(owner) = message[..length].try_into() {
-                    renew_now(&holders, OwnerId::from_bits(u128::from_be_bytes(owner)));
+                let message = &message[..length];
+                let owner = message.try_into().map(u128::from_be_bytes);
+                match (message.try_into().map(u64::from_le_bytes), owner) {
+                    (Ok(bell), _) => ring(&bells, bell),
+                    (_, Ok(owner)) => {
+                        renew_now(&holders, OwnerId::from_bits(owner));
+                    }
+                    _ => {}
                 }
             }
         });
