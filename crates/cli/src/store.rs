@@ -18,14 +18,19 @@ pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
     }
 }
 
-/// The same store for a command that may change its directory: with a path that means the same there, and
-/// without options, which are for whoever was given them.
+/// The same store for a command that may change its directory: with a path that means the same there, and without
+/// what was asked of this one connection only (adopt=true). That a group shares it is true for the command too.
 pub(crate) fn url_for_the_command(url: &str) -> String {
     let Some(rest) = url.strip_prefix("sqlite:") else { return url.to_owned() };
-    let path = rest.split_once('?').map_or(rest, |(path, _)| path);
+    let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+    let shared = if options.split('&').any(|option| option == "shared=group") {
+        "?shared=group"
+    } else {
+        ""
+    };
     let path = path.strip_prefix("//").unwrap_or(path);
     match std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok()) {
-        Some(path) => format!("sqlite:{path}"),
+        Some(path) => format!("sqlite:{path}{shared}"),
         None => url.to_owned(),
     }
 }
@@ -56,5 +61,22 @@ pub(crate) async fn close(fp: &Fencepost) {
         () = give_up => crate::exit::say(
             "the store did not answer in time; what is left there ends with its lease",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_given_the_same_store() {
+        for (given, passed) in [
+            ("sqlite:/x/y.db", "sqlite:/x/y.db"),
+            ("sqlite:///x/y.db?adopt=true", "sqlite:/x/y.db"),
+            ("sqlite:/x/y.db?adopt=true&shared=group", "sqlite:/x/y.db?shared=group"),
+            ("redis://host/0?x=y", "redis://host/0?x=y"),
+        ] {
+            assert_eq!(url_for_the_command(given), passed);
+        }
     }
 }

@@ -206,10 +206,16 @@ fn a_run_that_lost_its_lock_leaves_the_record_alone() {
 #[test]
 fn a_run_that_was_overtaken_does_not_mark() {
     let store = Store::new();
-    let own = env!("CARGO_BIN_EXE_fencepost");
-    let script =
-        format!("{own} break --yes once/k > broken; exec {own} once --label other k -- true");
-    let (code, _, err) = store.say(&["once", "--ttl", "1h", "k", "--", "sh", "-c", &script]);
+    let script = "echo > begun; until test -e end; do sleep 0.01; done";
+    let run = store.start(&["once", "--ttl", "1h", "k", "--", "sh", "-c", script]);
+    wait_for_text(&store.path("begun"));
+    // Not a break, of which it would be notified: it does not know that its grant is gone.
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.busy_timeout(LIMIT).unwrap();
+    assert_eq!(db.execute("DELETE FROM locks", []).unwrap(), 1);
+    assert_eq!(store.say(&["once", "--label", "other", "k", "--", "true"]).0, Some(0));
+    std::fs::write(store.path("end"), "").unwrap();
+    let (code, _, err) = run.end();
     assert_eq!(code, Some(76), "{err}");
     assert!(err.contains("somebody else has claimed \"k\""), "{err}");
     assert_eq!(state(&store, "k")["label"], "other");

@@ -11,7 +11,7 @@ fn resource(directory: &std::path::Path) -> String {
 }
 
 fn run(cases: &str) {
-    let state = tempfile::tempdir().unwrap();
+    let state = fencepost_testbed::directory_on_disk().unwrap();
     // So that a transcript can nest `fencepost` in `fencepost run`.
     let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());

@@ -56,14 +56,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
             "the embedded store needs a Unix system: name a server, such as redis://HOST",
         )),
         #[cfg(all(feature = "sqlite", unix))]
-        Url::Sqlite { path, adopt } => {
-            let open = move || sqlite::Sqlite::open(&path, adopt, &around);
-            // Opening waits for the disk and, at worst, for other processes.
-            let opened = tokio::task::spawn_blocking(open).await;
-            opened
-                .map_err(|_| crate::Error::unreachable("opening the file panicked"))?
-                .map(Store::from)
-        }
+        Url::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
         Url::Etcd(url) => Ok(etcd::Etcd::open(*url, &around).await?.into()),
         #[cfg(feature = "redis")]

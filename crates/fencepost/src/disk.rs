@@ -1,4 +1,4 @@
-//! Where a file lies. An OS lock excludes the processes of one machine. On a file system that other machines write
+//! Where a file lies: on a network, on a disk, or in memory. An OS lock excludes the processes of one machine. On a file system that other machines write
 //! to as well it excludes nobody there, so what rests on such a lock is refused on one (R15).
 
 use std::path::Path;
@@ -37,6 +37,38 @@ pub(crate) fn network_file_system(directory: &Path) -> Option<&'static str> {
     kind_of(stat.f_type as u64)
 }
 
+/// A file system that ends, with all its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg(feature = "sqlite")]
+pub(crate) struct Volatile {
+    pub(crate) name: &'static str,
+    /// The writable layer of a container, which ends with it; else memory, which ends with a reboot.
+    pub(crate) layer: bool,
+}
+
+/// What loses its files in the course of things: with a reboot, or with the container.
+#[cfg(feature = "sqlite")]
+const VOLATILE_FILE_SYSTEMS: [(u64, Volatile); 4] = [
+    (0x0102_1994, Volatile { name: "tmpfs", layer: false }),
+    (0x8584_58f6, Volatile { name: "ramfs", layer: false }),
+    (0x794c_7630, Volatile { name: "an overlay (a container's layer)", layer: true }),
+    (0x6175_6673, Volatile { name: "AUFS (a container's layer)", layer: true }),
+];
+
+/// The kind of file system that a directory lies on, if its files do not outlast a reboot or a container.
+#[cfg(feature = "sqlite")]
+pub(crate) fn volatile_file_system(directory: &Path) -> Option<Volatile> {
+    let stat = rustix::fs::statfs(directory).ok()?;
+    #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
+    volatile_kind_of(stat.f_type as u64)
+}
+
+#[cfg(feature = "sqlite")]
+pub(crate) fn volatile_kind_of(magic: u64) -> Option<Volatile> {
+    let magic = magic & 0xffff_ffff;
+    VOLATILE_FILE_SYSTEMS.iter().find(|(kind, _)| *kind == magic).map(|(_, found)| *found)
+}
+
 fn kind_of(magic: u64) -> Option<&'static str> {
     let magic = magic & 0xffff_ffff;
     NETWORK_FILE_SYSTEMS.iter().find(|(kind, _)| *kind == magic).map(|(_, name)| *name)
@@ -56,5 +88,15 @@ mod tests {
             assert_eq!(kind_of(disk), None, "{disk:x}");
         }
         assert_eq!(network_file_system(&std::env::temp_dir()), None);
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn memory_and_layers_are_told_from_disks() {
+        assert_eq!(volatile_kind_of(0xffff_ffff_8584_58f6).unwrap().name, "ramfs");
+        assert!(volatile_kind_of(0x794c_7630).unwrap().layer);
+        for disk in [0xef53, 0x5846_5342, 0x9123_683e, 0x2fc1_2fc1] {
+            assert_eq!(volatile_kind_of(disk), None, "{disk:x}");
+        }
     }
 }

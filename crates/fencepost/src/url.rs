@@ -17,6 +17,16 @@ use crate::error::{Error, Result};
 #[cfg(feature = "postgres")]
 use crate::postgres::PostgresUrl;
 
+/// How to open a file.
+#[cfg(feature = "sqlite")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SqliteOptions {
+    /// Take over a file from another machine.
+    pub adopt: bool,
+    /// The members of the directory's group share it.
+    pub shared: bool,
+}
+
 /// A store's address, parsed.
 #[derive(Clone, Debug)]
 pub(crate) enum Url {
@@ -26,7 +36,7 @@ pub(crate) enum Url {
     #[cfg(feature = "sqlite")]
     Sqlite {
         path: PathBuf,
-        adopt: bool,
+        options: SqliteOptions,
     },
     #[cfg(feature = "redis")]
     Redis(Box<RedisUrl>),
@@ -92,20 +102,21 @@ fn parse_sqlite(rest: &str) -> Result<Url> {
     if path.is_empty() {
         return Err(Error::invalid("\"sqlite:\" names no file: write sqlite:PATH"));
     }
-    let mut adopt = false;
+    let mut options = SqliteOptions::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair {
-            "adopt=true" => adopt = true,
-            "adopt=false" => adopt = false,
+            "adopt=true" => options.adopt = true,
+            "adopt=false" => options.adopt = false,
+            "shared=group" => options.shared = true,
             _ => {
                 return Err(Error::invalid(format!(
-                    "\"{}\" is no option of a sqlite: URL: the only one is adopt=true",
+                    "\"{}\" is no option of a sqlite: URL: use shared=group or adopt=true",
                     pair.escape_debug()
                 )));
             }
         }
     }
-    Ok(Url::Sqlite { path: PathBuf::from(path), adopt })
+    Ok(Url::Sqlite { path: PathBuf::from(path), options })
 }
 
 /// What to do about a scheme that this build has no store for. The rest of its URL may carry a password: it is not
@@ -216,11 +227,26 @@ mod tests {
         for url in ["sqlite:/x/y.db", "sqlite:///x/y.db"] {
             let path = PathBuf::from("/x/y.db");
             let parsed = Url::parse(url).unwrap();
-            assert!(matches!(parsed, Url::Sqlite { path: p, adopt: false } if p == path), "{url}");
+            let plain = SqliteOptions::default();
+            assert!(
+                matches!(parsed, Url::Sqlite { path: p, options } if p == path && options == plain),
+                "{url}"
+            );
         }
         let path = PathBuf::from("y.db");
-        let parsed = Url::parse("sqlite:y.db?adopt=true").unwrap();
-        assert!(matches!(parsed, Url::Sqlite { path: p, adopt: true } if p == path));
+        for (query, adopt, shared) in [
+            ("adopt=true", true, false),
+            ("shared=group", false, true),
+            ("shared=group&adopt=true", true, true),
+        ] {
+            let parsed = Url::parse(&format!("sqlite:y.db?{query}")).unwrap();
+            let wanted = SqliteOptions { adopt, shared };
+            assert!(
+                matches!(parsed, Url::Sqlite { path: p, options } if p == path && options == wanted)
+            );
+        }
+        let unknown = Url::parse("sqlite:y.db?shared=all").unwrap_err().to_string();
+        assert!(unknown.contains("shared=group"), "{unknown}");
     }
 
     #[test]

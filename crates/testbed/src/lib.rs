@@ -64,6 +64,7 @@
 
 mod client;
 mod cluster;
+mod disk;
 mod etcd;
 mod java;
 mod nginx;
@@ -85,6 +86,7 @@ mod zookeeper;
 
 pub use client::Client;
 pub use cluster::{Cluster, Clustered, Member};
+pub use disk::directory_on_disk;
 pub use etcd::{Builder as EtcdBuilder, Etcd};
 pub use java::java_classpath;
 pub use nginx::Nginx;

@@ -20,7 +20,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
+        Self { dir: fencepost_testbed::directory_on_disk().unwrap() }
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {

@@ -385,6 +385,7 @@ impl Backend for Memory {
 
     fn guarantees(&self) -> Guarantees {
         let gone = "the store is in the process; it ends with it";
+        let next = "it ends with the process; the next process starts at token 1";
         Guarantees {
             backend: "memory",
             scope: "one process",
@@ -401,8 +402,8 @@ impl Backend for Memory {
             found: Vec::new(),
             under: [
                 Kept::none_such(gone),
-                Kept::both("the lease ends, the guard is told on waking; fence the resource"),
-                Kept::none_such(gone),
+                Kept::both("the lease ends, the guard learns it on waking; fence the resource"),
+                Kept::none_such(next),
                 Kept::none_such("there is one copy"),
                 Kept::both("wall clocks are not used"),
                 Kept::none_such("there is no network"),

@@ -10,19 +10,28 @@
 //! *Taking over at once:* a grant's row names a file that the holder's processes have locked. Once nobody
 //! has, they are all gone, and the next need not wait for the lease (presence.rs).
 //! *Values* of elections and *records* are tables of their own (values.rs, records.rs), which other steps do not touch.
+//! *Who can undo that:* whoever can write the file, or put another in its place. So it is refused unless that is the user
+//! alone, or the members of one group (access.rs).
 //! *Where that ends:* with the host. A file of another machine, or on a network file system, is refused;
 //! after a reboot every lease is void. A file restored from a backup, or copied, has its old counter:
 //! tokens can repeat. A disk that acknowledges syncs it has not done can lose the counter in a power cut.
 //! A process that is frozen inside a transaction keeps everybody out until it goes on or is killed: then
-//! nobody is granted, and holders are told that renewal is failing (P5).
+//! nobody is granted, and guards say that renewal is failing (P5). On tmpfs or a container's layer the counter ends with
+//! the file system, so the table says that it is not for correctness (guarantees.rs).
 //!
 //! *Waiting:* FIFO, by the waiter's ticket. Whoever frees the lock tells the oldest waiter (wake.rs), which
 //! takes it in a transaction of its own. All look again every 250 ms, and the oldest watches the holder's
 //! process, so a crash, an expiry and a lost message are found as well. A waiter that is told and does not
 //! come within a second is passed over.
+//!
+//! *Breaks:* the holder's client gets a datagram, renews, learns that the grant was broken, and releases it: that is its
+//! confirmation, for which the break looks in the table `broken`.
 
+mod absent;
+mod access;
 mod desk;
 mod file;
+mod guarantees;
 mod host;
 mod line;
 mod presence;
@@ -38,9 +47,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{LockName, Moment, OwnerId, Token};
 
+pub(crate) use self::absent::open;
+use self::access::User;
 use self::desk::Desk;
+pub use self::guarantees::guarantees_of;
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
 use self::steps::{Answer, Ask};
@@ -52,10 +64,15 @@ use crate::backend::{
 use crate::backends;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use crate::guarantees::Guarantees;
+pub use crate::url::SqliteOptions as Options;
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long a lock is held before its client can be notified of a break: a shorter one costs nothing.
+const HELD_A_MOMENT: Duration = Duration::from_millis(10);
+/// How often a break looks whether the holder has confirmed it.
+const CONFIRM_POLL: Duration = Duration::from_millis(10);
 
 /// A store in a SQLite file.
 pub struct Sqlite {
@@ -63,20 +80,76 @@ pub struct Sqlite {
     /// Which file this is, whatever it is called.
     place: String,
     around: Surroundings,
-    desk: Desk,
+    desk: Arc<Desk>,
     marks: Arc<Marks>,
     post: Arc<Post>,
+    guarantees: Guarantees,
+    /// Whose store it is, if it is another user's, opened by root.
+    other_user: Option<u32>,
 }
 
 impl Sqlite {
-    /// Opens the file, and makes it if it is not there. `adopt` takes over one from another machine.
-    /// Waits for the disk.
-    pub fn open(path: &Path, adopt: bool, around: &Surroundings) -> Result<Arc<Self>> {
-        let file::Opened { path, db, file, marks } = file::open(path, adopt, &*around.clock)?;
+    /// Opens the file, and makes it if it is not there. Waits for the disk.
+    pub fn open(path: &Path, options: Options, around: &Surroundings) -> Result<Arc<Self>> {
+        let file::Opened { path, db, file, marks, access, other_user } =
+            file::open(path, options, around.create, &*around.clock)?;
+        let guarantees = guarantees::of(&path, access.group_name());
         let (marks, place) = (Arc::new(marks), file.place());
         let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
         let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
-        Ok(Arc::new(Self { path, place, around: around.clone(), desk, marks, post }))
+        let (around, desk) = (around.clone(), Arc::new(desk));
+        Ok(Arc::new(Self { path, place, around, desk, marks, post, guarantees, other_user }))
+    }
+
+    /// Refuses to lock in another user's store: root trusts what it looks at there, but its locks must not depend on it.
+    fn refuse_other_user(&self) -> Result<()> {
+        match self.other_user {
+            None => Ok(()),
+            Some(owner) => Err(Error::refused(format!(
+                "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
+                 own, or share one with a group (sqlite:PATH?shared=group)",
+                self.path.display(),
+                User(owner)
+            ))),
+        }
+    }
+
+    /// Sees to it that this client hears of breaks, once a lock has been held for a moment.
+    fn subscribe(&self) {
+        if !self.post.is_to_subscribe() {
+            return;
+        }
+        let (post, desk) = (Arc::downgrade(&self.post), Arc::downgrade(&self.desk));
+        let (clock, runtime) = (Arc::clone(&self.around.clock), self.around.runtime.clone());
+        self.around.runtime.spawn(async move {
+            clock.alarm(clock.now() + HELD_A_MOMENT).await;
+            let Some(post) = post.upgrade() else { return };
+            let ours = Arc::clone(&post);
+            let bound = runtime.spawn_blocking(move || ours.subscribe()).await;
+            let (Ok(owners), Some(desk)) = (bound, desk.upgrade()) else { return };
+            // What was broken before the socket was there was sent to nobody.
+            let broken = desk.read(move |sheet| steps::broken_among(sheet, &owners)).await;
+            for owner in broken.unwrap_or_default() {
+                post.renew_now(owner);
+            }
+        });
+    }
+
+    /// Waits for the holder of a broken grant to release it, which says that it knows.
+    async fn is_confirmed(&self, owner: OwnerId, until: Moment) -> bool {
+        loop {
+            let now = self.now();
+            if now >= until {
+                return false;
+            }
+            self.clock().alarm((now + CONFIRM_POLL).min(until)).await;
+            match self.desk.read(move |sheet| steps::is_break_confirmed(sheet, owner)).await {
+                Ok(false) => {}
+                Ok(true) => return true,
+                // The break stands; only the answer is not to be had.
+                Err(_) => return false,
+            }
+        }
     }
 
     fn now(&self) -> Moment {
@@ -115,18 +188,22 @@ enum Asked {
     Queued,
 }
 
-/// A presence file that goes back unless a grant came of it.
+/// A presence file that goes back unless a grant came of it, and a signal likewise.
 struct Lent<'a> {
-    marks: &'a Marks,
+    store: &'a Sqlite,
     owner: OwnerId,
     mark: presence::Mark,
+    granted: bool,
     kept: bool,
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
+        if !self.granted {
+            self.store.post.forget(self.owner);
+        }
         if !self.kept {
-            self.marks.give_back(self.owner);
+            self.store.marks.give_back(self.owner);
         }
     }
 }
@@ -134,8 +211,11 @@ impl Drop for Lent<'_> {
 impl Backend for Sqlite {
     fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
         Box::pin(async move {
-            let mark = self.marks.take(request.owner)?;
-            let mut lent = Lent { marks: &self.marks, owner: request.owner, mark, kept: false };
+            self.refuse_other_user()?;
+            let (owner, mark) = (request.owner, self.marks.take(request.owner)?);
+            // Before the grant, so that no break of it is missed.
+            self.post.know(owner, request.loss);
+            let mut lent = Lent { store: self, owner, mark, granted: false, kept: false };
             let mut ask = Ask {
                 name: request.name,
                 owner: request.owner,
@@ -154,7 +234,11 @@ impl Backend for Sqlite {
                 Wait::Until(until) => self.wait_in_line(&mut ask, &lent.mark, until).await?,
                 Wait::Forever => self.wait_in_line(&mut ask, &lent.mark, Moment::NEVER).await?,
             };
-            lent.kept = matches!(acquired, Acquired::Granted(_)) && ask.tied;
+            lent.granted = matches!(acquired, Acquired::Granted(_));
+            lent.kept = lent.granted && ask.tied;
+            if lent.granted {
+                self.subscribe();
+            }
             Ok(acquired)
         })
     }
@@ -193,6 +277,7 @@ impl Backend for Sqlite {
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
+            self.post.forget(owner);
             let marks = Arc::clone(&self.marks);
             let asked = name.clone();
             let (ended, why) = self
@@ -213,11 +298,20 @@ impl Backend for Sqlite {
         &self,
         name: LockName,
         token: Option<Token>,
-        _confirm_until: Moment,
+        confirm_until: Moment,
     ) -> BoxFuture<'_, Result<Option<Broken>>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            self.desk.write(move |sheet| steps::break_lock(sheet, &marks, &name, token)).await
+            let act =
+                move |sheet: &mut desk::Sheet<'_>| steps::break_lock(sheet, &marks, &name, token);
+            let Some(grant) = self.desk.write(act).await? else { return Ok(None) };
+            let steps::BrokenGrant { mut broken, owner, tied } = grant;
+            let reached = self.post.notify_broken(owner);
+            // What `fencepost acquire` took is in no process's hands: nobody will answer.
+            if tied || reached > 0 {
+                broken.confirmed = self.is_confirmed(owner, confirm_until).await;
+            }
+            Ok(Some(broken))
         })
     }
 
@@ -236,38 +330,7 @@ impl Backend for Sqlite {
     }
 
     fn guarantees(&self) -> Guarantees {
-        guarantees()
-    }
-}
-
-/// What the file keeps, wherever it lies.
-fn guarantees() -> Guarantees {
-    Guarantees {
-        backend: "sqlite",
-        scope: "the processes of one host",
-        correctness: Correctness::Fit,
-        fifo: true,
-        wake: "the oldest is told through its Unix socket; all look again every 250 ms",
-        clock: "CLOCK_BOOTTIME of this host",
-        longest: Ttl::MAX,
-        lengthens: true,
-        records: Records::like(&Correctness::Fit),
-        found: Vec::new(),
-        under: [
-            Kept::both("the next is granted once the last process of the holder is gone"),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both(
-                "grants are synced before they are told; after a reboot all leases are void",
-            ),
-            Kept::none_such("there is one file; one of another machine is refused"),
-            Kept::both("leases use no wall clock; records do: set forwards, they end early"),
-            Kept::both("there is no network; a file that can not be written grants nothing"),
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::No,
-                note: "a file restored from a backup repeats tokens and old leases",
-            },
-        ],
+        self.guarantees.clone()
     }
 }
 

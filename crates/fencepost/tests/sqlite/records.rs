@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::backend::Surroundings;
-use fencepost::backends::sqlite::Sqlite;
+use fencepost::backends::sqlite::{Options, Sqlite};
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
 use fencepost::{Begun, ErrorKind, Fencepost, Label, Ledger as _, LockName, OnFailure, Token};
@@ -31,7 +31,7 @@ pub(super) async fn begin(fp: &Fencepost, key: &str) -> fencepost::Turn {
 fn ledger(place: &Place) -> Arc<Sqlite> {
     let runtime = tokio::runtime::Handle::current();
     let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
-    Sqlite::open(&place.path, false, &around).unwrap()
+    Sqlite::open(&place.path, Options::default(), &around).unwrap()
 }
 
 fn token(number: u64) -> Token {

@@ -295,10 +295,11 @@ impl Inner {
         let path = self.path.display();
         match failure {
             Failure::Sqlite(error) => explain(&self.path, error),
-            Failure::Replaced => Error::unreachable(format!(
+            // Nobody is to wait for that to pass: others lock in another file by now.
+            Failure::Replaced => Error::refused(format!(
                 "{path} was removed or replaced while it was open: connect again"
             )),
-            Failure::Adopted => Error::unreachable(format!(
+            Failure::Adopted => Error::refused(format!(
                 "{path} was taken over (adopt=true) while it was open: connect again"
             )),
         }
@@ -350,19 +351,21 @@ pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error 
     let message = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => format!(
             "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
-             see who has it open (fuser {path})",
+             find out who has it open (fuser {path})",
             PATIENCE.as_secs()
         ),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
             "{path} is damaged or no SQLite file: restore it, or move it away with its -wal and -shm and \
-             start anew (tokens then start at 1 again)"
+             start with a new one (tokens then start at 1 again)"
         ),
-        Some(ErrorCode::DiskFull) => format!("{path} can not grow: free some disk space"),
+        Some(ErrorCode::DiskFull) => {
+            format!("{path} cannot grow: the disk is full; free some space")
+        }
         Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => format!(
-            "{path} can not be opened for writing: see its permissions, or name another file \
+            "{path} cannot be opened for writing: check its permissions, or name another file \
              (sqlite:PATH)"
         ),
-        _ => format!("{path} can not be used"),
+        _ => format!("{path} cannot be used: check the disk that it lies on"),
     };
     Error::unreachable(message).because(error.to_string())
 }

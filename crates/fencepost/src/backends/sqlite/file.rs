@@ -11,16 +11,18 @@
 //!   fencepost_records  what is running, done or failed (records.rs)
 //! PATH.d/      mode 0700
 //!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
-//!   w-*        sockets of waiters (wake.rs)
+//!   w-*        sockets of clients that wait or hold (wake.rs)
 //!   open.lock  locked while one process sets the file up
+//!   new-*      a file that is being set up; it gets its name when it is complete
 //! ```
 //!
 //! The last two tables came later. They are made by whoever opens a file without them, and change nothing of the others:
 //! a process that does not know them, and has the file open or opens it, goes on. Other tables may be in it too: those
 //! of a program whose effects and records are to be committed together.
 //!
-//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. Owners are 16 bytes, so the file is the user's
-//! alone (0600).
+//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. A negative `until` in `broken` says that the
+//! holder has confirmed. Owners are 16 bytes, so the file is the user's alone (0600), or a group's (0660, PATH.d 2770:
+//! access.rs).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -31,12 +33,14 @@ use std::time::Duration;
 use fencepost_core::Moment;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
 use rusqlite::{OpenFlags, config::DbConfig};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 
+use super::access::{Access, User, not_made};
 use super::desk::{Failure, PATIENCE, be_patient, explain, wait_for_the_file};
 use super::host::{Host, refuse_network_file_system};
 use super::presence::Marks;
-use super::{records, values};
+use super::{Options, records, values};
 use crate::clock::{BootClock, Clock, pause};
 use crate::error::{Error, Result};
 
@@ -104,57 +108,146 @@ pub(super) struct Opened {
     pub(super) db: Connection,
     pub(super) file: OpenFile,
     pub(super) marks: Marks,
+    pub(super) access: Access,
+    /// Whose store it is, if it is another user's, opened by root.
+    pub(super) other_user: Option<u32>,
 }
 
-/// Opens `path`, makes it if it is not there, and refuses it if its leases can not be trusted here.
-pub(super) fn open(path: &Path, adopt: bool, clock: &dyn Clock) -> Result<Opened> {
+/// Opens `path`, makes it if it is not there, and refuses it if its leases cannot be trusted here. With `create`
+/// false, makes no directory either.
+pub(super) fn open(
+    path: &Path,
+    options: Options,
+    create: bool,
+    clock: &dyn Clock,
+) -> Result<Opened> {
+    let owner = match rustix::fs::stat(path) {
+        Ok(stat) if !options.shared => (stat.st_uid, stat.st_gid),
+        _ => (0, 0),
+    };
+    if owner.0 == 0 || !rustix::process::geteuid().is_root() {
+        return open_as_is(path, options, create, clock);
+    }
+    // Root looks at a user's store as that user: it leaves nothing behind that the user cannot use, and nothing that the
+    // user put in the way gets root's rights. On a thread that ends, for what it gave up it does not get back.
+    let opened = std::thread::scope(|scope| {
+        let open = || {
+            become_user(owner).map_err(|errno| {
+                Error::unreachable(format!(
+                    "cannot open {} as {}, to whom it belongs",
+                    path.display(),
+                    User(owner.0)
+                ))
+                .because(std::io::Error::from(errno))
+            })?;
+            open_as_is(path, options, create, clock)
+        };
+        scope.spawn(open).join()
+    });
+    let opened = opened.unwrap_or_else(|_| Err(Error::unreachable("opening the file panicked")))?;
+    Ok(Opened { other_user: Some(owner.0), ..opened })
+}
+
+/// For this thread alone, and for good.
+fn become_user((user, group): (u32, u32)) -> rustix::io::Result<()> {
+    use rustix::process::{Gid, Uid};
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    rustix::thread::set_thread_groups(&[group])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    rustix::thread::set_thread_res_uid(user, user, user)
+}
+
+fn open_as_is(path: &Path, options: Options, create: bool, clock: &dyn Clock) -> Result<Opened> {
     // One at a time in this process: closing the file that one thread has just made would drop the locks
     // that SQLite took on it in another.
     static OPENING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = real_path(path)?;
+    let (path, access) = Access::resolve(path, options.shared, create)?;
+    refuse_network_file_system(path.parent().unwrap_or(&path))?;
+    access.check(&path)?;
     let mut directory = path.clone().into_os_string();
     directory.push(".d");
-    let marks = Marks::open(Path::new(&directory))?;
-    make_private(&path)?;
+    let marks = Marks::open(Path::new(&directory), access, create)?;
+    if is_empty(&path) {
+        make(&path, access, &marks)?;
+    }
+    access.prepare(&path)?;
     let mut db = connect(&path).map_err(|error| explain(&path, &error))?;
     be_patient();
     if !is_ready(&db, &path)? {
-        let _alone = alone(Path::new(&directory))?;
+        let _alone = alone(&marks, access)?;
         set_up(&mut db, &path)?;
     }
     add_later(&mut db).map_err(|error| explain(&path, &error))?;
-    settle_host(&mut db, &path, adopt)?;
+    // Again: what SQLite has opened by now is what was looked at.
+    access.check(&path)?;
+    settle_host(&mut db, &path, options.adopt)?;
     db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
     clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
     marks.sweep(|| named_presences(&db)).map_err(|error| explain(&path, &error))?;
     let file = OpenFile::note(&db, &path)?;
-    Ok(Opened { path, db, file, marks })
+    Ok(Opened { path, db, file, marks, access, other_user: None })
 }
 
-/// The one path that all who use the file agree on, links followed: its directory must be one too.
-fn real_path(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path).map_err(|error| {
-        Error::invalid(format!("{} is no path of a file", path.display())).because(error)
-    })?;
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Error::invalid(format!("{} names no file: write sqlite:PATH", path.display())));
-    };
-    if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
-        return Err(Error::invalid(format!(
-            "{} is not a regular file: name one, or one to be made (sqlite:PATH)",
-            path.display()
-        )));
+/// Whether there is nothing yet at that path that could be a store.
+pub(super) fn is_empty(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(found) => found.is_file() && found.len() == 0,
+        Err(error) => {
+            matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+        }
     }
-    make_directory(parent)?;
-    let path =
-        path.canonicalize().or_else(|_| parent.canonicalize().map(|parent| parent.join(name)));
-    let path = path.map_err(|error| {
-        Error::unreachable(format!("can not find the directory {}", parent.display()))
-            .because(error)
-    })?;
-    refuse_network_file_system(path.parent().unwrap_or(&path))?;
-    Ok(path)
+}
+
+/// Sets a new file up where only those who may write it can reach it, and then gives it its name: nobody meets it half
+/// done, or can slip anything under it while it is.
+fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
+    let directory = marks.ensure()?;
+    let _alone = alone(marks, access)?;
+    if !is_empty(path) {
+        return Ok(());
+    }
+    // What was killed here before us left its attempt.
+    for left in marks.names().iter().filter(|name| name.starts_with("new-")) {
+        marks.remove(left);
+    }
+    let mut bits = [0; 8];
+    getrandom::fill(&mut bits)
+        .map_err(|error| Error::unreachable("the system has no random numbers").because(error))?;
+    let name = format!("new-{:016x}", u64::from_ne_bytes(bits));
+    let new = marks.path().join(&name);
+    let made = (|| {
+        access.make_file(directory, Path::new(&name)).map_err(|errno| not_made(&new, errno))?;
+        let mut db = connect(&new).map_err(|error| explain(path, &error))?;
+        be_patient();
+        // So that closing it leaves one file.
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+            .map_err(|error| explain(path, &error))?;
+        set_up(&mut db, path)?;
+        db.close().map_err(|(_, error)| explain(path, &error))?;
+        rename(&new, path).map_err(|errno| not_made(path, errno))
+    })();
+    if made.is_err() {
+        for end in ["", "-wal", "-shm", "-journal"] {
+            marks.remove(&format!("{name}{end}"));
+        }
+    }
+    made
+}
+
+/// Not over a file that has anything in it. The directory is synced: a counter whose name is lost starts again.
+fn rename(new: &Path, path: &Path) -> rustix::io::Result<()> {
+    let cwd = rustix::fs::CWD;
+    match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
+        // An empty file is in the way, or the file system knows no such rename.
+        Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if is_empty(path) => {
+            rustix::fs::rename(new, path)?;
+        }
+        done => done?,
+    }
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?;
+    rustix::fs::fsync(directory)
 }
 
 /// What tells the file that is open from one that took its place, or its clock.
@@ -208,34 +301,10 @@ fn read_epoch(db: &Connection) -> rusqlite::Result<i64> {
     db.prepare_cached("SELECT epoch FROM store")?.query_row([], |row| row.get(0))
 }
 
-fn make_directory(parent: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|error| {
-        Error::unreachable(format!(
-            "can not make the directory {}: make its parent writable, or name another file \
-             (sqlite:PATH)",
-            parent.display()
-        ))
-        .because(error)
-    })
-}
-
-/// Makes the file with the user's permissions only. A file that is there is not even opened: closing it
-/// would drop the locks that SQLite has on it in this process.
-fn make_private(path: &Path) -> Result<()> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
-        Ok(_) | Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(errno) => Err(Error::unreachable(format!(
-            "can not make {}: make its directory writable, or name another file (sqlite:PATH)",
-            path.display()
-        ))
-        .because(std::io::Error::from(errno))),
-    }
-}
-
-fn connect(path: &PathBuf) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut db = Connection::open_with_flags(path, flags)?;
     db.busy_handler(Some(wait_for_the_file))?;
     // A program that ends should not first copy the log back; the next one that grows it does.
@@ -367,33 +436,39 @@ pub(super) fn clean(db: &Connection, now: Moment) -> rusqlite::Result<()> {
         .prepare_cached(
             "SELECT 1 FROM locks WHERE deadline <= ?1 UNION ALL \
              SELECT 1 FROM waiters WHERE deadline <= ?1 UNION ALL \
-             SELECT 1 FROM broken WHERE until <= ?1 LIMIT 1",
+             SELECT 1 FROM broken WHERE abs(until) <= ?1 LIMIT 1",
         )?
         .query_row([now], |_| Ok(()))
         .optional()?;
     if any.is_some() {
         db.execute("DELETE FROM locks WHERE deadline <= ?", [now])?;
         db.execute("DELETE FROM waiters WHERE deadline <= ?", [now])?;
-        db.execute("DELETE FROM broken WHERE until <= ?", [now])?;
+        db.execute("DELETE FROM broken WHERE abs(until) <= ?", [now])?;
     }
     values::forget_stale(db)?;
     records::clean(db)
 }
 
 /// Held while one process sets the file up: switching to WAL mode fails rather than waits.
-fn alone(directory: &Path) -> Result<OwnedFd> {
-    let path = directory.join("open.lock");
-    let failed = |errno: rustix::io::Errno| {
-        Error::unreachable(format!("can not lock {}: see its permissions", path.display()))
+fn alone(marks: &Marks, access: Access) -> Result<OwnedFd> {
+    const NAME: &str = "open.lock";
+    let failed = |errno: Errno| {
+        let path = marks.path().join(NAME);
+        Error::unreachable(format!("cannot lock {}: check its permissions", path.display()))
             .because(std::io::Error::from(errno))
     };
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    let directory = marks.ensure()?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = match access.make_file(directory, Path::new(NAME)) {
+        Err(Errno::EXIST) => rustix::fs::openat(directory, NAME, flags, Mode::empty()),
+        made => made,
+    };
+    let file = file.map_err(failed)?;
     let give_up = BootClock.now() + PATIENCE;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if BootClock.now() < give_up => {
+            Err(Errno::WOULDBLOCK) if BootClock.now() < give_up => {
                 pause(Duration::from_millis(1));
             }
             Err(errno) => return Err(failed(errno)),

@@ -13,12 +13,13 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fencepost_core::OwnerId;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::access::Access;
 use crate::backend::Presence;
 use crate::error::{Error, Result};
 
@@ -36,7 +37,9 @@ pub(super) struct Mark {
 #[derive(Debug)]
 pub(super) struct Marks {
     path: PathBuf,
-    directory: OwnedFd,
+    access: Access,
+    /// Not there as long as nobody has made it: then no holder has a presence file.
+    directory: OnceLock<OwnedFd>,
     ours: Mutex<Ours>,
 }
 
@@ -53,33 +56,44 @@ struct Used {
 }
 
 impl Marks {
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        let failed = |error: std::io::Error| {
-            Error::unreachable(format!(
-                "can not use the directory {}: make it writable, or name another file (sqlite:PATH)",
-                path.display()
-            ))
-            .because(error)
-        };
-        // Who can write here can pass for a holder, so it is the user's alone.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let directory =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-        let stat = rustix::fs::fstat(&directory).map_err(|errno| failed(errno.into()))?;
-        if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
-            return Err(Error::refused(format!(
-                "others can write to {}, and could pass for a holder: make it yours alone (chown, \
-                 chmod 700), or name another file (sqlite:PATH)",
-                path.display()
-            )));
+    pub(super) fn open(path: &Path, access: Access, create: bool) -> Result<Self> {
+        let directory = OnceLock::new();
+        if let Some(found) = access.open_directory(path, create)? {
+            let _ = directory.set(found);
         }
-        Ok(Self { path: path.to_owned(), directory, ours: Mutex::default() })
+        Ok(Self { path: path.to_owned(), access, directory, ours: Mutex::default() })
     }
 
-    pub(super) fn directory(&self) -> &OwnedFd {
-        &self.directory
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory, if it is there.
+    pub(super) fn directory(&self) -> Option<&OwnedFd> {
+        if self.directory.get().is_none()
+            && let Ok(Some(found)) = self.access.open_directory(&self.path, false)
+        {
+            let _ = self.directory.set(found);
+        }
+        self.directory.get()
+    }
+
+    /// The directory, made if it is not there.
+    pub(super) fn ensure(&self) -> Result<&OwnedFd> {
+        if let Some(directory) = self.directory() {
+            return Ok(directory);
+        }
+        if let Some(made) = self.access.open_directory(&self.path, true)? {
+            let _ = self.directory.set(made);
+        }
+        self.directory.get().ok_or_else(|| {
+            Error::unreachable(format!("{} is gone: connect again", self.path.display()))
+        })
+    }
+
+    /// What files and sockets of the store are made with.
+    pub(super) const fn access(&self) -> Access {
+        self.access
     }
 
     /// A locked file for `owner`, the one it has already if it asks again. Each `take` is matched by a
@@ -140,20 +154,19 @@ impl Marks {
                 Errno::MFILE | Errno::NFILE => {
                     "each lock and each waiter needs an open file, raise ulimit -n"
                 }
-                _ => "see its permissions",
+                _ => "check its permissions",
             };
-            Error::unreachable(format!("can not make a presence file in {path}: {remedy}"))
+            Error::unreachable(format!("cannot make a presence file in {path}: {remedy}"))
                 .because(std::io::Error::from(errno))
         };
+        let directory = self.ensure()?;
         loop {
             let mut bits = [0; 8];
             getrandom::fill(&mut bits).map_err(|error| {
                 Error::unreachable("the system has no random numbers").because(error)
             })?;
             let name = format!("p-{:016x}", u64::from_ne_bytes(bits));
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.directory, &name, flags, Mode::RUSR | Mode::WUSR)
-                .map_err(failed)?;
+            let file = self.access.make_file(directory, Path::new(&name)).map_err(failed)?;
             let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
             // A sweep may have caught the file before it was locked; then it is gone, and we try again.
             let linked = rustix::fs::fstat(&file).map_err(failed)?.st_nlink > 0;
@@ -177,16 +190,27 @@ impl Marks {
     }
 
     fn lock_dead(&self, name: &str) -> Option<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::empty()).ok()?;
+        // The name comes from a row, and whoever wrote that may not be able to open what we can.
+        let plain = name.strip_prefix("p-")?.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let directory = self.directory().filter(|_| plain)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?;
         // Shared, so that two who ask do not take each other for the holder.
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
         Some(file)
     }
 
     pub(super) fn remove(&self, name: &str) {
-        // A file that can not be removed is only untidy.
-        let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+        // A file that cannot be removed is only untidy.
+        if let Some(directory) = self.directory() {
+            let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+        }
+    }
+
+    /// What is in the directory.
+    pub(super) fn names(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     /// Removes what processes that are gone have left, but for files that a row names (`named`):
@@ -195,9 +219,8 @@ impl Marks {
         &self,
         named: impl FnOnce() -> Result<HashSet<String>, E>,
     ) -> Result<(), E> {
-        let Ok(entries) = std::fs::read_dir(&self.path) else { return Ok(()) };
-        let found = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let (presences, others): (Vec<_>, Vec<_>) = found.partition(|name| name.starts_with("p-"));
+        let (presences, others): (Vec<_>, Vec<_>) =
+            self.names().into_iter().partition(|name| name.starts_with("p-"));
         let dead: Vec<_> = presences.into_iter().filter(|name| self.is_dead(name)).collect();
         if !dead.is_empty() {
             // Asked after the files: a dead one gets no new rows.
@@ -207,7 +230,7 @@ impl Marks {
             }
         }
         for name in others.iter().filter(|name| name.starts_with("w-")) {
-            if super::wake::is_dead(&self.directory, name) {
+            if self.directory().is_some_and(|directory| super::wake::is_dead(directory, name)) {
                 self.remove(name);
             }
         }

@@ -214,14 +214,21 @@ impl Sqlite {
 
 impl Ledger for Sqlite {
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        Box::pin(self.record(move |book| book.claim(&claim)))
+        Box::pin(async move {
+            self.refuse_other_user()?;
+            self.record(move |book| book.claim(&claim)).await
+        })
     }
 
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(self.record(move |book| {
-            book.tidy()?;
-            book.finish(&finish)
-        }))
+        Box::pin(async move {
+            self.refuse_other_user()?;
+            let act = move |book: &Book<'_>| {
+                book.tidy()?;
+                book.finish(&finish)
+            };
+            self.record(act).await
+        })
     }
 
     fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {

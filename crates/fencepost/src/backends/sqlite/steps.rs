@@ -236,6 +236,9 @@ pub(super) fn release(
     if deadline.is_some() || (ended && holder(db, name)?.is_none()) {
         tell_next(sheet, marks, name)?;
     }
+    if !ended {
+        confirm_break(sheet, owner)?;
+    }
     Ok(ended)
 }
 
@@ -246,13 +249,53 @@ fn tell_next(sheet: &mut Sheet<'_>, marks: &Marks, name: &LockName) -> rusqlite:
     }
 }
 
-/// Ends the present grant and draws a token above it.
+/// Those of the owners whose grant was broken.
+pub(super) fn broken_among(
+    sheet: &Sheet<'_>,
+    owners: &[OwnerId],
+) -> rusqlite::Result<Vec<OwnerId>> {
+    let mut broken = sheet.db.prepare_cached("SELECT 1 FROM broken WHERE owner = ?")?;
+    let mut found = Vec::new();
+    for owner in owners {
+        if broken.exists([owner.bits().to_be_bytes()])? {
+            found.push(*owner);
+        }
+    }
+    Ok(found)
+}
+
+/// The owner of a broken grant knows that it is.
+fn confirm_break(sheet: &Sheet<'_>, owner: OwnerId) -> rusqlite::Result<()> {
+    sheet
+        .db
+        .prepare_cached("UPDATE broken SET until = -until WHERE owner = ? AND until > 0")?
+        .execute([owner.bits().to_be_bytes()])?;
+    Ok(())
+}
+
+/// Whether the owner of a broken grant knows that it is.
+pub(super) fn is_break_confirmed(sheet: &Sheet<'_>, owner: OwnerId) -> rusqlite::Result<bool> {
+    sheet
+        .db
+        .prepare_cached("SELECT 1 FROM broken WHERE owner = ? AND until < 0")?
+        .exists([owner.bits().to_be_bytes()])
+}
+
+/// A grant that was broken, and how to reach its holder.
+pub(super) struct BrokenGrant {
+    pub(super) broken: Broken,
+    pub(super) owner: OwnerId,
+    /// A process has it, which lives.
+    pub(super) tied: bool,
+}
+
+/// Ends the current grant, if it has this token or none was named, and draws a token above it.
 pub(super) fn break_lock(
     sheet: &mut Sheet<'_>,
     marks: &Marks,
     name: &LockName,
     token: Option<Token>,
-) -> rusqlite::Result<Option<Broken>> {
+) -> rusqlite::Result<Option<BrokenGrant>> {
     let (db, now) = (sheet.db, sheet.now);
     let Some(holder) = holder(db, name)?.filter(|holder| {
         holder.lives(now, marks) && token.is_none_or(|token| holder.token == token)
@@ -264,5 +307,7 @@ pub(super) fn break_lock(
     db.prepare_cached("INSERT OR REPLACE INTO broken VALUES (?, ?)")?
         .execute((holder.owner.bits().to_be_bytes(), nanos(holder.deadline)))?;
     tell_next(sheet, marks, name)?;
-    Ok(Some(Broken { label: holder.label, token: Some(holder.token), floor, confirmed: false }))
+    let (owner, tied) = (holder.owner, holder.presence.is_some());
+    let broken = Broken { label: holder.label, token: Some(holder.token), floor, confirmed: false };
+    Ok(Some(BrokenGrant { broken, owner, tied }))
 }

@@ -1,18 +1,26 @@
-//! Wakes a waiter in another process: a datagram to its Unix socket.
+//! Wakes a waiter in another process, and notifies a holder whose grant was broken: a datagram to a Unix socket.
 //!
-//! A client that waits binds one socket beside the database and writes its name, with a number for each
-//! wait, into the waiter's row. Whoever frees the lock sends that number there, eight bytes, after the
-//! commit. A datagram that gets lost costs the waiter its next look, a quarter of a second at most.
+//! A client that waits, or has held a lock for a moment, binds one socket beside the database.
+//!
+//! *Waiters:* the row of a waiter has the socket's name and a number for each wait. Whoever frees the lock sends that
+//! number there, eight bytes, after the commit. A datagram that gets lost costs the waiter its next look, a quarter of
+//! a second at most.
+//! *Holders:* a break sends the broken grant's owner, 16 bytes, to every socket of the store: the one client that knows
+//! that owner renews its grant, and so learns that it is gone. No row names the holder's socket, so a grant costs
+//! nothing more; breaks are rare. A datagram that gets lost costs the holder its next renewal.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use fencepost_core::OwnerId;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+
+use crate::backend::LossSignal;
 
 /// Where a waiter can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,23 +31,104 @@ pub(super) struct Address {
     pub(super) bell: u64,
 }
 
-/// The bells of one client.
+/// The bells of one client, and the grants of which it is to be notified.
 pub(super) struct Post {
     marks: Arc<super::presence::Marks>,
     runtime: Handle,
     bells: Arc<Bells>,
+    holders: Arc<Mutex<Holders>>,
     socket: OnceLock<Option<Arc<str>>>,
     sender: Option<UnixDatagram>,
 }
 
 type Bells = Mutex<HashMap<u64, Arc<Notify>>>;
 
+/// Those of this client who hold a lock, or are about to.
+#[derive(Default)]
+struct Holders {
+    signals: HashMap<OwnerId, LossSignal>,
+    /// How many there may be before those are dropped that nobody hears.
+    room: usize,
+    /// Somebody sees to it that the socket is bound.
+    subscribing: bool,
+}
+
+impl Holders {
+    fn drop_unheard(&mut self) {
+        self.signals.retain(|_, signal| signal.is_heard());
+        self.room = 64 + 2 * self.signals.len();
+    }
+}
+
 impl Post {
     pub(super) fn new(marks: Arc<super::presence::Marks>, runtime: Handle) -> Self {
         // Without a sender, waiters find out by looking.
         let sender =
             UnixDatagram::unbound().ok().filter(|sender| sender.set_nonblocking(true).is_ok());
-        Self { marks, runtime, bells: Arc::default(), socket: OnceLock::new(), sender }
+        let (bells, holders) = (Arc::default(), Arc::default());
+        Self { marks, runtime, bells, holders, socket: OnceLock::new(), sender }
+    }
+
+    fn holders(&self) -> MutexGuard<'_, Holders> {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `owner` asks for a lock: `signal` is for a break of its grant.
+    pub(super) fn know(&self, owner: OwnerId, signal: LossSignal) {
+        let mut holders = self.holders();
+        if holders.signals.len() >= holders.room {
+            holders.drop_unheard();
+        }
+        holders.signals.insert(owner, signal);
+    }
+
+    pub(super) fn forget(&self, owner: OwnerId) {
+        self.holders().signals.remove(&owner);
+    }
+
+    /// Whether the caller is the one to bind the socket, since nobody has.
+    pub(super) fn is_to_subscribe(&self) -> bool {
+        let mut holders = self.holders();
+        let first = !holders.subscribing && self.socket.get().is_none();
+        holders.subscribing |= first;
+        first
+    }
+
+    /// Binds the socket if anybody still holds a lock. Gives those who do: what was broken before is not known here.
+    /// Waits for the disk.
+    pub(super) fn subscribe(&self) -> Vec<OwnerId> {
+        {
+            let mut holders = self.holders();
+            holders.drop_unheard();
+            if holders.signals.is_empty() {
+                holders.subscribing = false;
+                return Vec::new();
+            }
+        }
+        self.socket.get_or_init(|| self.bind());
+        let mut holders = self.holders();
+        holders.subscribing = false;
+        holders.signals.keys().copied().collect()
+    }
+
+    /// Has the grant of `owner` renewed, if it is one of this client's.
+    pub(super) fn renew_now(&self, owner: OwnerId) -> bool {
+        renew_now(&self.holders, owner)
+    }
+
+    /// Notifies the client that has the grant of `owner`. Gives how many clients were reached: it may be one of them.
+    pub(super) fn notify_broken(&self, owner: OwnerId) -> usize {
+        if self.renew_now(owner) {
+            return 1;
+        }
+        let (Some(sender), Some(directory)) = (&self.sender, self.marks.directory()) else {
+            return 0;
+        };
+        let ours = self.socket.get().and_then(Option::as_deref);
+        let message = owner.bits().to_be_bytes();
+        let names = self.marks.names();
+        let others = names.iter().filter(|name| name.starts_with("w-") && Some(&***name) != ours);
+        others.filter(|name| sender.send_to(&message, path_of(directory, name)).is_ok()).count()
     }
 
     /// A bell for one wait. It rings from the moment it is made, so no wake-up falls between enqueueing
@@ -58,16 +147,26 @@ impl Post {
         let mut bits = [0; 8];
         getrandom::fill(&mut bits).ok()?;
         let name = format!("w-{:016x}", u64::from_ne_bytes(bits));
-        let socket = UnixDatagram::bind(path_of(self.marks.directory(), &name)).ok()?;
+        let path = path_of(self.marks.ensure().ok()?, &name);
+        let socket = UnixDatagram::bind(&path).ok()?;
+        // Whatever the umask: those who share the store send to it.
+        rustix::fs::chmod(&path, self.marks.access().file_mode()).ok()?;
         socket.set_nonblocking(true).ok()?;
         let _inside = self.runtime.enter();
         let socket = tokio::net::UnixDatagram::from_std(socket).ok()?;
-        let bells = Arc::clone(&self.bells);
+        let (bells, holders) = (Arc::clone(&self.bells), Arc::clone(&self.holders));
         self.runtime.spawn(async move {
-            let mut message = [0; 8];
+            // One byte more than the longest: what is longer is none of ours.
+            let mut message = [0; 17];
             while let Ok(length) = socket.recv(&mut message).await {
-                if length == message.len() {
-                    ring(&bells, u64::from_le_bytes(message));
+                let message = &message[..length];
+                let owner = message.try_into().map(u128::from_be_bytes);
+                match (message.try_into().map(u64::from_le_bytes), owner) {
+                    (Ok(bell), _) => ring(&bells, bell),
+                    (_, Ok(owner)) => {
+                        renew_now(&holders, OwnerId::from_bits(owner));
+                    }
+                    _ => {}
                 }
             }
         });
@@ -79,9 +178,10 @@ impl Post {
         if self.socket.get().is_some_and(|ours| ours.as_ref() == Some(&address.socket)) {
             ring(&self.bells, address.bell);
         } else if let Some(sender) = &self.sender
-            && !address.socket.is_empty()
+            && let Some(directory) = self.marks.directory()
+            && is_name(&address.socket)
         {
-            let path = path_of(self.marks.directory(), &address.socket);
+            let path = path_of(directory, &address.socket);
             // A full or vanished socket is no error: its owner looks for itself.
             let _ = sender.send_to(&address.bell.to_le_bytes(), path);
         }
@@ -100,6 +200,16 @@ fn ring(bells: &Bells, id: u64) {
     if let Some(bell) = bells.lock().unwrap_or_else(PoisonError::into_inner).get(&id) {
         bell.notify_one();
     }
+}
+
+fn renew_now(holders: &Mutex<Holders>, owner: OwnerId) -> bool {
+    let holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
+    let signal = holders.signals.get(&owner).filter(|signal| signal.is_heard()).cloned();
+    drop(holders);
+    signal.is_some_and(|signal| {
+        signal.renew_now();
+        true
+    })
 }
 
 /// One wait's bell. Dropping it takes it down.
@@ -126,6 +236,12 @@ impl Drop for Bell {
 pub(super) fn is_dead(directory: &OwnedFd, name: &str) -> bool {
     let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(path_of(directory, name)));
     asked.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+}
+
+/// The name of a socket of ours: one in a row may be anything.
+fn is_name(name: &str) -> bool {
+    name.strip_prefix("w-")
+        .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 /// By way of the open directory, since a socket's path may have 107 bytes at most.

@@ -1,0 +1,480 @@
+//! Who can change the file. Whoever can write it, or put another in its place, can grant what they like.
+//!
+//! *The user's own* (the default): every file belongs to the user or to root and nobody else can write it; nobody else
+//! can rename anything on the way to it. *A group's* (`?shared=group`): the members of one group, that of the
+//! directory, may do both; others may not.
+//!
+//! The checks look at names. They still hold when SQLite opens those names, since after them only those who may write
+//! the store can change what a name means. In a sticky directory others can add files, but not replace ours: so what
+//! SQLite would make or look for there is made by us before it is opened ([`Access::prepare`]).
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// What SQLite keeps beside a database.
+const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
+/// As many as the kernel follows.
+const MAX_LINKS: usize = 40;
+
+/// Who may write a store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Access {
+    user: u32,
+    /// The group that shares it.
+    group: Option<u32>,
+    /// Others can add files to its directory, though not replace ours.
+    sticky: bool,
+}
+
+/// A path without links, and what was met on the way.
+struct Walk {
+    real: PathBuf,
+    directories: Vec<(PathBuf, Stat)>,
+    /// Each link with the directory that it lies in.
+    links: Vec<(PathBuf, usize)>,
+    /// Something on the way is not there yet.
+    missing: bool,
+}
+
+impl Access {
+    /// Finds the file that `path` names, links followed, and refuses it if others can change the way to it.
+    /// Makes missing directories, for the user alone, if `create`.
+    pub(super) fn resolve(path: &Path, shared: bool, create: bool) -> Result<(PathBuf, Self)> {
+        let path = std::path::absolute(path).map_err(|error| {
+            Error::invalid(format!("{} is no path of a file", path.display())).because(error)
+        })?;
+        let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
+            return Err(Error::invalid(format!(
+                "{} names no file: write sqlite:PATH",
+                path.display()
+            )));
+        };
+        if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(Error::invalid(format!(
+                "{} is not a regular file: name one, or one to be made (sqlite:PATH)",
+                path.display()
+            )));
+        }
+        let mut walk = walk(&path)?;
+        let mut access = Self::judge(&walk, shared)?;
+        if walk.missing && shared {
+            return Err(no_group_directory(parent));
+        }
+        if walk.missing && create {
+            make_directory(walk.real.parent().unwrap_or(parent))?;
+            // Somebody else may have been faster.
+            walk = self::walk(&path)?;
+            access = Self::judge(&walk, shared)?;
+        }
+        Ok((walk.real, access))
+    }
+
+    fn judge(walk: &Walk, shared: bool) -> Result<Self> {
+        let user = rustix::process::geteuid().as_raw();
+        let parent = walk.directories.last();
+        let mut access = Self { user, group: None, sticky: false };
+        let mut trusted = vec![user, 0];
+        if let Some((path, stat)) = parent
+            && shared
+            && !walk.missing
+        {
+            if stat.st_mode & 0o2020 != 0o2020 {
+                return Err(no_group_directory(path));
+            }
+            access.group = Some(stat.st_gid);
+            // Who gave the directory to the group.
+            trusted.push(stat.st_uid);
+        }
+        for (path, stat) in &walk.directories {
+            let real = walk.real.display();
+            let shown = path.display();
+            if !trusted.contains(&stat.st_uid) && stat.st_uid != unmapped_user() {
+                return Err(Error::refused(format!(
+                    "{shown} belongs to {}, who could replace {real}: name a file in a directory of \
+                     your own (sqlite:PATH)",
+                    User(stat.st_uid)
+                )));
+            }
+            if access.others_can_write(stat) && stat.st_mode & 0o1000 == 0 {
+                let any = stat.st_mode & 0o002 != 0;
+                let who = if any { "any user".into() } else { Group(stat.st_gid).to_string() };
+                let fix = if any { "go-w" } else { "g-w" };
+                let share = if !any && walk.real.parent() == Some(path) {
+                    format!(
+                        "connect with sqlite:{real}?shared=group if the group shares this store; else "
+                    )
+                } else {
+                    String::new()
+                };
+                return Err(Error::refused(format!(
+                    "{who} can write to {shown}, and could replace {real}: {share}chmod {fix} {shown}, \
+                     or name a file in a directory of your own (sqlite:PATH)"
+                )));
+            }
+        }
+        for (link, directory) in &walk.links {
+            if walk
+                .directories
+                .get(*directory)
+                .is_none_or(|(_, stat)| access.others_can_write(stat))
+            {
+                return Err(Error::refused(format!(
+                    "{} is a symbolic link in a directory that others can write: name the file \
+                     itself (sqlite:PATH)",
+                    link.display()
+                )));
+            }
+        }
+        access.sticky =
+            !walk.missing && parent.is_some_and(|(_, stat)| access.others_can_write(stat));
+        Ok(access)
+    }
+
+    /// Whether anybody writes to a directory who may not write the store.
+    fn others_can_write(&self, stat: &Stat) -> bool {
+        let group = stat.st_mode & 0o020 != 0
+            && self.group != Some(stat.st_gid)
+            && !is_own_group(self.user, stat.st_gid);
+        group || stat.st_mode & 0o002 != 0
+    }
+
+    /// Refuses a database that others could have written, and what SQLite keeps beside it likewise.
+    pub(super) fn check(&self, database: &Path) -> Result<()> {
+        self.check_file(database, database)?;
+        for end in BESIDE {
+            self.check_file(&beside(database, end), database)?;
+        }
+        Ok(())
+    }
+
+    fn check_file(&self, path: &Path, database: &Path) -> Result<()> {
+        let shown = path.display();
+        let stat = match rustix::fs::lstat(path) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => {
+                return Err(Error::unreachable(format!(
+                    "cannot look at {shown}: check the permissions of its directory"
+                ))
+                .because(std::io::Error::from(errno)));
+            }
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Error::refused(format!(
+                "{shown} is not a regular file: remove it, or name another file (sqlite:PATH)"
+            )));
+        }
+        if stat.st_nlink > 1 {
+            return Err(Error::refused(format!(
+                "{shown} has {} names (hard links), and the others lead around its lock: remove them, \
+                 or name another file (sqlite:PATH)",
+                stat.st_nlink
+            )));
+        }
+        let database = database.display();
+        if stat.st_mode & 0o002 != 0 {
+            return Err(Error::refused(format!(
+                "any user can write to {shown}, and could have changed grants and tokens: if you \
+                 trust what is in it, chmod o-w {shown}; else name another file (sqlite:PATH)"
+            )));
+        }
+        match self.group {
+            None => {
+                if ![self.user, 0].contains(&stat.st_uid) {
+                    return Err(Error::refused(format!(
+                        "{shown} belongs to {}, and a store is its user's alone: name a file of your \
+                         own, or share one with a group (sqlite:PATH?shared=group)",
+                        User(stat.st_uid)
+                    )));
+                }
+                if stat.st_mode & 0o020 != 0 {
+                    return Err(Error::refused(format!(
+                        "{} can write to {shown}: connect with sqlite:{database}?shared=group if the \
+                         group shares this store; else chmod g-w {shown}",
+                        Group(stat.st_gid)
+                    )));
+                }
+            }
+            Some(group) => {
+                if stat.st_gid != group || stat.st_mode & 0o660 != 0o660 {
+                    return Err(Error::refused(format!(
+                        "{shown} is not shared with {}: chgrp and chmod 660 it, or connect without \
+                         ?shared=group",
+                        Group(group)
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what SQLite would make, or look for, in a directory where others could be faster.
+    pub(super) fn prepare(&self, database: &Path) -> Result<()> {
+        if self.sticky {
+            for end in BESIDE {
+                let path = beside(database, end);
+                match self.make_file(rustix::fs::CWD, &path) {
+                    Ok(_) | Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(not_made(&path, errno)),
+                }
+            }
+            self.check(database)?;
+        }
+        Ok(())
+    }
+
+    /// A new file that those may write who may write the store, whatever the umask.
+    pub(super) fn make_file(
+        &self,
+        directory: impl std::os::fd::AsFd,
+        path: &Path,
+    ) -> rustix::io::Result<OwnedFd> {
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(directory, path, flags, self.file_mode())?;
+        if self.group.is_some() {
+            rustix::fs::fchmod(&file, self.file_mode())?;
+        }
+        Ok(file)
+    }
+
+    /// Of files, and of sockets.
+    pub(super) fn file_mode(&self) -> Mode {
+        Mode::from_raw_mode(if self.group.is_some() { 0o660 } else { 0o600 })
+    }
+
+    /// The directory of presence files and sockets; `None` if it is not there and not to be made.
+    pub(super) fn open_directory(&self, path: &Path, create: bool) -> Result<Option<OwnedFd>> {
+        let failed = |errno: Errno| {
+            Error::unreachable(format!(
+                "cannot use the directory {}: make it writable, or name another file (sqlite:PATH)",
+                path.display()
+            ))
+            .because(std::io::Error::from(errno))
+        };
+        let mode = Mode::from_raw_mode(if self.group.is_some() { 0o2770 } else { 0o700 });
+        let made = create
+            && match rustix::fs::mkdir(path, mode) {
+                Ok(()) => true,
+                Err(Errno::EXIST) => false,
+                Err(errno) => return Err(failed(errno)),
+            };
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let directory = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) if !create => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        if made && self.group.is_some() {
+            rustix::fs::fchmod(&directory, mode).map_err(failed)?;
+        }
+        let stat = rustix::fs::fstat(&directory).map_err(failed)?;
+        let (ours, fix) = match self.group {
+            None => (stat.st_uid == self.user && stat.st_mode & 0o022 == 0, "chown, chmod 700"),
+            Some(group) => {
+                (stat.st_gid == group && stat.st_mode & 0o2072 == 0o2070, "chgrp, chmod 2770")
+            }
+        };
+        if !ours {
+            return Err(Error::refused(format!(
+                "others can write to {}, and could pass for a holder, or members of the group \
+                 cannot: fix it ({fix}), or name another file (sqlite:PATH)",
+                path.display()
+            )));
+        }
+        Ok(Some(directory))
+    }
+
+    /// The group that shares the store.
+    pub(super) fn group_name(&self) -> Option<String> {
+        let name = |group| name_of("/etc/group", group).unwrap_or_else(|| group.to_string());
+        self.group.map(name)
+    }
+}
+
+/// PATH-wal and the like.
+fn beside(database: &Path, end: &str) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
+pub(super) fn not_made(path: &Path, errno: Errno) -> Error {
+    Error::unreachable(format!(
+        "cannot make {}: make its directory writable, or name another file (sqlite:PATH)",
+        path.display()
+    ))
+    .because(std::io::Error::from(errno))
+}
+
+fn no_group_directory(path: &Path) -> Error {
+    let path = path.display();
+    Error::refused(format!(
+        "{path} is no directory that a group shares: mkdir {path}; chgrp GROUP {path}; chmod 2770 {path}"
+    ))
+}
+
+fn make_directory(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
+        Error::unreachable(format!(
+            "cannot make the directory {}: make its parent writable, or name another file \
+             (sqlite:PATH)",
+            path.display()
+        ))
+        .because(error)
+    })
+}
+
+/// Follows an absolute path, link by link.
+fn walk(path: &Path) -> Result<Walk> {
+    let failed = |path: &Path, errno: Errno| {
+        Error::unreachable(format!(
+            "cannot reach {}: check its permissions, or name another file (sqlite:PATH)",
+            path.display()
+        ))
+        .because(std::io::Error::from(errno))
+    };
+    let mut todo: VecDeque<OsString> = names(path).collect();
+    let mut real = PathBuf::from("/");
+    let root = rustix::fs::stat(&real).map_err(|errno| failed(&real, errno))?;
+    let mut walk = Walk {
+        real: real.clone(),
+        directories: vec![(real.clone(), root)],
+        links: Vec::new(),
+        missing: false,
+    };
+    while let Some(name) = todo.pop_front() {
+        if name == ".." {
+            // Everything here is a directory that was looked at on the way in.
+            real.pop();
+            continue;
+        }
+        let inside = walk.directories.iter().rposition(|(path, _)| *path == real);
+        real.push(&name);
+        let stat = match rustix::fs::lstat(&real) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => {
+                walk.missing = !todo.is_empty();
+                real.extend(todo);
+                break;
+            }
+            // Something that is no directory is in the way: making one will say so.
+            Err(Errno::NOTDIR) => {
+                walk.missing = true;
+                real.extend(todo);
+                break;
+            }
+            Err(errno) => return Err(failed(&real, errno)),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => {
+                walk.links.push((real.clone(), inside.unwrap_or(usize::MAX)));
+                if walk.links.len() > MAX_LINKS {
+                    return Err(failed(&real, Errno::LOOP));
+                }
+                let target = std::fs::read_link(&real)
+                    .map_err(|error| Error::unreachable("cannot read a link").because(error))?;
+                real.pop();
+                if target.is_absolute() {
+                    real = PathBuf::from("/");
+                }
+                for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+                    todo.push_front(name);
+                }
+            }
+            FileType::Directory => walk.directories.push((real.clone(), stat)),
+            _ => {}
+        }
+    }
+    // The last directory is the one that the file is in, whichever was seen last.
+    if let Some(parent) = real.parent()
+        && let Some(found) = walk.directories.iter().rposition(|(path, _)| path == parent)
+    {
+        let parent = walk.directories[found].clone();
+        walk.directories.push(parent);
+    }
+    walk.real = real;
+    Ok(walk)
+}
+
+/// The names in a path, `..` as one of them.
+fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    })
+}
+
+/// How a user namespace shows the owners that it does not know: nobody in it is that user.
+fn unmapped_user() -> u32 {
+    let inside = std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"]);
+    let number =
+        || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
+    // Not a user at all where every user is known.
+    if inside { number().unwrap_or(u32::MAX) } else { u32::MAX }
+}
+
+/// Whether a group has no member but this user, as where each user has a group of their own.
+fn is_own_group(user: u32, group: u32) -> bool {
+    let (users, groups) = (lines_of("/etc/passwd"), lines_of("/etc/group"));
+    let number = |line: &[String], at: usize| line.get(at).and_then(|text| text.parse().ok());
+    let Some(name) = users.iter().find(|line| number(line, 2) == Some(user)).map(|line| &line[0])
+    else {
+        return false;
+    };
+    let of_group = |line: &&Vec<String>| number(line, 3) == Some(group);
+    let mut primary = users.iter().filter(of_group).peekable();
+    let Some(listed) = groups.iter().find(|line| number(line, 2) == Some(group)) else {
+        return false;
+    };
+    let members = listed.get(3).map_or("", String::as_str);
+    primary.peek().is_some()
+        && primary.all(|line| number(line, 2) == Some(user))
+        && members.split(',').all(|member| member.is_empty() || member == name)
+}
+
+/// A file of the system's, each line as its fields.
+fn lines_of(path: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
+}
+
+fn name_of(path: &str, number: u32) -> Option<String> {
+    let number = number.to_string();
+    let lines = lines_of(path);
+    lines.into_iter().find(|line| line.get(2) == Some(&number)).map(|mut line| line.swap_remove(0))
+}
+
+pub(super) struct User(pub(super) u32);
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match name_of("/etc/passwd", self.0) {
+            Some(name) => write!(f, "user {name}"),
+            None => write!(f, "user {}", self.0),
+        }
+    }
+}
+
+struct Group(u32);
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match name_of("/etc/group", self.0) {
+            Some(name) => write!(f, "group {name}"),
+            None => write!(f, "group {}", self.0),
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Who can write a store can grant what they like: it is its user's alone, or a group's.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use fencepost::{ErrorKind, Fencepost};
+use tempfile::TempDir;
+
+use super::other::{Other, User, ask, url};
+use super::{connect, edit, place, refuses, used};
+
+const ALICE: User = (65533, 65533);
+const MALLORY: User = (65534, 65534);
+/// The group of a shared store, and two of its users.
+const TEAM: u32 = 65532;
+const BOB: User = (65531, TEAM);
+const CAROL: User = (65530, TEAM);
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn chmod(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    PathBuf::from(format!("{}{end}", path.display()))
+}
+
+/// Everything below a directory, the directory included.
+fn everything(path: &Path) -> Vec<PathBuf> {
+    let mut all = vec![path.to_owned()];
+    if std::fs::symlink_metadata(path).unwrap().is_dir() {
+        let inside = std::fs::read_dir(path).unwrap();
+        all.extend(inside.flat_map(|entry| everything(&entry.unwrap().path())));
+    }
+    all
+}
+
+/// Whether this process can be another user.
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can be another user");
+    }
+    root
+}
+
+/// A directory with this mode that every user can reach.
+fn shared(mode: u32) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    chmod(directory.path(), 0o755);
+    let shared = directory.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    chmod(&shared, mode);
+    (directory, shared)
+}
+
+/// A store of `user` that it used once.
+fn store_of(user: User) -> (TempDir, PathBuf) {
+    let (directory, home) = shared(0o755);
+    chown(&home, Some(user.0), Some(user.1)).unwrap();
+    let path = home.join("locks.db");
+    assert_eq!(ask(Some(user), "try", &url(&path)), "granted 1");
+    (directory, path)
+}
+
+#[tokio::test]
+async fn a_file_that_any_user_can_write_is_refused() {
+    for end in ["", "-wal", "-shm"] {
+        let place = place();
+        used(&place.path, false).await;
+        let path = beside(&place.path, end);
+        chmod(&path, 0o666);
+        let shown = path.display().to_string();
+        let remedy = format!("chmod o-w {shown}");
+        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, &remedy]);
+        chmod(&path, 0o600);
+        connect(&place.path).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_its_group_can_write_is_refused_with_the_option() {
+    for end in ["", "-wal", "-shm"] {
+        let place = place();
+        used(&place.path, false).await;
+        let path = beside(&place.path, end);
+        chmod(&path, 0o660);
+        let option = format!("sqlite:{}?shared=group", place.path.display());
+        let shown = path.display().to_string();
+        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, &option, "chmod g-w"]);
+    }
+}
+
+#[tokio::test]
+async fn a_directory_in_which_others_can_replace_the_file_is_refused() {
+    let place = place();
+    used(&place.path, false).await;
+    let parent = place.path.parent().unwrap();
+    let shown = parent.display().to_string();
+    chmod(parent, 0o777);
+    refuses(
+        connect(&place.path).await,
+        &ErrorKind::Refused,
+        &[&shown, "chmod go-w", "sqlite:PATH"],
+    );
+    // So can they further up.
+    chmod(parent, 0o700);
+    let above = parent.parent().unwrap();
+    chmod(above, 0o757);
+    let shown = above.display().to_string();
+    refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "chmod go-w"]);
+    // In a sticky one they cannot.
+    chmod(above, 0o1777);
+    chmod(parent, 0o1777);
+    let token = used(&place.path, false).await;
+    assert_eq!(token, 2, "it is the same store");
+    let journal = beside(&place.path, "-journal");
+    assert_eq!(mode(&journal), 0o600, "nobody else can add what SQLite would play back");
+}
+
+#[tokio::test]
+async fn a_link_in_a_directory_that_others_can_write_is_refused() {
+    let place = place();
+    used(&place.path, false).await;
+    let (_directory, shared) = shared(0o1777);
+    let file = shared.join("link.db");
+    symlink(&place.path, &file).unwrap();
+    let shown = file.display().to_string();
+    refuses(connect(&file).await, &ErrorKind::Refused, &[&shown, "symbolic link"]);
+    let directory = shared.join("state");
+    symlink(place.path.parent().unwrap(), &directory).unwrap();
+    let shown = directory.display().to_string();
+    refuses(
+        connect(&directory.join("locks.db")).await,
+        &ErrorKind::Refused,
+        &[&shown, "symbolic link"],
+    );
+    // Through a directory of our own it is one store.
+    let ours = place.path.parent().unwrap().join("again");
+    symlink(".", &ours).unwrap();
+    assert_eq!(used(&ours.join("again/locks.db"), false).await, 2);
+}
+
+#[tokio::test]
+async fn a_file_with_a_second_name_is_refused() {
+    for end in ["", "-wal"] {
+        let place = place();
+        used(&place.path, false).await;
+        let path = beside(&place.path, end);
+        std::fs::hard_link(&path, place.path.with_file_name("second")).unwrap();
+        let shown = path.display().to_string();
+        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "hard links"]);
+    }
+}
+
+#[tokio::test]
+async fn what_sqlite_keeps_beside_the_file_is_no_link() {
+    for end in ["-wal", "-shm", "-journal"] {
+        let place = place();
+        used(&place.path, false).await;
+        let path = beside(&place.path, end);
+        let _ = std::fs::remove_file(&path);
+        symlink("elsewhere", &path).unwrap();
+        let shown = path.display().to_string();
+        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "not a regular file"]);
+    }
+}
+
+/// Also where SQLite makes them, and the holder's socket.
+#[test]
+fn new_files_are_the_users_alone_whatever_the_umask() {
+    for (umask, open) in [("000", 0o700), ("077", 0o700), ("000", 0o1777)] {
+        let (_directory, shared) = shared(open);
+        let path = shared.join("locks.db");
+        let mut holder = Other::start(None, umask, "hold", &url(&path));
+        assert_eq!(holder.says(), "granted 1");
+        let mut waiter = Other::start(None, umask, "hold", &url(&path));
+        let sockets = |path: &PathBuf| path.to_string_lossy().contains("/w-");
+        super::until(|| everything(&shared).iter().any(sockets));
+        for path in everything(&shared) {
+            let wanted = match path {
+                _ if path == shared => open,
+                _ if path.is_dir() => 0o700,
+                _ => 0o600,
+            };
+            // A socket has its mode a moment after its name; before that its directory keeps others out.
+            super::until(|| mode(&path) == wanted);
+        }
+        holder.tell("release");
+        assert_eq!(waiter.says(), "granted 2", "umask {umask}, {open:o}");
+    }
+}
+
+/// Shown on the code before: Mallory makes the file, lets all write it, and sets its counter back under Alice's grant.
+#[test]
+fn a_file_that_another_user_planted_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, shared) = shared(0o1777);
+    let path = shared.join("locks.db");
+    assert_eq!(ask(Some(MALLORY), "try", &url(&path)), "granted 1");
+    let planted = [path.clone(), beside(&path, "-wal"), beside(&path, "-shm")];
+    for file in &planted {
+        chmod(file, 0o666);
+    }
+    // Its directory would give it away.
+    std::fs::remove_dir_all(beside(&path, ".d")).unwrap();
+    let refused = ask(Some(ALICE), "try", &url(&path));
+    assert!(refused.starts_with("error") && refused.contains("any user can write"), "{refused}");
+    for file in &planted {
+        chmod(file, 0o644);
+    }
+    let refused = ask(Some(ALICE), "try", &url(&path));
+    assert!(refused.contains("belongs to") && refused.contains("?shared=group"), "{refused}");
+    // Not root either: whoever owns the file writes it.
+    let refused = ask(None, "try", &url(&path));
+    assert!(refused.contains("belongs to") && refused.contains("not lock"), "{refused}");
+}
+
+/// Mallory cannot replace Alice's file in a sticky directory, but can lay things beside it.
+#[test]
+fn what_another_user_planted_beside_the_file_is_refused() {
+    if !is_root() {
+        return;
+    }
+    for end in ["-wal", "-shm", "-journal", ".d"] {
+        let (_directory, shared) = shared(0o1777);
+        let path = shared.join("locks.db");
+        let planted = beside(&path, end);
+        if end == ".d" {
+            std::fs::create_dir(&planted).unwrap();
+        } else {
+            std::fs::write(&planted, "").unwrap();
+        }
+        chown(&planted, Some(MALLORY.0), Some(MALLORY.1)).unwrap();
+        let refused = ask(Some(ALICE), "try", &url(&path));
+        let shown = planted.display().to_string();
+        assert!(refused.starts_with("error") && refused.contains(&shown), "{end}: {refused}");
+        assert!(!path.exists(), "{end}: nothing was made");
+    }
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, shared) = shared(0o777);
+    chown(&shared, Some(MALLORY.0), Some(MALLORY.1)).unwrap();
+    chmod(&shared, 0o755);
+    let refused = ask(None, "try", &url(&shared.join("mine/locks.db")));
+    assert!(refused.starts_with("error") && refused.contains("belongs to"), "{refused}");
+    assert_eq!(everything(&shared).len(), 1, "nothing was made");
+}
+
+/// A directory for a group, as the docs say.
+fn group_directory() -> (TempDir, PathBuf) {
+    let (directory, shared) = shared(0o2770);
+    chown(&shared, None, Some(TEAM)).unwrap();
+    chmod(&shared, 0o2770);
+    (directory, shared)
+}
+
+/// What has to be true of every file of a group's store.
+fn assert_shared(directory: &Path) {
+    for path in everything(directory) {
+        let found = std::fs::symlink_metadata(&path).unwrap();
+        let wanted = if found.is_dir() { 0o2770 } else { 0o660 };
+        super::until(|| mode(&path) == wanted);
+        assert_eq!(found.gid(), TEAM, "{}", path.display());
+    }
+}
+
+#[test]
+fn users_of_a_group_share_a_store() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, shared) = group_directory();
+    let path = shared.join("locks.db");
+    let option = format!("{}?shared=group", url(&path));
+    let mut bob = Other::start(Some(BOB), "077", "hold", &option);
+    assert_eq!(bob.says(), "granted 1");
+    assert_eq!(ask(Some(CAROL), "try", &option), "held");
+    // A release wakes a waiter of another user.
+    let mut carol = Other::start(Some(CAROL), "077", "hold", &option);
+    super::until(|| {
+        everything(&shared).iter().any(|path| {
+            path.to_string_lossy().contains("/w-")
+                && std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == CAROL.0)
+        })
+    });
+    assert_shared(&shared);
+    bob.tell("release");
+    assert_eq!((bob.says().as_str(), carol.says().as_str()), ("released", "granted 2"));
+    // A break reaches a holder of another user, who confirms it.
+    super::until(|| everything(&shared).iter().any(|path| path.to_string_lossy().contains("/w-")));
+    assert_eq!(ask(Some(BOB), "break", &option), "confirmed true");
+    assert!(carol.says().starts_with("lost broken"));
+    // Its death is seen by another user: the lease runs on for minutes.
+    let mut carol = Other::start(Some(CAROL), "022", "hold", &option);
+    assert_eq!(carol.says(), "granted 4");
+    carol.kill();
+    assert_eq!(ask(Some(BOB), "try", &option), "granted 5");
+    assert_shared(&shared);
+    // Root may, and leaves nothing that the others cannot use.
+    assert_eq!(ask(None, "try", &option), "granted 6");
+    assert_shared(&shared);
+    assert_eq!(ask(Some(BOB), "try", &option), "granted 7");
+}
+
+#[test]
+fn only_the_group_shares_a_store() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, shared) = group_directory();
+    chmod(&shared, 0o2775);
+    let path = shared.join("locks.db");
+    let option = format!("{}?shared=group", url(&path));
+    assert_eq!(ask(Some(BOB), "try", &option), "granted 1");
+    let refused = ask(Some(MALLORY), "try", &option);
+    assert!(refused.starts_with("error"), "{refused}");
+    // Whoever forgets the option is not given a store of their own beside it.
+    for user in [Some(CAROL), Some(BOB), None] {
+        let refused = ask(user, "try", &url(&path));
+        assert!(refused.starts_with("error") && refused.contains("?shared=group"), "{refused}");
+    }
+    chmod(&shared, 0o2777);
+    let refused = ask(Some(BOB), "try", &option);
+    assert!(refused.contains("any user") && refused.contains("chmod go-w"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_a_groups_is_not_shared() {
+    let place = place();
+    used(&place.path, false).await;
+    let option = format!("{}?shared=group", url(&place.path));
+    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["mkdir", "chgrp", "2770"]);
+    chmod(place.path.parent().unwrap(), 0o2770);
+    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["not shared", "chmod 660"]);
+    let missing = place.path.with_file_name("missing").join("locks.db");
+    let option = format!("{}?shared=group", url(&missing));
+    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["mkdir", "chmod 2770"]);
+    assert!(!missing.parent().unwrap().exists());
+}
+
+/// What is found in a user's store is read and changed as that user.
+#[test]
+fn root_lists_and_breaks_in_a_users_store_and_leaves_it_to_the_user() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, path) = store_of(ALICE);
+    // Root is the first to open it.
+    edit(&path, "PRAGMA wal_checkpoint(TRUNCATE)");
+    for end in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(beside(&path, end));
+    }
+    std::fs::remove_dir_all(beside(&path, ".d")).unwrap();
+    assert_eq!(ask(None, "ls", &url(&path)), "list");
+    assert!(!beside(&path, ".d").exists(), "who only looks makes nothing");
+    let mut alice = Other::start(Some(ALICE), "022", "hold", &url(&path));
+    assert_eq!(alice.says(), "granted 2");
+    assert_eq!(ask(None, "ls", &url(&path)), "list x");
+    super::until(|| {
+        everything(path.parent().unwrap()).iter().any(|path| path.to_string_lossy().contains("/w-"))
+    });
+    assert_eq!(ask(None, "break", &url(&path)), "confirmed true");
+    assert!(alice.says().starts_with("lost broken"));
+    let refused = ask(None, "try", &url(&path));
+    assert!(refused.contains("belongs to") && refused.contains("not lock"), "{refused}");
+    for path in everything(path.parent().unwrap()) {
+        let found = std::fs::symlink_metadata(&path).unwrap();
+        assert_eq!((found.uid(), found.gid()), ALICE, "{}", path.display());
+    }
+    assert_eq!(ask(Some(ALICE), "try", &url(&path)), "granted 4");
+}
+
+/// A row may name any file: root must not remove it, nor take it for a holder's.
+#[test]
+fn a_presence_that_a_user_made_up_is_not_touched() {
+    if !is_root() {
+        return;
+    }
+    let (directory, path) = store_of(ALICE);
+    let precious = directory.path().join("precious");
+    std::fs::write(&precious, "").unwrap();
+    let mut alice = Other::start(Some(ALICE), "022", "hold", &url(&path));
+    assert_eq!(alice.says(), "granted 2");
+    edit(&path, "UPDATE locks SET presence = '../../precious'");
+    assert_eq!(ask(None, "ls", &url(&path)), "list x", "it is no presence file: alive");
+    assert!(precious.exists());
+}
+
+#[test]
+fn who_may_not_read_a_store_leaves_nothing_there() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, path) = store_of(ALICE);
+    std::fs::remove_dir_all(beside(&path, ".d")).unwrap();
+    let before = everything(path.parent().unwrap());
+    for role in ["ls", "try"] {
+        let refused = ask(Some(MALLORY), role, &url(&path));
+        assert!(refused.starts_with("error") && refused.contains("belongs to"), "{refused}");
+    }
+    assert_eq!(everything(path.parent().unwrap()), before);
+}

@@ -1,0 +1,133 @@
+//! Another process, of another user if this one is root: this test program again, with only the test `other::process`.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use fencepost::Fencepost;
+use fencepost::clock::{BootClock, Clock as _};
+
+/// Says that this process is the other one, and what it is to do: role, URL, lock.
+const ORDER: &str = "FENCEPOST_TEST_OTHER";
+/// Long enough that no lease ends within a test.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+/// A worker whose test is gone ends by itself.
+const LIFE: Duration = Duration::from_secs(120);
+
+/// A user and the one group it is in.
+pub(crate) type User = (u32, u32);
+
+/// The other process, from here.
+pub(crate) struct Other {
+    child: Child,
+    orders: ChildStdin,
+    says: BufReader<ChildStdout>,
+}
+
+impl Other {
+    /// Starts it with this umask, as this user.
+    pub(crate) fn start(user: Option<User>, umask: &str, role: &str, url: &str) -> Self {
+        let mut command = Command::new("sh");
+        let run = format!("umask {umask}; exec \"$0\" other::process --exact --nocapture");
+        command.args(["-c", &run]).arg(std::env::current_exe().unwrap());
+        command.env(ORDER, format!("{role} {url}")).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some((user, group)) = user {
+            command.uid(user).gid(group);
+        }
+        let mut child = command.spawn().unwrap();
+        let (orders, says) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, orders, says: BufReader::new(says) }
+    }
+
+    /// The next thing that it says.
+    pub(crate) fn says(&mut self) -> String {
+        let mut line = String::new();
+        while self.says.read_line(&mut line).unwrap() > 0 {
+            if let Some(said) = line.strip_prefix("other: ") {
+                return said.trim().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the other process ended");
+    }
+
+    pub(crate) fn tell(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What another process of that user says of one call.
+pub(crate) fn ask(user: Option<User>, role: &str, url: &str) -> String {
+    Other::start(user, "022", role, url).says()
+}
+
+pub(crate) fn url(path: &Path) -> String {
+    format!("sqlite:{}", path.display())
+}
+
+fn say(line: &str) {
+    // Past the test harness, which would keep it back.
+    std::io::stdout().write_all(format!("\nother: {line}\n").as_bytes()).unwrap();
+}
+
+/// The other process's part.
+#[tokio::test(flavor = "multi_thread")]
+async fn process() {
+    let Ok(order) = std::env::var(ORDER) else { return };
+    let (role, url) = order.split_once(' ').unwrap();
+    let give_up = BootClock.alarm(BootClock.now() + LIFE);
+    tokio::select! {
+        done = act(role, url) => done.unwrap_or_else(|error| say(&format!("error {error}"))),
+        () = give_up => say("gave up"),
+    }
+}
+
+async fn act(role: &str, url: &str) -> fencepost::Result<()> {
+    match role {
+        "try" => {
+            let guard = Fencepost::connect(url).await?.lock("x").ttl(LONG).try_acquire().await?;
+            say(&guard.map_or_else(|| "held".into(), |guard| format!("granted {}", guard.token())));
+        }
+        "hold" => {
+            let fp = Fencepost::connect(url).await?;
+            let guard = fp.lock("x").ttl(LONG).acquire().await?;
+            say(&format!("granted {}", guard.token()));
+            let order = tokio::task::spawn_blocking(|| std::io::stdin().lines().next());
+            tokio::select! {
+                cause = guard.lost() => say(&format!("lost {} {}", cause.word(), BootClock.now().as_nanos())),
+                _ = order => {
+                    guard.release().await?;
+                    say("released");
+                }
+            }
+            fp.close().await;
+        }
+        "break" => {
+            let broken = Fencepost::connect(url).await?.break_lock("x").await?;
+            say(&broken
+                .map_or_else(|| "free".into(), |broken| format!("confirmed {}", broken.confirmed)));
+        }
+        "ls" => {
+            let locks = Fencepost::connect_existing(url).await?.list().await?;
+            let names: Vec<_> = locks.iter().map(|lock| lock.name.as_str()).collect();
+            say(&format!("list {}", names.join(",")));
+        }
+        _ => panic!("{role}"),
+    }
+    Ok(())
+}
