@@ -53,6 +53,7 @@ Exit codes:
   126  the command cannot be executed
   127  the command was not found
   128+N  the command was ended by signal N
+
 After its clean-up fencepost dies by the signal that ended it (^C), as `flock`
 does, so that a loop or script around it stops; a shell shows 128+N.
 
