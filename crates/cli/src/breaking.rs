@@ -93,7 +93,8 @@ fn say_broken(
     if *confirmed {
         return out::done(&format!("{broke}the holder confirmed that it has lost the lock\n"));
     }
-    let lease = holder.remaining.map_or_else(String::new, |left| format!(", at most {}", short(left)));
+    let lease =
+        holder.remaining.map_or_else(String::new, |left| format!(", at most {}", short(left)));
     out::done(&format!(
         "{broke}the holder has not confirmed: it may go on until its deadline{lease}; to shut it out now, \
          enter at the fence: fencepost fence enter {} --token {floor}\n",

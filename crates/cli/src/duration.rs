@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_wait_may_be_seconds() {
-        for (text, millis) in [("5", 5_000), ("0", 0), ("0.5", 500), ("5s", 5_000), ("2m", 120_000)] {
+        for (text, millis) in [("5", 5_000), ("0", 0), ("0.5", 500), ("5s", 5_000), ("2m", 120_000)]
+        {
             assert_eq!(parse_wait(text), Ok(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", ".5", "5.", "-1", "1e3", "inf", "nan", "1.5s", "soon"] {

@@ -52,7 +52,8 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
     if json {
         let names: Vec<Value> = names.iter().map(|(name, heat)| heat.as_json(name)).collect();
         let over_ms = over.as_millis() as u64;
-        let seen = json!({ "store": at.shown(), "looks": looks, "over_ms": over_ms, "names": names });
+        let seen =
+            json!({ "store": at.shown(), "looks": looks, "over_ms": over_ms, "names": names });
         out::json(&seen)?;
     } else {
         at.announce("contended locks in");

@@ -77,7 +77,10 @@ const ENVIRONMENT: &[(&str, &str)] = &[
         "Given to the command: the fencing token of its grant. Read by `fence enter` and `fence write`.",
     ),
     ("FENCEPOST_KEY", "Given to the command of `once`: its key."),
-    ("FENCEPOST_OWNER", "Read by `renew` and `release`: the owner that `acquire` printed. A secret."),
+    (
+        "FENCEPOST_OWNER",
+        "Read by `renew` and `release`: the owner that `acquire` printed. A secret.",
+    ),
     ("FENCEPOST_TTL_MS", "Printed by `acquire`: the TTL of its grant, in milliseconds."),
     ("FENCEPOST_RESOURCE", "The resource of the `fence` commands, where --resource is not given."),
     (
@@ -93,5 +96,8 @@ const FILES: &[(&str, &str)] = &[
         "The embedded store of this user, where neither --on nor FENCEPOST_URL is given; without XDG_STATE_HOME it is \
          ~/.local/state/fencepost/locks.db.",
     ),
-    ("PATH-wal, PATH-shm, PATH.d/", "Beside every sqlite:PATH; they belong to it. Do not delete them."),
+    (
+        "PATH-wal, PATH-shm, PATH.d/",
+        "Beside every sqlite:PATH; they belong to it. Do not delete them.",
+    ),
 ];

@@ -87,7 +87,8 @@ fn absolute(url: &str) -> String {
     let path = path.strip_prefix("//").unwrap_or(path);
     let options = options.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("adopt="));
     let options = options.collect::<Vec<_>>().join("&");
-    let path = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
+    let path =
+        std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
     match path {
         Some(path) if options.is_empty() => format!("sqlite:{path}"),
         Some(path) => format!("sqlite:{path}?{options}"),
@@ -131,7 +132,11 @@ mod tests {
             ("sqlite:///x/y.db?adopt=true&shared=group", "sqlite:/x/y.db?shared=group"),
             ("memory:", "memory:"),
         ] {
-            assert_eq!(Target::new(Some(url)).map(|at| at.shown).ok().as_deref(), Some(shown), "{url}");
+            assert_eq!(
+                Target::new(Some(url)).map(|at| at.shown).ok().as_deref(),
+                Some(shown),
+                "{url}"
+            );
         }
     }
 }

@@ -27,7 +27,8 @@ pub(crate) async fn take(
     signals: &mut Signals,
 ) -> Result<Guard, Failure> {
     let taking = wish.taking;
-    let holder = if wish.lease_only { std::os::unix::process::parent_id() } else { std::process::id() };
+    let holder =
+        if wish.lease_only { std::os::unix::process::parent_id() } else { std::process::id() };
     let label = taking.label.clone().unwrap_or_else(|| label_of(holder));
     let mut lock = fp.lock(wish.name).ttl(taking.ttl).label(label.clone());
     if let Some(max) = wish.max_hold {

@@ -248,7 +248,8 @@ fn observers_see_terms_in_order_and_the_last_one() {
     let output = store.output(&["elect", "web", "--observe", "--count", "1", "--json"]);
     let line = output.stdout.lines().next().unwrap().unwrap();
     let url = store.url();
-    let expected = format!(r#"{{"label":null,"name":"web","store":"{url}","term":null,"value":null}}"#);
+    let expected =
+        format!(r#"{{"label":null,"name":"web","store":"{url}","term":null,"value":null}}"#);
     assert_eq!(line, expected);
     store.assert_empty();
 }
@@ -269,7 +270,9 @@ fn a_store_that_comes_back_is_found_again() {
     leader.signal(Signal::TERM);
     let (code, _, err) = leader.end();
     assert_eq!(code, Some(143), "{err}");
-    for said in ["it could not be renewed: no connection to", "no longer leading", "campaigning again"] {
+    for said in
+        ["it could not be renewed: no connection to", "no longer leading", "campaigning again"]
+    {
         assert!(err.contains(said), "{said:?} is missing:\n{err}");
     }
 }

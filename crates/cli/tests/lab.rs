@@ -445,9 +445,7 @@ fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
 /// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
 #[test]
 fn nothing_is_left_of_a_lab_that_is_ended() {
-    for (signal, code) in
-        [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)]
-    {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)] {
         let store = Store::new();
         let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
         command.env("TMPDIR", store.dir.path());

@@ -51,8 +51,14 @@ fn a_held_lock_is_not_acquired() {
     let store = Store::new();
     let holder = store.start(&["run", "--label", "me", "x", "--", "sh", "-c", SIT]);
     wait_for_text(&store.path("group"));
-    let limits =
-        [&["--no-wait"][..], &["--wait", "100ms"], &["--wait", "0s"], &["-n"], &["-w", "0.1"], &["-w0"]];
+    let limits = [
+        &["--no-wait"][..],
+        &["--wait", "100ms"],
+        &["--wait", "0s"],
+        &["-n"],
+        &["-w", "0.1"],
+        &["-w0"],
+    ];
     for limit in limits {
         let mut line = vec!["run"];
         line.extend(limit);
@@ -360,7 +366,10 @@ fn break_says_what_remains_if_the_holder_has_not_confirmed() {
     assert_eq!(store.say(&["acquire", "--ttl", "1h", "a b"]).0, Some(0));
     let (code, out, err) = store.say(&["break", "--yes", "a b"]);
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("has not confirmed: it may go on until its deadline, at most 59m"), "{out}");
+    assert!(
+        out.contains("has not confirmed: it may go on until its deadline, at most 59m"),
+        "{out}"
+    );
     assert!(out.contains("fencepost fence enter 'a b' --token 2"), "{out}");
 }
 
@@ -400,7 +409,10 @@ fn ls_takes_a_prefix() {
     }
     let (code, out, err) = store.say(&["ls", "invoice/"]);
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("invoice/1") && out.contains("invoice/2") && !out.contains("report"), "{out}");
+    assert!(
+        out.contains("invoice/1") && out.contains("invoice/2") && !out.contains("report"),
+        "{out}"
+    );
     // The line about the store is on stderr, and `-q` leaves it out.
     assert!(err.starts_with("fencepost: locks in sqlite:"), "{err}");
     assert_eq!(store.say(&["ls", "-q"]).2, "");

@@ -31,7 +31,10 @@ fn a_script_can_eval_what_acquire_prints() {
     "#;
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_fencepost")]);
-    command.env("FENCEPOST_URL", store.url()).env("STORE", store.url()).env_remove("FENCEPOST_OWNER");
+    command
+        .env("FENCEPOST_URL", store.url())
+        .env("STORE", store.url())
+        .env_remove("FENCEPOST_OWNER");
     let (code, _, err) = heard(&command.output().unwrap());
     assert_eq!(code, Some(0), "{err}");
     store.assert_empty();

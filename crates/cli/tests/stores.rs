@@ -201,8 +201,7 @@ fn a_wait_goes_on_through_an_outage() {
     let server = fencepost_testbed::Redis::builder().start().unwrap();
     let (store, url) = (Store::new(), server.url());
     let script = "echo up > up; exec sleep 1000";
-    let holder =
-        store.start(&["run", "--on", &url, "--ttl", "1s", "x", "--", "sh", "-c", script]);
+    let holder = store.start(&["run", "--on", &url, "--ttl", "1s", "x", "--", "sh", "-c", script]);
     common::wait_for_text(&store.path("up"));
     let log = store.path("log");
     let mut command = store.fencepost(&["run", "--on", &url, "x", "--", "echo", "mine"]);
@@ -229,10 +228,13 @@ fn a_wait_goes_on_through_an_outage() {
 #[test]
 fn the_password_of_a_store_is_not_shown() {
     let server = fencepost_testbed::Redis::builder().start().unwrap();
-    let (_, place) = server.url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (_, place) =
+        server.url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let url = format!("redis://:s3cret@{place}");
     let store = Store::new();
-    for line in [&["ls"][..], &["show", "x"], &["explain"], &["leader", "x"], &["run", "x", "--", "true"]] {
+    for line in
+        [&["ls"][..], &["show", "x"], &["explain"], &["leader", "x"], &["run", "x", "--", "true"]]
+    {
         for json in [&[][..], &["--json"]] {
             let (_, out, err) = store.say(&[&["--on", &url], json, line].concat());
             assert!(!format!("{out}{err}").contains("s3cret"), "{line:?}: {out}{err}");

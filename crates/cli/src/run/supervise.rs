@@ -21,6 +21,9 @@ use super::terminal::Terminal;
 use crate::exit::{Failure, say};
 use crate::signals::Signals;
 
+/// How long a process that the command left has to leave the group itself (setsid) before it is ended.
+const LEAVE_TIME: Duration = Duration::from_millis(20);
+
 /// How long we trust that we would be told.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -109,7 +112,9 @@ struct Progress {
     /// When the watchdog asked the group to end.
     asked: Option<Moment>,
     ended: Option<Ended>,
-    /// The command is gone, others of its group are not: kill them from here on.
+    /// The command is gone, others of its group are not: ask them to end from here on.
+    end_rest_at: Option<Moment>,
+    /// And kill them from here on.
     kill_rest_at: Option<Moment>,
     unwatched: bool,
     told_to_end: bool,
@@ -128,6 +133,7 @@ impl Supervisor<'_> {
             lost: None,
             asked: None,
             ended: None,
+            end_rest_at: None,
             kill_rest_at: None,
             unwatched: false,
             told_to_end: false,
@@ -299,10 +305,11 @@ impl Supervisor<'_> {
     /// What the command left running must not go on without the lock.
     fn end_the_rest(&self, progress: &mut Progress) {
         let now = BootClock.now();
+        let end_at = *progress.end_rest_at.get_or_insert(now + LEAVE_TIME);
         let count = progress.group.count_running().unwrap_or(1);
         match progress.kill_rest_at {
-            // It ended, or left the group (setsid), since we looked.
-            None if count == 0 => {}
+            // It ended, or left the group, since we looked; or it may be about to.
+            None if count == 0 || now < end_at => {}
             None => {
                 progress.kill_rest_at = Some(now + self.schedule.grace);
                 if progress.lost.is_none() {
