@@ -101,3 +101,19 @@ const FILES: &[(&str, &str)] = &[
         "Beside every sqlite:PATH; they belong to it. Do not delete them.",
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_has_environment_and_files() {
+        let mut page = Vec::new();
+        super::render(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        let (_, end) = page.split_once("\n.SH ENVIRONMENT\n").unwrap();
+        for variable in ["URL", "NAME", "TOKEN", "KEY", "OWNER", "TTL_MS", "RESOURCE", "LOG"] {
+            assert!(end.contains(&format!("\\fBFENCEPOST_{variable}\\fR")), "{variable}");
+        }
+        let (_, files) = end.split_once("\n.SH FILES\n").unwrap();
+        assert!(files.contains("fencepost/locks.db"), "{files}");
+    }
+}

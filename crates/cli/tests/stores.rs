@@ -241,3 +241,17 @@ fn the_password_of_a_store_is_not_shown() {
         }
     }
 }
+
+/// A store that keeps another TTL than it was asked for says so once, in a line like all others.
+#[test]
+fn a_ttl_that_the_store_changes_is_shown_once() {
+    let server = fencepost_testbed::Etcd::builder().start().unwrap();
+    let (store, url) = (Store::new(), server.url());
+    let line = ["run", "--on", &url, "--ttl", "2500ms", "x", "--", "sh", "-c", "exit 4"];
+    let (code, _, err) = store.say(&line);
+    assert_eq!(code, Some(4), "{err}");
+    let said: Vec<_> = err.lines().filter(|line| line.contains("keeps a TTL of")).collect();
+    assert_eq!(said.len(), 1, "{err}");
+    assert!(said[0].starts_with("fencepost: lock \"x\": the etcd store"), "{err}");
+    assert!(!store.say(&[&["-q"], &line[..]].concat()).2.contains("keeps a TTL of"));
+}

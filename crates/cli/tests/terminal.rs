@@ -167,7 +167,7 @@ fn a_wait_shows_who_holds_the_lock() {
 #[test]
 fn break_asks_first() {
     let store = Store::new();
-    let holder = store.start(&["run", "--label", "me", "--ttl", "1s", "x", "--", "sleep", "1000"]);
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
     common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
     at_a_terminal(
         &store,

@@ -159,6 +159,19 @@ pub(crate) fn wait_for_text(file: &Path) -> String {
     text.trim().to_owned()
 }
 
+/// Those that do something: whoever started the tests may ignore some (`nohup`), and that is inherited.
+pub(crate) fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    let ignored = u64::from_str_radix(mask, 16).unwrap();
+    let (deaf, listening): (Vec<_>, Vec<_>) =
+        signals.iter().partition(|signal| ignored >> (signal.as_raw() - 1) & 1 == 1);
+    if !deaf.is_empty() {
+        println!("SKIPPED: the tests were started with {deaf:?} ignored");
+    }
+    listening
+}
+
 pub(crate) fn now() -> Moment {
     BootClock.now()
 }
