@@ -165,7 +165,9 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     let database = fencepost_testbed::Database::fresh().unwrap();
     database.psql("create role till login").unwrap();
     let till = database.url_as("till");
-    refused(&store, &till, 78, &["fencepost backend install", "docs/backends/postgres.md"]);
+    // Who only looks finds an empty store.
+    let remedy = ["fencepost backend install", "docs/backends/postgres.md"];
+    refused_to(&COMMANDS[..2], &store, &till, 78, &remedy);
     let install = |words: &[&str]| {
         store.say(&[&["--on", &database.url(), "backend", "install"], words].concat())
     };
