@@ -1,5 +1,9 @@
 #!/bin/sh
-# Two candidates; the leader is killed, and the other one leads. With `fencepost` on the PATH:
+# Two candidates; the leader is killed, and the other one leads. On several hosts each names the same store:
+#
+#   fencepost elect --on etcd://a,b,c scheduler --value "$HOSTNAME:80" -- ./scheduler
+#
+# Here two processes of one machine, with `fencepost` on the PATH:
 #
 #   sh examples/failover.sh
 set -eu

@@ -101,6 +101,14 @@ fn in_words(advice: &Advice) -> String {
             text.extend(["    ", line, "\n"]);
         }
     }
+    if case.start.iter().any(|start| start.text().contains("--on URL")) {
+        text.push('\n');
+        text.push_str(&paragraph(
+            "URL",
+            "the store that all of them share, the same on every host. Without it each user on each host has a separate \
+             file, and they do not exclude each other.",
+        ));
+    }
     text.extend(["\nmore in ", case.page, "\n"]);
     text
 }

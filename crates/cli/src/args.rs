@@ -19,7 +19,7 @@ use self::fence::{FENCE_HELP, Fence};
 use self::lab::{LAB_HELP, Lab};
 use self::once::{ONCE_HELP, ONCE_USAGE, Once};
 use crate::duration;
-use crate::exit::exit_codes;
+use crate::exit::{Failure, exit_codes};
 
 /// Locks that stay safe when a process pauses.
 #[derive(Debug, Parser)]
@@ -29,11 +29,11 @@ use crate::exit::exit_codes;
     about = "Locks that stay safe when a process pauses",
     long_about = "Locks that stay safe when a process pauses.\n\n\
         Needs nothing installed: without --on the locks live in a file under your state directory, \
-        shared by all processes of this host. Every grant carries a fencing token that only rises; \
-        hand it to the resource with each write, so that it can refuse a stale one.",
+        shared by your processes on this host. Several users of a host share sqlite:PATH?shared=group, \
+        several hosts a server (--on URL on each of them). Every grant carries a fencing token that only \
+        rises; hand it to the resource with each write, so that it can refuse a stale one.",
     after_long_help = TOP_EXAMPLES,
     after_help = TOP_EXAMPLES,
-    disable_help_subcommand = true,
     subcommand_required = true,
     arg_required_else_help = false,
 )]
@@ -47,12 +47,16 @@ pub(crate) struct Cli {
 /// What every command takes.
 #[derive(Args, Debug)]
 pub(crate) struct Common {
-    /// The store, such as sqlite:PATH or `redis://HOST` [default: `FENCEPOST_URL`, else a file in your state directory]
+    /// The store, such as sqlite:PATH or `redis://HOST` [default: `FENCEPOST_URL`, else a file in your state
+    /// directory, for your processes on this host]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) on: Option<String>,
     /// Print JSON: one object, or one per line
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Print errors only on stderr: not who is waited for, no near misses, no store of a listing
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
 }
 
 /// The commands.
@@ -84,6 +88,7 @@ pub(crate) enum Command {
     #[command(after_help = LS_HELP, after_long_help = LS_HELP)]
     Ls(Ls),
     /// Show who holds a lock and who waits for it
+    #[command(after_help = SHOW_HELP, after_long_help = SHOW_HELP)]
     Show(Show),
     /// Follow a lock as it changes hands, a line per change
     #[command(after_help = WATCH_HELP, after_long_help = WATCH_HELP)]
@@ -120,18 +125,38 @@ pub(crate) struct Taking {
     /// How long the store keeps the lock without a renewal: 100ms to 24h
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
-    /// Give up after this long [default: wait for ever]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "no_wait")]
-    pub(crate) wait: Option<Duration>,
-    /// Give up at once if somebody else has it
-    #[arg(long)]
-    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) limit: WaitLimit,
     /// What others see as the holder [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
     /// What a double run would do: waste work, or corrupt. `correctness` refuses an unfit store
     #[arg(long = "for", value_name = "CLASS", default_value = "efficiency")]
     pub(crate) class: Class,
+}
+
+/// How long to wait, with the short options of `flock`.
+#[derive(Args, Debug)]
+pub(crate) struct WaitLimit {
+    /// Give up after this long: a duration, or seconds as in `flock -w 5` [default: wait for ever]
+    #[arg(short, long, value_name = "DURATION", value_parser = duration::parse_wait, conflicts_with = "no_wait")]
+    pub(crate) wait: Option<Duration>,
+    /// Give up at once if somebody else has it
+    #[arg(short, long)]
+    pub(crate) no_wait: bool,
+    /// The exit code if it was not acquired, instead of 75
+    #[arg(short = 'E', long, value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+}
+
+impl WaitLimit {
+    /// The same failure; if somebody else has the lock, with the code that was asked for.
+    pub(crate) fn with_its_code(&self, mut failure: Failure) -> Failure {
+        if let ("held", Some(code)) = (failure.kind, self.conflict_exit_code) {
+            failure.code = code;
+        }
+        failure
+    }
 }
 
 /// What is at stake.
@@ -150,7 +175,7 @@ pub(crate) struct Run {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) taking: Taking,
-    /// End the command after this long, however well it seems to be
+    /// End the command after this long, however well it seems to be: TERM then, KILL up to 5s later
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     pub(crate) max_hold: Option<Duration>,
     /// The command and its arguments
@@ -193,6 +218,8 @@ pub(crate) struct Release {
 /// `fencepost ls`
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
+    /// Only names that begin so
+    pub(crate) prefix: Option<String>,
     /// Only what is waited for or changes hands, the most wanted first
     #[arg(long)]
     pub(crate) hot: bool,
@@ -223,6 +250,9 @@ pub(crate) struct Watch {
 pub(crate) struct Break {
     /// The lock
     pub(crate) name: String,
+    /// Break only the grant that has this token
+    #[arg(long, value_name = "N")]
+    pub(crate) token: Option<String>,
     /// Do not ask
     #[arg(long)]
     pub(crate) yes: bool,
@@ -261,14 +291,19 @@ const TOP_EXAMPLES: &str = concat!(
     "\
 Examples:
   fencepost run nightly -- ./backup.sh     hold \"nightly\" while backup.sh runs
-  fencepost run --no-wait nightly -- true  exit 75 if somebody has it
-  fencepost once job/$(date +%F) -- ./job  one run a day, on whichever host comes first
-  fencepost elect scheduler -- ./schedule  run it while leader
+  fencepost run -n nightly -- ./backup.sh  exit 75 if somebody has it
+  fencepost run --on etcd://a,b,c nightly -- ./backup.sh
+                                           the same over several hosts
+  fencepost once --on postgres://db/app \"job/$(date +%F)\" -- ./job
+                                           one run a day, on whichever host comes first
+  fencepost elect --on etcd://a,b,c scheduler -- ./schedule
+                                           run it while leader
   fencepost ls                             who holds what
   fencepost advise                         which mechanism fits, if any
   fencepost lab pause                      see why a lock needs a fence
   fencepost COMMAND --help                 more examples
 
+Without --on or FENCEPOST_URL a lock excludes only your own processes on this host.
 Durations: 500ms, 30s, 2m, 1h30m, 7d.
 FENCEPOST_LOG=debug prints what the library does on stderr.
 
@@ -281,11 +316,16 @@ const RUN_HELP: &str = concat!(
 Examples:
   fencepost run nightly -- ./backup.sh
   fencepost run --wait 5s invoice/42 -- sh -c 'echo token $FENCEPOST_TOKEN'
-  fencepost run --for correctness --max-hold 1h ledger -- ./close-the-books
+  fencepost run -n -E 0 nightly -- ./backup.sh      somebody has it: exit 0
+  fencepost run --on sqlite:/srv/app/locks.db?shared=group nightly -- ./backup.sh
+  fencepost run --on postgres://db/app --for correctness --max-hold 1h ledger -- ./close-the-books
 
 The command gets FENCEPOST_TOKEN (send it along with every write), FENCEPOST_NAME
 and FENCEPOST_URL. Its input, output and exit code are its own; signals are
 passed on to it.
+
+A wait goes on while the store is out of reach, and says so. Only a store that
+cannot be reached at the start ends it at once (69).
 
 The lock is renewed while the command runs. If that fails, the command's
 process group gets TERM shortly before the lease ends (5s, at most a quarter
@@ -307,9 +347,11 @@ Examples:
   fencepost release deploy
 
 Prints assignments for a POSIX shell: FENCEPOST_NAME, FENCEPOST_OWNER,
-FENCEPOST_TOKEN and FENCEPOST_TTL_MS, exported so that `renew` and `release`
-find the owner. With --json one object with name, owner, token, ttl_ms. The
-owner is a secret: whoever has it can release the lock.
+FENCEPOST_TOKEN, FENCEPOST_TTL_MS and FENCEPOST_URL, exported so that `renew` and
+`release` find the owner and the store. With --json one object with name, owner,
+token, ttl_ms, url. The owner is a secret: whoever has it can release the lock;
+the URL has the password that it was given with. The holder that others see is
+the process that ran this, your shell.
 
 Nothing renews the lock for you, and it does not end with your script, only by
 `release` or with its TTL. Prefer `fencepost run`, which sees to all of that.
@@ -334,7 +376,11 @@ not hold the lock: nothing was changed.";
 const LS_HELP: &str = "\
 Examples:
   fencepost ls
+  fencepost ls invoice/                    names that begin so
   fencepost ls --hot --over 5s             which name is everybody waiting for?
+
+The store that it is of stands on stderr, and in \"store\" with --json. A store that
+is not there yet is empty, and is not created.
 
 HELD is how long the lock has been held, LEFT how long its lease runs unless it
 is renewed.
@@ -344,24 +390,37 @@ ON how often another grant was seen than in the look before (those between two
 looks are missed), HELD how long the present one is held. Says which names are
 hot, and what to do.";
 
+const SHOW_HELP: &str = "\
+Example:
+  fencepost show --on etcd://a,b,c nightly
+
+A lock that nobody holds, in a store that is not there yet too, is free: exit 0.";
+
 const WATCH_HELP: &str = "\
 Example:
   fencepost watch --json nightly | jq .token
 
-The first line is the present state. States that came and went between two looks
-may be left out.";
+The first line is the present state. Each has the time when it was seen, in UTC;
+with --json in \"time\". States that came and went between two looks may be left out.
+Ends with ^C, by that signal.";
 
 const BREAK_HELP: &str = "\
-Example:
-  fencepost break --yes nightly
+Examples:
+  fencepost break nightly
+  fencepost break --yes --token 42 nightly
 
-The holder learns of it with its next renewal at the latest (`fencepost run`
-then kills its command). It may still be writing until then. The floor that is
-printed lies above the broken token and below every later one: enter it at the
-resource to shut the old holder out at once.
+The holder is notified (`fencepost run` then kills its command), and this waits up to
+a second for it to confirm. A holder that has not confirmed is frozen, cut off, a
+script or another client: it may go on until its own deadline, at most as long as
+its lease runs, while the next one works already. The floor that is printed lies
+above the broken token and above no later one: enter it at the resource
+(`fencepost fence enter NAME --token FLOOR`) to shut the old holder out at once.
 
-Asks first on a terminal; anywhere else it needs --yes. Nobody holds it: exit 0,
-nothing changed.";
+Asks first on a terminal, and breaks only the grant that it showed; anywhere else
+it needs --yes.
+
+Exit codes: 0 broken, or nobody holds it; 64 bad usage, or you said no; 69 store
+out of reach; 75 another grant than that of --token is there: nothing was broken.";
 
 const EXPLAIN_HELP: &str = "\
 Example:

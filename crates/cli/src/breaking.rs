@@ -2,49 +2,112 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
-use fencepost::Fencepost;
+use fencepost::backend::{Broken, HolderInfo, short};
+use fencepost::{Fencepost, Token};
 use serde_json::json;
 
 use crate::args::Break;
 use crate::exit::{self, Failure};
 use crate::out;
+use crate::script::quoted;
+use crate::store::Target;
 
-/// Asks, breaks, and prints the token that every later grant will be above.
-pub(crate) async fn break_lock(args: &Break, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+/// Asks, breaks, and says whether the holder knows, and which token every later grant will be above.
+pub(crate) async fn break_lock(args: &Break, at: &Target, json: bool) -> Result<u8, Failure> {
     let name = &args.name;
-    let holder = fp.inspect(name).await?.holder;
+    let token = args.token.as_deref().map(str::parse::<Token>);
+    let token = token.transpose().map_err(fencepost::Error::from)?;
+    let fp = at.open_shared().await?;
+    let Some(holder) = fp.inspect(name).await?.holder else { return nothing(name, at, json) };
+    if token.is_some_and(|token| holder.token != Some(token)) {
+        return Err(another(name, token, &holder));
+    }
     if !args.yes {
-        let Some(holder) = &holder else { return nothing(name, json) };
-        let question = format!("lock \"{name}\" {}", holder.in_words());
-        if !agreed(&question, "Break it?", "to break it without asking use --yes")? {
+        let held = format!("lock \"{name}\" {}", holder.in_words());
+        let question = "The next holder may start before this one has stopped. Break it?";
+        if !agreed(&held, question, "to break it without asking use --yes")? {
             return Err(Failure::usage(format!("lock \"{name}\" was not broken: you said no")));
         }
     }
-    let Some(broken) = fp.break_lock(name).await? else { return nothing(name, json) };
+    // Whoever was asked has agreed to the end of this grant, and of no other.
+    let only = if args.yes { token } else { holder.token };
+    let broken = match only {
+        Some(token) => fp.break_grant(name, token).await?,
+        None => fp.break_lock(name).await?,
+    };
+    match broken {
+        Some(broken) => say_broken(name, at, &holder, &broken, json),
+        None => not_there(name, at, &fp, only, json).await,
+    }
+}
+
+/// Nothing was broken: there is nobody, or somebody else.
+async fn not_there(
+    name: &str,
+    at: &Target,
+    fp: &Fencepost,
+    token: Option<Token>,
+    json: bool,
+) -> Result<u8, Failure> {
+    match fp.inspect(name).await?.holder {
+        Some(holder) if token.is_some() => Err(another(name, token, &holder)),
+        _ => nothing(name, at, json),
+    }
+}
+
+fn another(name: &str, token: Option<Token>, holder: &HolderInfo) -> Failure {
+    let wanted = token.map_or_else(String::new, |token| format!(" with token {token}"));
+    let message = format!(
+        "the grant of \"{name}\"{wanted} is over: the lock {}; nothing was broken",
+        holder.in_words()
+    );
+    Failure::new(exit::HELD, "held", message)
+}
+
+fn say_broken(
+    name: &str,
+    at: &Target,
+    holder: &HolderInfo,
+    broken: &Broken,
+    json: bool,
+) -> Result<u8, Failure> {
+    let Broken { label, token, floor, confirmed } = broken;
     if json {
         out::json(&json!({
+            "store": at.shown(),
             "name": name,
             "broken": {
-                "label": broken.label.as_str(),
-                "token": broken.token.map(fencepost::Token::get),
-                "floor": broken.floor.get(),
+                "label": label.as_str(),
+                "token": token.map(Token::get),
+                "floor": floor.get(),
+                "confirmed": confirmed,
             },
         }))?;
         return Ok(exit::OK);
     }
-    let with = broken.token.map_or_else(String::new, |token| format!(" with token {token}"));
+    let with = token.map_or_else(String::new, |token| format!(" with token {token}"));
+    let broke = format!(
+        "broke \"{name}\": {} held it{with}; every later token is above {floor}\n",
+        out::line(label.as_str())
+    );
+    if *confirmed {
+        return out::done(&format!("{broke}the holder confirmed that it has lost the lock\n"));
+    }
+    let lease =
+        holder.remaining.map_or_else(String::new, |left| format!(", at most {}", short(left)));
     out::done(&format!(
-        "broke \"{name}\": {} held it{with}; every later token is above {}\n",
-        broken.label, broken.floor
+        "{broke}the holder has not confirmed: it may go on until its deadline{lease}; to shut it out now, \
+         enter at the fence: fencepost fence enter {} --token {floor}\n",
+        quoted(name)
     ))
 }
 
-fn nothing(name: &str, json: bool) -> Result<u8, Failure> {
+fn nothing(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
     if json {
-        out::json(&json!({ "name": name, "broken": null }))?;
+        out::json(&json!({ "store": at.shown(), "name": name, "broken": null }))?;
         return Ok(exit::OK);
     }
-    out::done(&format!("nobody holds \"{name}\": nothing to break\n"))
+    out::done(&format!("nobody holds \"{name}\" in {}: nothing to break\n", at.shown()))
 }
 
 /// Asks whether to go on. Where there is nobody to ask, the error says how to do without.
@@ -53,7 +116,7 @@ pub(crate) fn agreed(so_it_is: &str, question: &str, without: &str) -> Result<bo
         return Err(Failure::usage(format!("{so_it_is}; {without}")));
     }
     let mut stderr = std::io::stderr();
-    let asked = write!(stderr, "fencepost: {so_it_is}. {question} [y/N] ");
+    let asked = write!(stderr, "fencepost: {}. {question} [y/N] ", out::line(so_it_is));
     if asked.and_then(|()| stderr.flush()).is_err() {
         return Ok(false);
     }

@@ -54,6 +54,17 @@ pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     Ok(total)
 }
 
+/// Reads how long to wait: a duration, or seconds as `flock -w` takes them, whole or with a fraction.
+pub(crate) fn parse_wait(text: &str) -> Result<Duration, BadDuration> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
+        return parse(text);
+    }
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| BadDuration(format!("{text} is too long: give fewer seconds")))
+}
+
 /// Reads a TTL, which has limits.
 pub(crate) fn parse_ttl(text: &str) -> Result<Duration, BadDuration> {
     let span = parse(text)?;
@@ -98,6 +109,18 @@ mod tests {
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
+    }
+
+    #[test]
+    fn a_wait_may_be_seconds() {
+        for (text, millis) in [("5", 5_000), ("0", 0), ("0.5", 500), ("5s", 5_000), ("2m", 120_000)]
+        {
+            assert_eq!(parse_wait(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", ".5", "5.", "-1", "1e3", "inf", "nan", "1.5s", "soon"] {
+            assert!(parse_wait(text).is_err(), "{text}");
+        }
+        assert!(parse_wait(&"9".repeat(40)).is_err());
     }
 
     #[test]

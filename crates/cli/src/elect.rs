@@ -12,25 +12,25 @@ use serde_json::{Value, json};
 
 use crate::args::Class;
 use crate::args::elect::{Elect, Leader};
-use crate::exit::{self, Failure, say};
+use crate::exit::{self, Failure, note};
 use crate::out::{self, Reader};
 use crate::run::{self, Events, Job};
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Target};
 use crate::take;
+use crate::waiting::Wait;
 
 /// How long a store is left alone that could not be reached.
 const BREATH: Duration = Duration::from_secs(1);
 
 /// Leads whenever it can, and runs the command meanwhile, until that ends by itself.
-pub(crate) async fn elect(args: &Elect, on: Option<&str>, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn elect(args: &Elect, at: &Target, json: bool) -> Result<u8, Failure> {
     if args.value.as_deref() == Some("") {
         return Err(Failure::usage("--value is empty: say where the leader can be reached"));
     }
-    let url = store::url(on)?;
     let mut events = Events::listen()?;
-    let fp = store::open_shared(Some(&url)).await?;
-    let candidate = Candidate::new(args, &fp, &store::url_for_the_command(&url), json);
+    let fp = at.open_shared().await?;
+    let candidate = Candidate::new(args, &fp, at, json);
     let result = candidate.lead(&mut events).await;
     store::close(&fp).await;
     result
@@ -40,6 +40,7 @@ pub(crate) async fn elect(args: &Elect, on: Option<&str>, json: bool) -> Result<
 struct Candidate<'a> {
     args: &'a Elect,
     fp: &'a Fencepost,
+    at: &'a Target,
     url: String,
     label: String,
     value: String,
@@ -47,18 +48,18 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn new(args: &'a Elect, fp: &'a Fencepost, url: &str, json: bool) -> Self {
+    fn new(args: &'a Elect, fp: &'a Fencepost, at: &'a Target, json: bool) -> Self {
         let label = args.label.clone().unwrap_or_else(take::default_label);
         let value = args.value.clone().unwrap_or_else(|| label.clone());
         let teller = Teller { name: &args.name, json };
-        Self { args, fp, url: url.to_owned(), label, value, teller }
+        Self { args, fp, at, url: at.for_the_command(), label, value, teller }
     }
 
     fn election(&self) -> Election {
         let ttl = self.args.ttl.unwrap_or(fencepost::DEFAULT_TTL);
         let mut election = self.fp.election(&self.args.name).ttl(ttl).label(&self.label);
         if let Some(max) = self.args.max_hold {
-            election = election.max_hold(max);
+            election = election.max_hold(run::supervise::hold_for(max, ttl));
         }
         if self.args.class == Some(Class::Correctness) {
             election = election.for_correctness();
@@ -101,7 +102,8 @@ impl<'a> Candidate<'a> {
                 }
             }
         };
-        take::attended(self.fp, &self.args.name, &self.label, signals, granted).await
+        let wait = Wait { at: self.at, fp: self.fp, name: &self.args.name, label: &self.label };
+        take::attended(wait, signals, granted).await
     }
 
     /// Runs the command in this term.
@@ -159,7 +161,7 @@ impl Teller<'_> {
     fn tell(&self, event: &str, words: &str, mut more: Value) {
         use std::io::Write as _;
         if !self.json {
-            say(&format!("\"{}\": {words}", self.name));
+            note(&format!("\"{}\": {words}", self.name));
             return;
         }
         more["event"] = event.into();
@@ -197,8 +199,12 @@ impl<'a> Trouble<'a> {
 }
 
 /// Prints a line per change of leader or value.
-pub(crate) async fn observe(args: &Elect, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn observe(args: &Elect, at: &Target, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
+    let fp = at.look().await?;
+    if !json {
+        at.announce("observing");
+    }
     let mut observer = fp.election(&args.name).observe()?;
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut trouble = Trouble::new(Teller { name: &args.name, json });
@@ -213,13 +219,13 @@ pub(crate) async fn observe(args: &Elect, fp: &Fencepost, json: bool) -> Result<
         };
         let leader = tokio::select! {
             biased;
-            // It is how one ends it: no error.
-            _ = signals.next_ending() => return Ok(exit::OK),
+            // It is how one ends it: nothing is said.
+            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
             leader = next => leader.map_err(|failure: Failure| failure)?,
         };
         trouble.said = None;
         let line = match &leader {
-            _ if json => as_json(&args.name, leader.as_ref()).to_string(),
+            _ if json => as_json(&args.name, at, leader.as_ref()).to_string(),
             Some(leader) => in_words(leader),
             None => "nobody leads".to_owned(),
         };
@@ -232,9 +238,9 @@ pub(crate) async fn observe(args: &Elect, fp: &Fencepost, json: bool) -> Result<
 }
 
 /// Prints what the leader says of itself.
-pub(crate) async fn leader(args: &Leader, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn leader(args: &Leader, at: &Target, json: bool) -> Result<u8, Failure> {
     let name = &args.name;
-    let Some(leader) = fp.election(name).leader().await? else {
+    let Some(leader) = at.look().await?.election(name).leader().await? else {
         let message = format!("nobody leads \"{name}\": try again when a candidate has started");
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
@@ -246,7 +252,7 @@ pub(crate) async fn leader(args: &Leader, fp: &Fencepost, json: bool) -> Result<
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
     if json {
-        out::json(&as_json(name, Some(&leader)))?;
+        out::json(&as_json(name, at, Some(&leader)))?;
         return Ok(exit::OK);
     }
     out::bytes(value.as_bytes())?;
@@ -257,12 +263,13 @@ fn in_words(leader: &fencepost::Leader) -> String {
     let term = leader.term.map_or_else(|| "no term".to_owned(), |term| format!("term {term}"));
     let value =
         leader.value.as_ref().map_or_else(|| "-".to_owned(), |value| out::line(&value.text()));
-    format!("{term}  {value}  {}", leader.label)
+    format!("{term}  {value}  {}", out::line(leader.label.as_str()))
 }
 
 /// A leader as JSON; nulls if there is none.
-fn as_json(name: &str, leader: Option<&fencepost::Leader>) -> Value {
+fn as_json(name: &str, at: &Target, leader: Option<&fencepost::Leader>) -> Value {
     json!({
+        "store": at.shown(),
         "name": name,
         "term": leader.and_then(|leader| leader.term).map(fencepost::Token::get),
         "value": leader.and_then(|leader| leader.value.as_ref()).map(fencepost::Value::text),

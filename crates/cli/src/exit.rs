@@ -1,8 +1,12 @@
 //! How the program ends: its exit codes, and the one line that says why.
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fencepost::{Error, ErrorKind};
+use rustix::process::Signal;
+
+use crate::out;
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
@@ -39,20 +43,24 @@ Exit codes:
   0    done (`run`, `elect`, `once`: the command's own code is passed on)
   1    `lab`: what it shows did not happen; `once`: it failed before
   64   bad usage: fix the value that the message names
-  69   the store can not be reached or used; retry when it is back
+  69   the store cannot be reached or used; retry when it is back
   70   a fault of fencepost or of the system
-  75   not acquired: somebody else holds the lock; or nobody leads, nothing is
-       recorded
+  75   not acquired: somebody else holds the lock (-E gives another code); or
+       nobody leads, nothing is recorded
   76   lost: the lock was lost while the command ran, or is not the owner's
   77   stale: the fence refused the token, a later holder has entered
-  78   refused: the store can not give what was asked for
-  126  the command can not be executed
+  78   refused: the store cannot give what was asked for
+  126  the command cannot be executed
   127  the command was not found
-  128+N  the command, or the wait for the lock, was ended by signal N
+  128+N  the command was ended by signal N
 
-An error is one line on stderr. With --json it is also one object on stdout,
-{\"error\":{\"kind\":\"held\",\"message\":\"...\"}}, except from a `run`, `elect` or
-`once` whose command has started: then stdout is the command's."
+After its clean-up fencepost dies by the signal that ended it (^C), as `flock`
+does, so that a loop or script around it stops; a shell shows 128+N.
+
+Lines on stderr begin with `fencepost: `. An error is one such line, with the
+store that it is about. With --json it is also one object on stdout,
+{\"error\":{\"kind\":\"held\",\"message\":\"...\",\"store\":\"...\"}}, except from a `run`,
+`elect` or `once` whose command has started: then stdout is the command's."
     };
 }
 pub(crate) use exit_codes;
@@ -68,12 +76,20 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// Whether stdout may carry the error as JSON. Not once a child has it.
     pub(crate) on_stdout: bool,
+    /// The signal that ended us: we die by it, so that a shell's loop ends as well.
+    pub(crate) signal: Option<Signal>,
+    /// Our whole process group gets that signal, as the terminal would have sent it.
+    pub(crate) to_group: bool,
+    /// The store that the command looked at, without a password.
+    pub(crate) store: Option<String>,
 }
 
 impl Failure {
     /// A failure with a code, a word and a line.
     pub(crate) fn new(code: u8, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { code, kind, message: message.into(), on_stdout: true }
+        let message = message.into();
+        let (on_stdout, to_group) = (true, false);
+        Self { code, kind, message, on_stdout, signal: None, to_group, store: None }
     }
 
     /// The call is wrong.
@@ -86,9 +102,27 @@ impl Failure {
         Self::new(INTERNAL, "internal", message)
     }
 
-    /// Ended by a signal before there was a command to pass it on to.
-    pub(crate) fn signal(number: i32, message: impl Into<String>) -> Self {
-        Self::new(signal_code(number), "interrupted", message)
+    /// Ended by a signal. Without a message it is how one ends this command, and nothing is printed.
+    pub(crate) fn signal(signal: Signal, message: Option<String>) -> Self {
+        let code = signal_code(signal.as_raw());
+        let on_stdout = message.is_some();
+        let failure = Self::new(code, "interrupted", message.unwrap_or_default());
+        Self { on_stdout, signal: Some(signal), ..failure }
+    }
+
+    /// Nothing is left to say: it was printed.
+    pub(crate) fn silent(code: u8) -> Self {
+        let failure = Self::new(code, "invalid", "");
+        Self { on_stdout: false, ..failure }
+    }
+
+    /// The same failure, with the store named where the message is about what is there.
+    pub(crate) fn on_store(mut self, store: &str) -> Self {
+        let about_the_call = ["invalid", "internal", "interrupted"].contains(&self.kind);
+        if !about_the_call && !self.kind.starts_with("command_") {
+            self.store = Some(store.to_owned());
+        }
+        self
     }
 
     /// The same failure, kept off stdout.
@@ -99,11 +133,20 @@ impl Failure {
 
     /// Says what went wrong.
     pub(crate) fn report(&self, json: bool) {
-        say(&self.message);
+        match &self.store {
+            Some(store) if !self.message.contains(store.as_str()) => {
+                say(&format!("{} (store {store})", self.message));
+            }
+            _ if self.message.is_empty() => {}
+            _ => say(&self.message),
+        }
         if json && self.on_stdout {
-            let error = serde_json::json!({
+            let mut error = serde_json::json!({
                 "error": { "kind": self.kind, "message": self.message }
             });
+            if let Some(store) = &self.store {
+                error["error"]["store"] = store.as_str().into();
+            }
             // Nobody is left to tell if this fails.
             let _ = writeln!(std::io::stdout(), "{error}");
         }
@@ -133,9 +176,30 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// `--quiet`: nothing but errors and warnings.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From here on [`note`] prints nothing.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether `--quiet` was given.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// One line on stderr. A stderr that is gone does not stop us.
 pub(crate) fn say(message: &str) {
-    let _ = writeln!(std::io::stderr(), "fencepost: {message}");
+    let clear = crate::waiting::clear_line();
+    let _ = writeln!(std::io::stderr(), "{clear}fencepost: {}", out::line(message));
+}
+
+/// The same, for what `--quiet` leaves out.
+pub(crate) fn note(message: &str) {
+    if !is_quiet() {
+        say(message);
+    }
 }
 
 /// What a shell shows for a process that died by this signal.

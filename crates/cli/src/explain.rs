@@ -1,17 +1,19 @@
 //! `explain`: what a store guarantees under which fault.
 
-use fencepost::Fencepost;
 use fencepost::guarantees::{Correctness, Guarantees, Holds, Records};
 use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
 use crate::out;
+use crate::store::Target;
 
 /// Prints the guarantees of the store.
-pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
-    let guarantees = fp.guarantees();
+pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
+    let guarantees = at.look().await?.guarantees();
     if json {
-        out::json(&as_json(&guarantees))?;
+        let mut shown = as_json(&guarantees);
+        shown["url"] = at.shown().into();
+        out::json(&shown)?;
         return Ok(exit::OK);
     }
     let correctness = match &guarantees.correctness {
@@ -26,6 +28,7 @@ pub(crate) fn explain(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
     let order = if guarantees.fifo { "first come, first served" } else { "not ordered" };
     let facts = [
         ("store", guarantees.backend.to_owned()),
+        ("url", at.shown().to_owned()),
         ("reaches", guarantees.scope.to_owned()),
         ("for correctness", correctness),
         ("waiters", format!("{order}; {}", guarantees.wake)),

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use fencepost::backend::{HolderInfo, LockInfo, short};
 use fencepost::clock::{BootClock, Clock as _};
-use fencepost::{Fencepost, LockName, Token};
+use fencepost::{LockName, Token};
 use serde_json::{Value, json};
 
 use crate::args::Ls;
 use crate::exit::{self, Failure};
-use crate::out;
 use crate::signals::Signals;
+use crate::store::Target;
+use crate::{look, out};
 
 /// As many waiters at once make a name hot.
 const HOT: usize = 4;
@@ -22,13 +23,15 @@ const HOT: usize = 4;
 const EVERY: Duration = Duration::from_millis(100);
 
 /// Looks, and lists what is waited for or changes hands.
-pub(crate) async fn ls(args: &Ls, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
+    let fp = at.look().await?;
     let begun = BootClock.now();
     let end = begun + args.over.unwrap_or_default();
     let (mut seen, mut looks) = (Seen::default(), 0_u64);
+    let mut ended_by = None;
     loop {
-        seen.take_in(fp.list().await?);
+        seen.take_in(look::locks(args, &fp).await?);
         looks += 1;
         let now = BootClock.now();
         if now >= end {
@@ -37,7 +40,10 @@ pub(crate) async fn ls(args: &Ls, fp: &Fencepost, json: bool) -> Result<u8, Fail
         let next = end.min(now + EVERY);
         tokio::select! {
             // Enough: what was seen so far is shown.
-            _ = signals.next_ending() => break,
+            signal = signals.next_ending() => {
+                ended_by = Some(signal);
+                break;
+            }
             () = BootClock.alarm(next) => {}
         }
     }
@@ -45,14 +51,19 @@ pub(crate) async fn ls(args: &Ls, fp: &Fencepost, json: bool) -> Result<u8, Fail
     let names = seen.contended();
     if json {
         let names: Vec<Value> = names.iter().map(|(name, heat)| heat.as_json(name)).collect();
-        out::json(&json!({ "looks": looks, "over_ms": over.as_millis() as u64, "names": names }))?;
-        return Ok(exit::OK);
+        let over_ms = over.as_millis() as u64;
+        let seen =
+            json!({ "store": at.shown(), "looks": looks, "over_ms": over_ms, "names": names });
+        out::json(&seen)?;
+    } else {
+        at.announce("contended locks in");
+        let mut text = table(&names);
+        for (name, heat) in names.iter().filter(|(_, heat)| heat.is_hot()) {
+            text.extend(["\n", &heat.advice(name), "\n"]);
+        }
+        out::print(&text)?;
     }
-    let mut text = table(&names);
-    for (name, heat) in names.iter().filter(|(_, heat)| heat.is_hot()) {
-        text.extend(["\n", &heat.advice(name), "\n"]);
-    }
-    out::done(&text)
+    ended_by.map_or(Ok(exit::OK), |signal| Err(Failure::signal(signal, None)))
 }
 
 /// What was seen of every name.

@@ -4,19 +4,29 @@ use fencepost::Fencepost;
 use fencepost::backend::{HolderInfo, LockInfo, short};
 use serde_json::{Value, json};
 
-use crate::args::{Show, Watch};
+use crate::args::{Ls, Show, Watch};
 use crate::exit::{self, Failure};
 use crate::out::{self, Reader};
 use crate::signals::Signals;
+use crate::store::Target;
+
+/// Every lock whose name begins as it is asked for.
+pub(crate) async fn locks(args: &Ls, fp: &Fencepost) -> Result<Vec<LockInfo>, Failure> {
+    let mut locks = fp.list().await?;
+    let prefix = args.prefix.as_deref().unwrap_or_default();
+    locks.retain(|lock| lock.name.as_str().starts_with(prefix));
+    Ok(locks)
+}
 
 /// Lists every lock that is held or waited for.
-pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
-    let locks = fp.list().await?;
+pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure> {
+    let locks = locks(args, &at.look().await?).await?;
     if json {
         let locks: Vec<Value> = locks.iter().map(as_json).collect();
-        out::json(&json!({ "locks": locks }))?;
+        out::json(&json!({ "store": at.shown(), "locks": locks }))?;
         return Ok(exit::OK);
     }
+    at.announce("locks in");
     let mut rows: Vec<Vec<String>> =
         vec![["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"].map(str::to_owned).into()];
     for lock in &locks {
@@ -36,10 +46,12 @@ pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
 }
 
 /// Shows one lock and its queue.
-pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
-    let info = fp.inspect(&args.name).await?;
+pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Failure> {
+    let info = at.look().await?.inspect(&args.name).await?;
     if json {
-        out::json(&as_json(&info))?;
+        let mut shown = as_json(&info);
+        shown["store"] = at.shown().into();
+        out::json(&shown)?;
         return Ok(exit::OK);
     }
     let mut rows = vec![vec!["name".to_owned(), info.name.to_string()]];
@@ -69,22 +81,34 @@ pub(crate) async fn show(args: &Show, fp: &Fencepost, json: bool) -> Result<u8, 
     if info.waiting > info.waiters.len() && !info.waiters.is_empty() {
         row("  ...", format!("and {} more", info.waiting - info.waiters.len()));
     }
+    row("store", at.shown().to_owned());
     out::done(&out::table(&rows))
 }
 
 /// Prints a line per change until it is interrupted, nobody reads, or there were enough.
-pub(crate) async fn watch(args: &Watch, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn watch(args: &Watch, at: &Target, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
+    let fp = at.look().await?;
+    if !json {
+        at.announce("watching");
+    }
     let mut watch = fp.watch(&args.name)?;
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
         let info = tokio::select! {
             biased;
-            // It is how one ends a watch: no error.
-            _ = signals.next_ending() => return Ok(exit::OK),
+            // It is how one ends a watch: nothing is said.
+            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
             info = watch.next() => info?,
         };
-        let line = if json { as_json(&info).to_string() } else { in_words(&info) };
+        let time = fencepost::clock::stamp::now();
+        let line = if json {
+            let mut shown = as_json(&info);
+            (shown["time"], shown["store"]) = (time.into(), at.shown().into());
+            shown.to_string()
+        } else {
+            out::line(&format!("{time} {}", in_words(&info)))
+        };
         if out::print(&format!("{line}\n"))? == Reader::Gone {
             break;
         }

@@ -14,6 +14,7 @@ mod explain;
 mod fence;
 mod hot;
 mod lab;
+mod log;
 mod look;
 mod manual;
 mod once;
@@ -33,6 +34,7 @@ use std::process::ExitCode;
 use args::{BackendCommand, Cli, Command};
 use clap::Parser as _;
 use exit::Failure;
+use store::Target;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -54,6 +56,9 @@ fn main() -> ExitCode {
             if !json && std::env::args_os().any(|argument| argument == "acquire") {
                 script::fail_in_eval(failure.code);
             }
+            if let Some(signal) = failure.signal {
+                sys::die_by(signal, failure.to_group);
+            }
             failure.code.into()
         }
     }
@@ -66,7 +71,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 /// The other process of a lab.
 fn lab_worker() -> ExitCode {
-    log_to_stderr();
+    log::to_stderr(false);
     match runtime() {
         Ok(runtime) => runtime.block_on(fencepost_lab::worker_main()).into(),
         Err(failure) => {
@@ -77,7 +82,11 @@ fn lab_worker() -> ExitCode {
 }
 
 fn execute(cli: &Cli) -> Result<u8, Failure> {
-    log_to_stderr();
+    if cli.common.quiet {
+        exit::be_quiet();
+    }
+    let events = matches!(&cli.command, Command::Elect(args) if !args.observe);
+    log::to_stderr(events && cli.common.json);
     let runtime = runtime()?;
     let result = runtime.block_on(dispatch(cli));
     // A blocking call that hangs must not keep us.
@@ -88,28 +97,11 @@ fn execute(cli: &Cli) -> Result<u8, Failure> {
 async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     let (on, json) = (cli.common.on.as_deref(), cli.common.json);
     match &cli.command {
-        Command::Run(args) => run::run(args, on).await,
-        Command::Elect(args) if args.observe => {
-            elect::observe(args, &store::open(on).await?, json).await
-        }
-        Command::Elect(args) => elect::elect(args, on, json).await,
-        Command::Leader(args) => elect::leader(args, &store::open(on).await?, json).await,
-        Command::Once(args) => once::once(args, on, json).await,
-        Command::Acquire(args) => script::acquire(args, &store::open_shared(on).await?, json).await,
-        Command::Renew(args) => script::renew(args, &store::open_shared(on).await?, json).await,
-        Command::Release(args) => script::release(args, &store::open_shared(on).await?, json).await,
-        Command::Ls(args) if args.hot => hot::ls(args, &store::open(on).await?, json).await,
-        Command::Ls(_) => look::ls(&store::open(on).await?, json).await,
-        Command::Show(args) => look::show(args, &store::open(on).await?, json).await,
-        Command::Watch(args) => look::watch(args, &store::open(on).await?, json).await,
-        Command::Break(args) => {
-            breaking::break_lock(args, &store::open_shared(on).await?, json).await
+        Command::Explain(args) if args.url.is_some() && on.is_some() => {
+            Err(Failure::usage("two stores are named: give the URL or --on, not both"))
         }
         Command::Explain(args) => {
-            if args.url.is_some() && on.is_some() {
-                return Err(Failure::usage("two stores are named: give the URL or --on, not both"));
-            }
-            explain::explain(&store::open(args.url.as_deref().or(on)).await?, json)
+            with_store(&Target::new(args.url.as_deref().or(on))?, &cli.command, json).await
         }
         Command::Advise(_) if on.is_some() => Err(Failure::usage(
             "--on names a store, and advice needs none: what yours is worth, `fencepost explain URL` says",
@@ -125,13 +117,28 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
         },
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man => manual::man(),
+        command => with_store(&Target::new(on)?, command, json).await,
     }
 }
 
-/// Near misses of a lock are shown, and nothing else unless `FENCEPOST_LOG` asks for it; stdout is for output.
-fn log_to_stderr() {
-    use tracing_subscriber::EnvFilter;
-    let wanted = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty());
-    let filter = EnvFilter::new(wanted.as_deref().unwrap_or("fencepost::rails=warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+/// The commands that work on a lock store. Their errors name it.
+async fn with_store(at: &Target, command: &Command, json: bool) -> Result<u8, Failure> {
+    let result = match command {
+        Command::Run(args) => run::run(args, at).await,
+        Command::Elect(args) if args.observe => elect::observe(args, at, json).await,
+        Command::Elect(args) => elect::elect(args, at, json).await,
+        Command::Leader(args) => elect::leader(args, at, json).await,
+        Command::Once(args) => once::once(args, at, json).await,
+        Command::Acquire(args) => script::acquire(args, at, json).await,
+        Command::Renew(args) => script::renew(args, at, json).await,
+        Command::Release(args) => script::release(args, at, json).await,
+        Command::Ls(args) if args.hot => hot::ls(args, at, json).await,
+        Command::Ls(args) => look::ls(args, at, json).await,
+        Command::Show(args) => look::show(args, at, json).await,
+        Command::Watch(args) => look::watch(args, at, json).await,
+        Command::Break(args) => breaking::break_lock(args, at, json).await,
+        Command::Explain(_) => explain::explain(at, json).await,
+        _ => Err(Failure::internal("this command has no store; please report this")),
+    };
+    result.map_err(|failure| failure.on_store(at.shown()))
 }

@@ -32,7 +32,7 @@ fn render(page: &mut Vec<u8>) -> std::io::Result<()> {
     top.render_synopsis_section(page)?;
     top.render_description_section(page)?;
     top.render_options_section(page)?;
-    for sub in command.get_subcommands() {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let heading = format!(".SH \"{} COMMAND\"\n", sub.get_name().to_uppercase());
         page.extend_from_slice(heading.as_bytes());
         let man = Man::new(sub.clone());
@@ -51,5 +51,69 @@ fn render(page: &mut Vec<u8>) -> std::io::Result<()> {
     top.render_extra_section(&mut notes)?;
     let notes = String::from_utf8_lossy(&notes).replace(".SH EXTRA", ".SH NOTES");
     page.extend_from_slice(notes.as_bytes());
+    section(page, "ENVIRONMENT", ENVIRONMENT);
+    section(page, "FILES", FILES);
     top.render_version_section(page)
+}
+
+/// A section of terms and what they are.
+fn section(page: &mut Vec<u8>, heading: &str, terms: &[(&str, &str)]) {
+    page.extend_from_slice(format!(".SH {heading}\n").as_bytes());
+    for (term, text) in terms {
+        let entry = format!(".TP\n\\fB{term}\\fR\n{text}\n").replace('-', "\\-");
+        page.extend_from_slice(entry.as_bytes());
+    }
+}
+
+const ENVIRONMENT: &[(&str, &str)] = &[
+    (
+        "FENCEPOST_URL",
+        "The store, where --on is not given. Must not be empty. A command that runs under a lock has it, and \
+         `acquire` prints it.",
+    ),
+    ("FENCEPOST_NAME", "Given to the command: the lock that it runs under."),
+    (
+        "FENCEPOST_TOKEN",
+        "Given to the command: the fencing token of its grant. Read by `fence enter` and `fence write`.",
+    ),
+    ("FENCEPOST_KEY", "Given to the command of `once`: its key."),
+    (
+        "FENCEPOST_OWNER",
+        "Read by `renew` and `release`: the owner that `acquire` printed. A secret.",
+    ),
+    ("FENCEPOST_TTL_MS", "Printed by `acquire`: the TTL of its grant, in milliseconds."),
+    ("FENCEPOST_RESOURCE", "The resource of the `fence` commands, where --resource is not given."),
+    (
+        "FENCEPOST_LOG",
+        "What is logged on stderr, such as debug, or fencepost=trace. Without it only near misses and outages are.",
+    ),
+    ("XDG_STATE_HOME, HOME", "Where the embedded store is: see FILES."),
+];
+
+const FILES: &[(&str, &str)] = &[
+    (
+        "$XDG_STATE_HOME/fencepost/locks.db",
+        "The embedded store of this user, where neither --on nor FENCEPOST_URL is given; without XDG_STATE_HOME it is \
+         ~/.local/state/fencepost/locks.db.",
+    ),
+    (
+        "PATH-wal, PATH-shm, PATH.d/",
+        "Beside every sqlite:PATH; they belong to it. Do not delete them.",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_has_environment_and_files() {
+        let mut page = Vec::new();
+        super::render(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        let (_, end) = page.split_once("\n.SH ENVIRONMENT\n").unwrap();
+        for variable in ["URL", "NAME", "TOKEN", "KEY", "OWNER", "TTL_MS", "RESOURCE", "LOG"] {
+            assert!(end.contains(&format!("\\fBFENCEPOST_{variable}\\fR")), "{variable}");
+        }
+        let (_, files) = end.split_once("\n.SH FILES\n").unwrap();
+        assert!(files.contains("fencepost/locks.db"), "{files}");
+    }
 }

@@ -14,40 +14,37 @@ use fencepost::{Begun, ErrorKind, Fencepost, Turn};
 
 use self::keep::Keeper;
 use crate::args::once::{Once, Records};
-use crate::exit::{self, Failure, say};
+use crate::exit::{self, Failure, note, say};
 use crate::out;
 use crate::run::supervise::Outcome;
 use crate::run::{self, Events, Job};
-use crate::store;
+use crate::store::{self, Target};
 use crate::take;
+use crate::waiting::Wait;
 
 /// Runs the command unless it was done, or sees to the records.
-pub(crate) async fn once(args: &Once, on: Option<&str>, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn once(args: &Once, at: &Target, json: bool) -> Result<u8, Failure> {
     let key = args.key.as_deref().or(args.key_given.as_deref());
     match (&args.records, key) {
-        (None, Some(key)) => run_once(args, key, on, json).await,
+        (None, Some(key)) => run_once(args, key, at, json).await,
         (Some(_), Some(_)) => Err(Failure::usage(
             "a key to run and a command for the records are given: give one of them; a key that is \
              called ls, show or forget stands behind --key",
         )),
-        (Some(Records::Ls), _) => records::ls(&store::open(on).await?, json).await,
-        (Some(Records::Show(args)), _) => records::show(args, &store::open(on).await?, json).await,
-        (Some(Records::Forget(args)), _) => {
-            records::forget(args, &store::open_shared(on).await?, json).await
-        }
+        (Some(Records::Ls), _) => records::ls(at, json).await,
+        (Some(Records::Show(args)), _) => records::show(args, at, json).await,
+        (Some(Records::Forget(args)), _) => records::forget(args, at, json).await,
         (None, None) => Err(Failure::usage("no key is given; see `fencepost once --help`")),
     }
 }
 
-async fn run_once(args: &Once, key: &str, on: Option<&str>, json: bool) -> Result<u8, Failure> {
-    let url = store::url(on)?;
+async fn run_once(args: &Once, key: &str, at: &Target, json: bool) -> Result<u8, Failure> {
     let mut events = Events::listen()?;
-    let fp = store::open_shared(Some(&url)).await?;
-    let url = store::url_for_the_command(&url);
-    let result = match begin(args, key, &fp, &mut events).await {
+    let fp = at.open_shared().await?;
+    let result = match begin(args, key, at, &fp, &mut events).await {
         Ok(Begun::Settled(entry)) => late(key, &entry, json),
-        Ok(Begun::Ours(turn)) => do_it(args, turn, &url, &mut events).await,
-        Err(failure) => Err(failure),
+        Ok(Begun::Ours(turn)) => do_it(args, turn, &at.for_the_command(), &mut events).await,
+        Err(failure) => Err(args.limit.with_its_code(failure)),
     };
     store::close(&fp).await;
     result
@@ -56,12 +53,13 @@ async fn run_once(args: &Once, key: &str, on: Option<&str>, json: bool) -> Resul
 async fn begin(
     args: &Once,
     key: &str,
+    at: &Target,
     fp: &Fencepost,
     events: &mut Events,
 ) -> Result<Begun, Failure> {
     let label = args.label.clone().unwrap_or_else(take::default_label);
     let mut once = fp.once(key).keep(args.keep).ttl(args.ttl).label(&label);
-    if let Some(limit) = args.wait.or(args.no_wait.then_some(Duration::ZERO)) {
+    if let Some(limit) = args.limit.wait.or(args.limit.no_wait.then_some(Duration::ZERO)) {
         once = once.wait_at_most(limit);
     }
     if args.may_repeat {
@@ -78,7 +76,8 @@ async fn begin(
             _ => error.into(),
         })
     };
-    take::attended(fp, &records::lock_of(key), &label, &mut events.signals, begun).await
+    let wait = Wait { at, fp, name: &records::lock_of(key), label: &label };
+    take::attended(wait, &mut events.signals, begun).await
 }
 
 /// Somebody else has done it.
@@ -89,7 +88,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
     }
     let who = format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token);
     if done {
-        say(&format!("\"{key}\" is done already: {who}"));
+        note(&format!("\"{key}\" is done already: {who}"));
         if records::is_cut(entry) {
             say(&format!(
                 "what it printed fills the {} bytes that are kept: there may have been more",
@@ -168,7 +167,7 @@ async fn settle(
         return Err(run::unwatched());
     }
     match recorded {
-        Ok(()) => Ok(code),
+        Ok(()) => outcome.passed_on(),
         Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => Err(Failure::new(
             exit::LOST,
             "lost",
@@ -188,7 +187,7 @@ async fn settle(
         }
         Err(error) => {
             say(&format!("the command failed, and that could not be recorded: {error}"));
-            Ok(code)
+            outcome.passed_on()
         }
     }
 }

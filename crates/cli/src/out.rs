@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Write as _};
 
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
 use crate::exit::{self, Failure};
 
 /// Whether anybody still reads.
@@ -38,18 +40,20 @@ pub(crate) fn done(text: &str) -> Result<u8, Failure> {
     print(text).map(|_| exit::OK)
 }
 
-/// Columns wide enough for what stands in them, two spaces apart.
+/// Columns wide enough for what stands in them, two spaces apart. Control characters are escaped.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| line(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let wide = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max()
     };
     let widths: Vec<usize> = (0..columns).map(|column| wide(column).unwrap_or(0)).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            let gap = width - cell.chars().count() + 2;
+            let gap = width.saturating_sub(cell.width()) + 2;
             line.push_str(cell);
             line.push_str(&" ".repeat(gap));
         }
@@ -57,6 +61,16 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// As much of a line as fits into so many columns of a terminal.
+pub(crate) fn cut(line: &str, columns: usize) -> String {
+    let mut used = 0;
+    let fits = |c: &char| {
+        used += c.width().unwrap_or(0);
+        used <= columns
+    };
+    line.chars().take_while(fits).collect()
 }
 
 /// What others wrote, fit for one line: control characters are escaped.
@@ -72,4 +86,31 @@ pub(crate) fn span(span: std::time::Duration) -> String {
         return fencepost::backend::short(span);
     }
     format!("{}d{:02}h", hours / 24, hours % 24)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(cells: &[[&str; 2]]) -> Vec<Vec<String>> {
+        cells.iter().map(|row| row.map(str::to_owned).to_vec()).collect()
+    }
+
+    #[test]
+    fn wide_characters_align() {
+        let text = table(&rows(&[["NAME", "N"], ["請求書", "1"], ["e\u{301}", "2"]]));
+        assert_eq!(text, "NAME    N\n請求書  1\ne\u{301}       2\n");
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let text = table(&rows(&[["a\u{1b}[2Jb\n", "x\t"]]));
+        assert_eq!(text, "a\\u{1b}[2Jb\\n  x\\t\n");
+    }
+
+    #[test]
+    fn a_line_is_cut_where_the_terminal_ends() {
+        assert_eq!(cut("請求書", 5), "請求");
+        assert_eq!(cut("abc", 5), "abc");
+    }
 }

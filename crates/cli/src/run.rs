@@ -19,7 +19,7 @@ use tokio::signal::unix::{self, SignalKind};
 use crate::args::Run;
 use crate::exit::{self, Failure, say};
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Target};
 use crate::take::{self, Wish};
 use child::{Environment, Spawned};
 use leash::Leash;
@@ -56,16 +56,15 @@ pub(crate) struct Job<'a> {
 }
 
 /// Takes the lock, runs the command, gives the lock back, passes on how the command ended.
-pub(crate) async fn run(args: &Run, on: Option<&str>) -> Result<u8, Failure> {
-    let url = store::url(on)?;
+pub(crate) async fn run(args: &Run, at: &Target) -> Result<u8, Failure> {
     let mut events = Events::listen()?;
-    let fp = store::open_shared(Some(&url)).await?;
-    let url = store::url_for_the_command(&url);
-    let wish =
-        Wish { name: &args.name, taking: &args.taking, max_hold: args.max_hold, lease_only: false };
+    let fp = at.open_shared().await?;
+    let (name, taking) = (&args.name, &args.taking);
+    let max_hold = args.max_hold.map(|max| supervise::hold_for(max, taking.ttl));
+    let wish = Wish { at, name, taking, max_hold, lease_only: false };
     let result = match take::take(&fp, &wish, &mut events.signals).await {
         Ok(guard) => {
-            let (command, max_hold) = (&*args.command, args.max_hold);
+            let (command, max_hold, url) = (&*args.command, args.max_hold, at.for_the_command());
             let job = Job { command, url: &url, key: None, max_hold, stdout: None };
             hold(guard, job, &mut events).await
         }
@@ -179,7 +178,7 @@ pub(crate) fn verdict(
              {error}"
         )),
     }
-    Ok(outcome.ended.code())
+    outcome.passed_on()
 }
 
 /// We ended the command, since nobody could have ended it in our stead.

@@ -1,42 +1,52 @@
 //! `acquire`, `renew`, `release`: a lock in the hands of a script.
 
-use fencepost::{Fencepost, OwnerId, Ttl};
+use fencepost::{OwnerId, Ttl};
 use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::exit::{self, Failure};
 use crate::out;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Target};
 use crate::take::{self, Wish};
 
 /// Takes a lock that outlives this process and prints what the script needs to keep it.
-pub(crate) async fn acquire(args: &Acquire, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn acquire(args: &Acquire, at: &Target, json: bool) -> Result<u8, Failure> {
+    let (name, taking) = (&args.name, &args.taking);
+    if taking.limit.conflict_exit_code == Some(exit::OK) {
+        return Err(Failure::usage(
+            "-E 0 would let the script go on without the lock: give another code, or use `fencepost run`",
+        ));
+    }
     let mut signals = Signals::listen()?;
-    let wish = Wish { name: &args.name, taking: &args.taking, max_hold: None, lease_only: true };
-    let guard = match take::take(fp, &wish, &mut signals).await {
+    let fp = at.open_shared().await?;
+    let wish = Wish { at, name, taking, max_hold: None, lease_only: true };
+    let guard = match take::take(&fp, &wish, &mut signals).await {
         Ok(guard) => guard,
         Err(failure) => {
-            store::close(fp).await;
+            store::close(&fp).await;
             return Err(failure);
         }
     };
     let (name, token, ttl) = (guard.name().clone(), guard.token(), guard.ttl());
     let owner = guard.owner().reveal();
+    let url = at.for_the_command();
     let text = if json {
         let grant = json!({
             "name": name.as_str(),
             "owner": owner,
             "token": token.get(),
             "ttl_ms": ttl.as_millis(),
+            "url": url,
         });
         format!("{grant}\n")
     } else {
         format!(
             "export FENCEPOST_NAME={} FENCEPOST_OWNER={owner} FENCEPOST_TOKEN={token} \
-             FENCEPOST_TTL_MS={}\n",
+             FENCEPOST_TTL_MS={} FENCEPOST_URL={}\n",
             quoted(name.as_str()),
-            ttl.as_millis()
+            ttl.as_millis(),
+            quoted(&url)
         )
     };
     match out::print(&text) {
@@ -62,10 +72,10 @@ pub(crate) fn fail_in_eval(code: u8) {
 }
 
 /// Renews by owner.
-pub(crate) async fn renew(args: &Renew, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn renew(args: &Renew, at: &Target, json: bool) -> Result<u8, Failure> {
     let owner = owner(args.owner.as_deref())?;
     let ttl = args.ttl.map(Ttl::new).transpose().map_err(fencepost::Error::from)?;
-    let renewed = fp.renew(&args.name, owner, ttl).await?;
+    let renewed = at.open_shared().await?.renew(&args.name, owner, ttl).await?;
     if json {
         let ttl_ms = renewed.ttl.as_millis();
         out::json(&json!({ "name": args.name, "token": renewed.token.get(), "ttl_ms": ttl_ms }))?;
@@ -74,9 +84,9 @@ pub(crate) async fn renew(args: &Renew, fp: &Fencepost, json: bool) -> Result<u8
 }
 
 /// Releases by owner.
-pub(crate) async fn release(args: &Release, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn release(args: &Release, at: &Target, json: bool) -> Result<u8, Failure> {
     let owner = owner(args.owner.as_deref())?;
-    fp.release(&args.name, owner).await?;
+    at.open_shared().await?.release(&args.name, owner).await?;
     if json {
         out::json(&json!({ "name": args.name, "released": true }))?;
     }

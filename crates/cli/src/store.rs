@@ -5,10 +5,72 @@ use std::time::Duration;
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock as _};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, note};
 
 /// How long we wait at the end for what is still being undone.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The store that a command works on.
+pub(crate) struct Target {
+    url: String,
+    shown: String,
+}
+
+impl Target {
+    /// The store that was given, else that of `FENCEPOST_URL`, else the embedded one.
+    pub(crate) fn new(given: Option<&str>) -> Result<Self, Failure> {
+        let url = url(given)?;
+        let shown = without_secrets(&absolute(&url));
+        Ok(Self { url, shown })
+    }
+
+    /// For people: without a password, and with the whole path of a file.
+    pub(crate) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// The same store for a command that may change its directory.
+    pub(crate) fn for_the_command(&self) -> String {
+        absolute(&self.url)
+    }
+
+    /// Connects to the store, and creates it if it is not there.
+    pub(crate) async fn open(&self) -> Result<Fencepost, Failure> {
+        Ok(Fencepost::connect(&self.url).await?)
+    }
+
+    /// The same for a lock that others shall see: one in our own memory would exclude nobody.
+    pub(crate) async fn open_shared(&self) -> Result<Fencepost, Failure> {
+        let fp = self.open().await?;
+        if fp.guarantees().backend == "memory" {
+            return Err(fencepost::Error::refused(
+                "memory: is the memory of one process, and ends with this command: name a store that \
+                 others share (sqlite:PATH)",
+            )
+            .into());
+        }
+        Ok(fp)
+    }
+
+    /// Connects to look at the store: nothing is created.
+    pub(crate) async fn look(&self) -> Result<Fencepost, Failure> {
+        Ok(Fencepost::connect_existing(&self.url).await?)
+    }
+
+    /// Says on stderr which store a listing is of, since two people may mean two.
+    pub(crate) fn announce(&self, what: &str) {
+        note(&format!("{what} {}", self.shown));
+    }
+
+    /// Whether the grant of `name` with `token` is the one that our own parent runs under: to wait for it is to wait
+    /// for ourselves.
+    pub(crate) fn is_held_by_our_parent(&self, name: &str, token: fencepost::Token) -> bool {
+        let is = |variable: &str, value: &str| std::env::var(variable).is_ok_and(|is| is == value);
+        is("FENCEPOST_NAME", name)
+            && is("FENCEPOST_TOKEN", &token.to_string())
+            && is("FENCEPOST_URL", &self.for_the_command())
+    }
+}
 
 /// The URL that was given, else `FENCEPOST_URL`, else that of the embedded store.
 pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
@@ -18,39 +80,29 @@ pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
     }
 }
 
-/// The same store for a command that may change its directory: with a path that means the same there, and without
-/// what was asked of this one connection only (adopt=true). That a group shares it is true for the command too.
-pub(crate) fn url_for_the_command(url: &str) -> String {
+/// With a path that means the same in every directory, and without `adopt`, which is for whoever was given it.
+fn absolute(url: &str) -> String {
     let Some(rest) = url.strip_prefix("sqlite:") else { return url.to_owned() };
     let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
-    let shared = if options.split('&').any(|option| option == "shared=group") {
-        "?shared=group"
-    } else {
-        ""
-    };
     let path = path.strip_prefix("//").unwrap_or(path);
-    match std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok()) {
-        Some(path) => format!("sqlite:{path}{shared}"),
+    let options = options.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("adopt="));
+    let options = options.collect::<Vec<_>>().join("&");
+    let path =
+        std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
+    match path {
+        Some(path) if options.is_empty() => format!("sqlite:{path}"),
+        Some(path) => format!("sqlite:{path}?{options}"),
         None => url.to_owned(),
     }
 }
 
-/// Connects to a store that others can see as well: a lock in our own memory would exclude nobody.
-pub(crate) async fn open_shared(given: Option<&str>) -> Result<Fencepost, Failure> {
-    let fp = open(given).await?;
-    if fp.guarantees().backend == "memory" {
-        return Err(fencepost::Error::refused(
-            "memory: is the memory of one process, and ends with this command: name a store that \
-             others share (sqlite:PATH)",
-        )
-        .into());
+/// A URL without what may be secret in it: the password, and the options of a server.
+fn without_secrets(url: &str) -> String {
+    let url = crate::usage::without_password(url);
+    match url.split_once('?') {
+        Some((server, _)) if !url.starts_with("sqlite:") => format!("{server}?..."),
+        _ => url,
     }
-    Ok(fp)
-}
-
-/// Connects to that store.
-pub(crate) async fn open(given: Option<&str>) -> Result<Fencepost, Failure> {
-    Ok(Fencepost::connect(&url(given)?).await?)
 }
 
 /// Waits until everything we let go of is released at the store, but not for ever.
@@ -69,14 +121,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_given_the_same_store() {
-        for (given, passed) in [
-            ("sqlite:/x/y.db", "sqlite:/x/y.db"),
-            ("sqlite:///x/y.db?adopt=true", "sqlite:/x/y.db"),
-            ("sqlite:/x/y.db?adopt=true&shared=group", "sqlite:/x/y.db?shared=group"),
-            ("redis://host/0?x=y", "redis://host/0?x=y"),
+    fn a_store_is_shown_without_its_secrets() {
+        for (url, shown) in [
+            ("redis://h", "redis://h"),
+            ("redis://:s3cret@h:6379/0", "redis://:...@h:6379/0"),
+            ("postgres://u:s3@cret@h/db", "postgres://u:...@h/db"),
+            ("postgres://h/db?user=u&password=s3cret", "postgres://h/db?..."),
+            ("redlock://:s3cret@a,:s3cret@b", "redlock://:...@b"),
+            ("sqlite:/x/y.db?adopt=true", "sqlite:/x/y.db"),
+            ("sqlite:///x/y.db?adopt=true&shared=group", "sqlite:/x/y.db?shared=group"),
+            ("memory:", "memory:"),
         ] {
-            assert_eq!(url_for_the_command(given), passed);
+            assert_eq!(
+                Target::new(Some(url)).map(|at| at.shown).ok().as_deref(),
+                Some(shown),
+                "{url}"
+            );
         }
     }
 }

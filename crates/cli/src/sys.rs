@@ -78,6 +78,26 @@ pub(crate) fn prepare_watchdog(command: &mut Command, presence: Option<OwnedFd>)
     }
 }
 
+/// Ends this process by `signal`, as if it had never been caught, or its whole process group. Leaves no core file of
+/// ours: what is to be seen is in the command's. Returns only if the system does not do it.
+pub(crate) fn die_by(signal: rustix::process::Signal, whole_group: bool) {
+    let number = signal.as_raw();
+    // SAFETY: `set` and `none` are written before they are read; the default action needs no handler.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(number, libc::SIG_DFL);
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), number);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+        if whole_group {
+            libc::kill(0, number);
+        }
+        libc::raise(number);
+    }
+}
+
 /// Blocks every signal that can be blocked. A program that is executed then inherits that.
 fn block_all_signals() {
     // SAFETY: `set` is written by sigfillset before it is read.
@@ -141,8 +161,8 @@ fn die_with(_parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Files that we were started with are the command's business, not the watchdog's. Where the kernel can
-/// not do this (Linux before 5.11) the watchdog keeps them open until the command has ended.
+/// Files that we were started with are the command's business, not the watchdog's. Where the kernel
+/// cannot do this (Linux before 5.11) the watchdog keeps them open until the command has ended.
 fn close_on_exec_from(first: libc::c_uint) {
     #[cfg(target_os = "linux")]
     // SAFETY: marks descriptors; closes none before the exec.

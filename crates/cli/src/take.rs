@@ -7,14 +7,16 @@ use fencepost::{Fencepost, Guard};
 use crate::args::{Class, Taking};
 use crate::exit::{self, Failure};
 use crate::signals::Signals;
-use crate::waiting;
+use crate::store::Target;
+use crate::waiting::{self, Wait};
 
 /// What to take, and how.
 pub(crate) struct Wish<'a> {
+    pub(crate) at: &'a Target,
     pub(crate) name: &'a str,
     pub(crate) taking: &'a Taking,
     pub(crate) max_hold: Option<Duration>,
-    /// The grant outlives this process.
+    /// The grant outlives this process, and is its parent's.
     pub(crate) lease_only: bool,
 }
 
@@ -25,7 +27,9 @@ pub(crate) async fn take(
     signals: &mut Signals,
 ) -> Result<Guard, Failure> {
     let taking = wish.taking;
-    let label = taking.label.clone().unwrap_or_else(default_label);
+    let holder =
+        if wish.lease_only { std::os::unix::process::parent_id() } else { std::process::id() };
+    let label = taking.label.clone().unwrap_or_else(|| label_of(holder));
     let mut lock = fp.lock(wish.name).ttl(taking.ttl).label(label.clone());
     if let Some(max) = wish.max_hold {
         lock = lock.max_hold(max);
@@ -37,7 +41,7 @@ pub(crate) async fn take(
         lock = lock.for_correctness();
     }
     let granted = async {
-        match (taking.no_wait, taking.wait) {
+        match (taking.limit.no_wait, taking.limit.wait) {
             (true, _) => match lock.try_acquire().await? {
                 Some(guard) => Ok(guard),
                 None => Err(held(fp, wish.name).await),
@@ -46,15 +50,14 @@ pub(crate) async fn take(
             (false, None) => Ok(lock.acquire().await?),
         }
     };
-    attended(fp, wish.name, &label, signals, granted).await
+    let wait = Wait { at: wish.at, fp, name: wish.name, label: &label };
+    attended(wait, signals, granted).await.map_err(|failure| taking.limit.with_its_code(failure))
 }
 
-/// Waits for `granted` as one waits for the lock `name`: says for whom, and a signal that would end us ends the
-/// wait instead.
+/// Waits for `granted` as one waits for the lock: says for whom, and a signal that would end us ends the wait
+/// instead.
 pub(crate) async fn attended<T>(
-    fp: &Fencepost,
-    name: &str,
-    label: &str,
+    wait: Wait<'_>,
     signals: &mut Signals,
     granted: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -62,11 +65,11 @@ pub(crate) async fn attended<T>(
     tokio::select! {
         biased;
         signal = signals.next_ending() => Err(Failure::signal(
-            signal.as_raw(),
-            format!("ended by signal {} while waiting for \"{name}\"", signal.as_raw()),
+            signal,
+            Some(format!("ended by signal {} while waiting for \"{}\"", signal.as_raw(), wait.name)),
         )),
         result = granted => result,
-        never = waiting::show(fp, name, label) => match never {},
+        never = waiting::show(wait) => match never {},
     }
 }
 
@@ -78,9 +81,13 @@ async fn held(fp: &Fencepost, name: &str) -> Failure {
     Failure::new(exit::HELD, "held", message)
 }
 
-/// `host:pid`, as the library has it too; here because the waiting line looks for it in the queue.
+/// `host:pid` of this process, as the library has it too; here because the waiting line looks for it in the queue.
 pub(crate) fn default_label() -> String {
+    label_of(std::process::id())
+}
+
+fn label_of(process: u32) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
-    format!("{host}:{}", std::process::id())
+    format!("{host}:{process}")
 }

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::ffi::OsString;
 
+use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::duration::BadDuration;
@@ -13,6 +14,13 @@ use crate::out;
 pub(crate) fn explain(error: &clap::Error) -> Result<u8, Failure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return out::done(&error.render().to_string());
+    }
+    if std::env::args_os().len() <= 1 {
+        use std::io::Write as _;
+        let usage = crate::args::Cli::command().render_help();
+        // Nobody is left to tell if this fails.
+        let _ = write!(std::io::stderr(), "{usage}");
+        return Err(Failure::silent(crate::exit::USAGE));
     }
     Err(Failure::usage(one_line(error)))
 }
@@ -33,7 +41,10 @@ fn one_line(error: &clap::Error) -> String {
     let words: Vec<&str> =
         first.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect();
     let help = commands_named();
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
+    ) {
         return format!("`{help}` wants a command; see `{help} --help`");
     }
     // What most people forget.
@@ -44,12 +55,25 @@ fn one_line(error: &clap::Error) -> String {
         }
         _ => String::new(),
     };
-    format!("{}{hint}; see `{help} --help`", without_password(&out::line(&words.join(" "))))
+    let what = without_password(&out::line(&words.join(" ")));
+    format!("{what}{}{hint}; see `{help} --help`", did_you_mean(error))
+}
+
+/// What there is that is spelled much the same.
+fn did_you_mean(error: &clap::Error) -> String {
+    let kinds =
+        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let similar = kinds.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(one) => Some(one.clone()),
+        // The most similar is the last.
+        ContextValue::Strings(several) => several.last().cloned(),
+        _ => None,
+    });
+    similar.map_or_else(String::new, |similar| format!(" (did you mean `{similar}`?)"))
 }
 
 /// `fencepost fence reset`, as far as the line names commands there are.
 fn commands_named() -> String {
-    use clap::CommandFactory as _;
     let mut command = crate::args::Cli::command();
     let mut path = "fencepost".to_owned();
     for word in std::env::args_os().skip(1) {
@@ -61,7 +85,7 @@ fn commands_named() -> String {
 }
 
 /// A URL that stands where none is expected may have a password in it.
-fn without_password(text: &str) -> String {
+pub(crate) fn without_password(text: &str) -> String {
     let hidden = |word: &str| {
         let (scheme, rest) = word.split_once("://")?;
         let (login, rest) = rest.rsplit_once('@')?;

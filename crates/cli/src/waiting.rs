@@ -2,36 +2,67 @@
 
 use std::convert::Infallible;
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost::backend::{LockInfo, short};
 use fencepost::clock::{BootClock, Clock as _};
 
-use crate::exit::say;
+use crate::exit::{is_quiet, note, say};
+use crate::out;
+use crate::store::Target;
 
 /// A lock that is free is taken long before this: nothing flickers.
 const FIRST_LOOK: Duration = Duration::from_millis(150);
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Shows who holds `name` until it is dropped: on a terminal one line that is kept up to date, anywhere
-/// else one line after a second.
-pub(crate) async fn show(fp: &Fencepost, name: &str, own_label: &str) -> Infallible {
+/// What is waited for, by whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Wait<'a> {
+    pub(crate) at: &'a Target,
+    pub(crate) fp: &'a Fencepost,
+    pub(crate) name: &'a str,
+    /// How we are called in the queue.
+    pub(crate) label: &'a str,
+}
+
+/// Shows who holds the lock until it is dropped: on a terminal one line that is kept up to date, anywhere
+/// else one line after a second. With `--quiet` only a wait that cannot end is shown.
+pub(crate) async fn show(wait: Wait<'_>) -> Infallible {
+    let Wait { at, fp, name, label } = wait;
     let mut line = Line::default();
-    if !std::io::stderr().is_terminal() {
-        BootClock.alarm(BootClock.now() + EVERY).await;
-        if let Ok(info) = fp.inspect(name).await {
-            say(&describe(&info, own_label));
+    let drawn = std::io::stderr().is_terminal() && !is_quiet();
+    BootClock.alarm(BootClock.now() + if drawn { FIRST_LOOK } else { EVERY }).await;
+    let mut first = fp.inspect(name).await;
+    if let Ok(info) = &first {
+        warn_if_nested(at, info);
+        if !drawn {
+            note(&describe(info, label));
         }
+    }
+    if !drawn {
         return std::future::pending().await;
     }
-    BootClock.alarm(BootClock.now() + FIRST_LOOK).await;
     loop {
-        match fp.inspect(name).await {
-            Ok(info) => line.draw(&describe(&info, own_label)),
+        match first {
+            Ok(info) => line.draw(&describe(&info, label)),
             Err(error) => line.draw(&error.to_string()),
         }
         BootClock.alarm(BootClock.now() + EVERY).await;
+        first = fp.inspect(name).await;
+    }
+}
+
+/// A command that waits for the lock that it runs under waits for itself.
+fn warn_if_nested(at: &Target, info: &LockInfo) {
+    let token = info.holder.as_ref().and_then(|holder| holder.token);
+    if token.is_some_and(|token| at.is_held_by_our_parent(info.name.as_str(), token)) {
+        say(&format!(
+            "\"{}\" is held by the command that started this one, so this waits for its own parent: use another \
+             name, or do not lock again",
+            info.name
+        ));
     }
 }
 
@@ -52,6 +83,14 @@ fn describe(info: &LockInfo, own_label: &str) -> String {
     format!("waiting for \"{}\": {holder}; {queue}", info.name)
 }
 
+/// Whether such a line stands on the terminal now.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// What must be written before another line, so that it does not stand behind the drawn one.
+pub(crate) fn clear_line() -> &'static str {
+    if DRAWN.swap(false, Ordering::Relaxed) { "\r\x1b[K" } else { "" }
+}
+
 /// A line on the terminal that is drawn over, and gone when we are.
 #[derive(Default)]
 struct Line {
@@ -61,13 +100,13 @@ struct Line {
 impl Line {
     fn draw(&mut self, text: &str) {
         self.drawn = true;
+        DRAWN.store(true, Ordering::Relaxed);
         let known = rustix::termios::tcgetwinsize(std::io::stderr())
             .map_or(0, |size| usize::from(size.ws_col));
         let width = if known == 0 { 80 } else { known };
         let text = format!("fencepost: {text}");
         // One column is left free, or some terminals wrap.
-        let fits: String =
-            text.chars().filter(|c| !c.is_control()).take(width.saturating_sub(1)).collect();
+        let fits = out::cut(&out::line(&text), width.saturating_sub(1));
         let mut stderr = std::io::stderr();
         let _ = write!(stderr, "\r\x1b[K{fits}").and_then(|()| stderr.flush());
     }
@@ -77,7 +116,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         if self.drawn {
             let mut stderr = std::io::stderr();
-            let _ = write!(stderr, "\r\x1b[K").and_then(|()| stderr.flush());
+            let _ = write!(stderr, "{}", clear_line()).and_then(|()| stderr.flush());
         }
     }
 }

@@ -358,7 +358,7 @@ fn on_a_redis_the_next_waits_for_the_lease() {
         lab(&store, &["lab", "nolock", "--copies=4", "--ticks=2", "--json", &on]);
     assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
     let (_, left, _) = store.say(&["ls", "--json", &on]);
-    assert_eq!(left.trim(), r#"{"locks":[]}"#);
+    assert!(left.contains(r#""locks":[]"#), "{left}");
 }
 
 #[test]
@@ -445,9 +445,7 @@ fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
 /// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
 #[test]
 fn nothing_is_left_of_a_lab_that_is_ended() {
-    for (signal, code) in
-        [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)]
-    {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)] {
         let store = Store::new();
         let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
         command.env("TMPDIR", store.dir.path());
@@ -458,9 +456,9 @@ fn nothing_is_left_of_a_lab_that_is_ended() {
         let workers = children_of(running.id(), "__lab-worker");
         assert_eq!(workers.len(), 2);
         running.signal(signal);
-        assert_eq!(running.end().0, code);
+        assert_eq!(running.end().0, Some(code));
         wait_for("the workers' end", LIMIT, || !workers.iter().any(|id| is_running(*id)));
-        if code.is_some() {
+        if signal != Signal::KILL {
             let left = std::fs::read_dir(store.dir.path()).unwrap();
             let left = left.filter(|entry| {
                 entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("fencepost-lab-")

@@ -8,7 +8,8 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use common::{
-    LIMIT, Store, children_of, heard, is_running, running_in_group, wait_for, wait_for_text,
+    LIMIT, Store, children_of, heard, is_running, not_ignored, running_in_group, wait_for,
+    wait_for_text,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -51,7 +52,15 @@ fn a_held_lock_is_not_acquired() {
     let store = Store::new();
     let holder = store.start(&["run", "--label", "me", "x", "--", "sh", "-c", SIT]);
     wait_for_text(&store.path("group"));
-    for limit in [&["--no-wait"][..], &["--wait", "100ms"], &["--wait", "0s"]] {
+    let limits = [
+        &["--no-wait"][..],
+        &["--wait", "100ms"],
+        &["--wait", "0s"],
+        &["-n"],
+        &["-w", "0.1"],
+        &["-w0"],
+    ];
+    for limit in limits {
         let mut line = vec!["run"];
         line.extend(limit);
         line.extend(["x", "--", "echo", "never"]);
@@ -61,6 +70,19 @@ fn a_held_lock_is_not_acquired() {
         let (code, _, err) = store.say(&[&["acquire", "x"], limit].concat());
         assert_eq!(code, Some(75), "{err}");
     }
+    // As `flock -E`: for a cron job that may be skipped.
+    for (command, code) in [("run", 0), ("run", 9), ("once", 9)] {
+        let code_text = code.to_string();
+        let key = if command == "once" { "k" } else { "x" };
+        if command == "once" {
+            let taken = store.say(&["acquire", "--ttl", "1h", "once/k"]);
+            assert_eq!(taken.0, Some(0), "{}", taken.2);
+        }
+        let line = [command, "-n", "-E", &code_text, key, "--", "echo", "never"];
+        let (got, out, err) = store.say(&line);
+        assert_eq!((got, out.as_str()), (Some(code), ""), "{err}");
+    }
+    assert_eq!(store.say(&["break", "--yes", "once/k"]).0, Some(0));
     assert_eq!(store.holder("x").as_deref(), Some("me"));
     holder.signal(Signal::TERM);
     assert_eq!(holder.end().0, Some(143));
@@ -72,14 +94,13 @@ fn a_signal_ends_the_wait_and_gives_up_the_place() {
     let store = Store::new();
     let holder = store.start(&["run", "x", "--", "sh", "-c", SIT]);
     wait_for_text(&store.path("group"));
-    for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+    for signal in not_ignored(&[Signal::INT, Signal::TERM, Signal::HUP]) {
         let waiter = store.start(&["run", "x", "--", "echo", "never"]);
         wait_for("a waiter", LIMIT, || {
             store.say(&["show", "--json", "x"]).1.contains(r#""waiting":1"#)
         });
         waiter.signal(signal);
-        let (code, out, err) = waiter.end();
-        assert_eq!((code, out.as_str()), (Some(expected), ""), "{err}");
+        assert_eq!(waiter.ended_by(), Some(signal.as_raw()));
         assert!(store.say(&["show", "--json", "x"]).1.contains(r#""waiting":0"#));
     }
     holder.signal(Signal::TERM);
@@ -187,8 +208,11 @@ fn the_watchdog_ignores_signals_that_can_be_ignored() {
 fn max_hold_ends_the_command_politely_first() {
     let store = Store::new();
     let script = "trap 'echo asked > asked; exit 0' TERM; while :; do sleep 0.01; done";
+    let before = common::now();
     let (code, _, err) = store.say(&["run", "--max-hold", "1s", "x", "--", "sh", "-c", script]);
     assert_eq!(code, Some(76), "{err}");
+    // It was granted after `before`, and not asked to end earlier than it may run.
+    assert!(common::now().since(before) >= std::time::Duration::from_secs(1), "{err}");
     assert!(err.contains("--max-hold"), "{err}");
     assert_eq!(wait_for_text(&store.path("asked")), "asked");
     store.assert_empty();
@@ -201,7 +225,12 @@ fn a_max_hold_that_is_nearly_reached_is_shown() {
     let script = "trap '' TERM; while :; do sleep 0.01; done";
     let (code, _, err) = store.say(&["run", "--max-hold", "2s", "x", "--", "sh", "-c", script]);
     assert_eq!(code, Some(76), "{err}");
-    assert!(err.contains("max_hold is nearly reached"), "{err}");
+    assert!(err.contains("fencepost: lock \"x\": its max_hold is nearly reached"), "{err}");
+    assert!(err.lines().all(|line| line.starts_with("fencepost: ")), "{err}");
+    let quiet = ["-q", "run", "--max-hold", "2s", "x", "--", "sh", "-c", script];
+    let (code, _, err) = store.say(&quiet);
+    assert_eq!(code, Some(76), "{err}");
+    assert!(!err.contains("nearly reached"), "{err}");
 }
 
 #[test]
@@ -218,11 +247,12 @@ fn max_hold_ends_a_command_that_does_not_listen() {
 #[test]
 fn breaking_a_running_holder_kills_its_command() {
     let store = Store::new();
-    let run = store.start(&["run", "--label", "me", "--ttl", "1s", "x", "--", "sh", "-c", SIT]);
+    let run = store.start(&["run", "--label", "me", "x", "--", "sh", "-c", SIT]);
     let group = wait_for_text(&store.path("group")).parse().unwrap();
     let (code, out, err) = store.say(&["break", "--yes", "--json", "x"]);
     assert_eq!(code, Some(0), "{err}");
-    assert_eq!(out, "{\"broken\":{\"floor\":2,\"label\":\"me\",\"token\":1},\"name\":\"x\"}\n");
+    assert!(out.contains(r#""floor":2,"label":"me","token":1},"name":"x""#), "{out}");
+    assert!(out.contains(r#""broken":{"confirmed":"#), "{out}");
     let (code, _, err) = run.end();
     assert_eq!(code, Some(76), "{err}");
     assert!(err.contains("an operator broke it") && err.lines().count() == 1, "{err}");
@@ -247,10 +277,161 @@ fn watch_tells_of_each_change_and_ends_quietly() {
 
     let mut endless = store.start(&["watch", "x"]);
     // Its first line shows that it has come so far as to listen for signals.
-    assert_eq!(endless.lines().next().unwrap().unwrap(), "\"x\" is free, 0 waiting");
+    let line = endless.lines().next().unwrap().unwrap();
+    let (time, rest) = line.split_once(' ').unwrap();
+    assert!(time.starts_with("20") && time.ends_with('Z'), "{line}");
+    assert_eq!(rest, "\"x\" is free, 0 waiting");
     endless.signal(Signal::INT);
-    let (code, _, err) = endless.end();
-    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert_eq!(endless.ended_by(), Some(Signal::INT.as_raw()));
+}
+
+/// A shell that waits for us stops its loop only if we die by the signal, too.
+#[test]
+fn a_signal_that_ends_the_command_ends_us_by_it() {
+    let store = Store::new();
+    for signal in not_ignored(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT]) {
+        for line in [["run", "x"], ["elect", "x"], ["once", "k"]] {
+            let script = "echo up > up; exec sleep 1000";
+            let run = store.start(&[&line[..], &["--", "sh", "-c", script]].concat());
+            wait_for_text(&store.path("up"));
+            std::fs::remove_file(store.path("up")).unwrap();
+            run.signal(signal);
+            assert_eq!(run.ended_by(), Some(signal.as_raw()), "{line:?}");
+            store.assert_empty();
+        }
+    }
+    // One that handles it has a code of its own; one that somebody else killed is told as 128+N.
+    let script = "trap 'exit 9' TERM; echo up > up; while :; do sleep 0.01; done";
+    let run = store.start(&["run", "x", "--", "sh", "-c", script]);
+    wait_for_text(&store.path("up"));
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().0, Some(9));
+    let status = store.output(&["run", "x", "--", "sh", "-c", "kill -TERM $$"]).status;
+    assert_eq!(status.code(), Some(143));
+}
+
+/// The process that runs between the command's end and its own leaving of the group is not "0 processes".
+#[test]
+fn a_command_that_leaves_the_group_is_not_counted() {
+    let store = Store::new();
+    for _ in 0..100 {
+        let (code, _, err) = store.say(&["run", "x", "--", "setsid", "true"]);
+        assert_eq!(code, Some(0), "{err}");
+        assert!(!err.contains("left 0"), "{err}");
+    }
+}
+
+/// A lock that is waited for by a command that runs under it.
+#[test]
+fn a_nested_run_of_one_name_says_that_it_waits_for_its_parent() {
+    let store = Store::new();
+    let own = env!("CARGO_BIN_EXE_fencepost");
+    let inner = [own, "-q", "run", "-w", "3", "x", "--", "echo", "never"];
+    let (code, out, err) = store.say(&[&["run", "x", "--"], &inner[..]].concat());
+    assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
+    assert!(err.contains("waits for its own parent"), "{err}");
+    // Another name, or the same on another store, is nobody's parent.
+    let other = format!("sqlite:{}", store.path("other.db").display());
+    for inner in [&["y"][..], &["--on", &other, "x"]] {
+        let line = [&["run", "x", "--", own, "run"], inner, &["--", "echo", "ran"]].concat();
+        let (code, out, err) = store.say(&line);
+        assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "ran\n", ""));
+    }
+}
+
+#[test]
+fn break_ends_only_the_grant_that_is_named() {
+    let store = Store::new();
+    let run = store.start(&["run", "--label", "me", "x", "--", "sh", "-c", SIT]);
+    wait_for_text(&store.path("group"));
+    let (code, out, err) = store.say(&["break", "--yes", "--token", "7", "x"]);
+    assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
+    assert!(err.contains("with token 7 is over") && err.contains("held by me (token 1)"), "{err}");
+    assert_eq!(store.holder("x").as_deref(), Some("me"));
+    let (code, _, err) = store.say(&["break", "--yes", "--token", "x", "x"]);
+    assert_eq!(code, Some(64), "{err}");
+    let (code, out, err) = store.say(&["break", "--yes", "--token", "1", "x"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("me held it with token 1; every later token is above 2"), "{out}");
+    assert!(out.contains("confirmed"), "{out}");
+    assert_eq!(run.end().0, Some(76));
+    let (code, out, _) = store.say(&["break", "--yes", "--token", "1", "x"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("nobody holds"), "{out}");
+}
+
+/// A script's grant has nobody who could confirm.
+#[test]
+fn break_says_what_remains_if_the_holder_has_not_confirmed() {
+    let store = Store::new();
+    assert_eq!(store.say(&["acquire", "--ttl", "1h", "a b"]).0, Some(0));
+    let (code, out, err) = store.say(&["break", "--yes", "a b"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(
+        out.contains("has not confirmed: it may go on until its deadline, at most 59m"),
+        "{out}"
+    );
+    assert!(out.contains("fencepost fence enter 'a b' --token 2"), "{out}");
+}
+
+/// Who only looks makes nothing, and says where it looked.
+#[test]
+fn looking_creates_no_store() {
+    let store = Store::new();
+    let shown = store.url();
+    for line in [
+        &["ls"][..],
+        &["ls", "--hot"],
+        &["show", "x"],
+        &["watch", "--count", "1", "x"],
+        &["explain"],
+        &["elect", "x", "--observe", "--count", "1"],
+        &["once", "ls"],
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let (code, out, err) = store.say(&[line, json].concat());
+            assert_eq!(code, Some(0), "{line:?}: {err}");
+            assert!(format!("{out}{err}").contains(&shown), "{line:?}: {out}{err}");
+        }
+    }
+    for line in [&["leader", "x"][..], &["once", "show", "k"]] {
+        let (code, _, err) = store.say(line);
+        assert_eq!(code, Some(75), "{line:?}: {err}");
+        assert!(err.contains(&shown), "{err}");
+    }
+    assert_eq!(std::fs::read_dir(store.dir.path()).unwrap().count(), 0, "something was created");
+}
+
+#[test]
+fn ls_takes_a_prefix() {
+    let store = Store::new();
+    for name in ["invoice/1", "invoice/2", "report"] {
+        assert_eq!(store.say(&["acquire", "--ttl", "1h", name]).0, Some(0));
+    }
+    let (code, out, err) = store.say(&["ls", "invoice/"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(
+        out.contains("invoice/1") && out.contains("invoice/2") && !out.contains("report"),
+        "{out}"
+    );
+    // The line about the store is on stderr, and `-q` leaves it out.
+    assert!(err.starts_with("fencepost: locks in sqlite:"), "{err}");
+    assert_eq!(store.say(&["ls", "-q"]).2, "");
+}
+
+/// Why it could not be renewed is what one on call needs to know.
+#[test]
+fn a_loss_names_its_cause() {
+    let store = Store::new();
+    let run = store.start(&["run", "--ttl", "1s", "x", "--", "sh", "-c", SIT]);
+    wait_for_text(&store.path("group"));
+    for file in ["locks.db", "locks.db-wal", "locks.db-shm"] {
+        std::fs::remove_file(store.path(file)).unwrap();
+    }
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(76), "{err}");
+    let last = err.lines().last().unwrap();
+    assert!(last.contains("locks.db was removed or replaced"), "{err}");
 }
 
 /// Keeps every writer out of the store until it is dropped.

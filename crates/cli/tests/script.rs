@@ -21,6 +21,8 @@ fn a_script_can_eval_what_acquire_prints() {
         test "$FENCEPOST_NAME" = "it's \$HOME; a name"
         test "$FENCEPOST_TOKEN" = 1
         test "$FENCEPOST_TTL_MS" = 5000
+        test "$FENCEPOST_URL" = "$STORE"
+        "$0" show --json "$FENCEPOST_NAME" | grep -q "\"label\":\"[^\"]*:$$\""
         ! "$0" acquire --no-wait "$FENCEPOST_NAME" 2>/dev/null
         "$0" renew --ttl 9s "$FENCEPOST_NAME"
         "$0" show --json "$FENCEPOST_NAME" | grep -q '"ttl_ms":9000'
@@ -29,7 +31,10 @@ fn a_script_can_eval_what_acquire_prints() {
     "#;
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_fencepost")]);
-    command.env("FENCEPOST_URL", store.url()).env_remove("FENCEPOST_OWNER");
+    command
+        .env("FENCEPOST_URL", store.url())
+        .env("STORE", store.url())
+        .env_remove("FENCEPOST_OWNER");
     let (code, _, err) = heard(&command.output().unwrap());
     assert_eq!(code, Some(0), "{err}");
     store.assert_empty();
@@ -113,4 +118,33 @@ fn a_script_that_evals_a_failed_acquire_stops() {
         assert_eq!((code, out.as_str()), (Some(wanted), ""), "{arguments}: {err}");
     }
     holder.signal(rustix::process::Signal::TERM);
+}
+
+/// `renew` and `release` work on the store that `acquire` was given, wherever the script has gone meanwhile.
+#[test]
+fn a_script_finds_the_store_of_its_acquire() {
+    let store = Store::new();
+    let script = r#"
+        set -e
+        eval "$("$0" acquire --on "sqlite:it's here.db" x)"
+        cd /
+        "$0" renew x && "$0" release x
+    "#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_fencepost")]).current_dir(store.dir.path());
+    command.env("FENCEPOST_URL", store.url()).env_remove("FENCEPOST_OWNER");
+    let (code, _, err) = heard(&command.output().unwrap());
+    assert_eq!(code, Some(0), "{err}");
+}
+
+/// An unset variable in a script must not become a lock that nobody else sees.
+#[test]
+fn an_empty_url_is_not_the_local_file() {
+    let store = Store::new();
+    for line in [&["run", "x", "--", "true"][..], &["ls"], &["acquire", "x"]] {
+        let mut command = store.fencepost(line);
+        let (code, _, err) = heard(&command.env("FENCEPOST_URL", "").output().unwrap());
+        assert_eq!(code, Some(64), "{err}");
+        assert!(err.contains("FENCEPOST_URL is empty"), "{err}");
+    }
 }

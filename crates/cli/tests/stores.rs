@@ -7,9 +7,15 @@ mod common;
 use common::Store;
 use rusqlite::Connection;
 
+const COMMANDS: [&[&str]; 3] = [&["run", "x", "--", "echo", "never"], &["acquire", "x"], &["ls"]];
+
 fn refused(store: &Store, url: &str, expected: i32, words: &[&str]) {
-    for line in [&["run", "x", "--", "echo", "never"][..], &["acquire", "x"], &["ls"]] {
-        let (code, out, err) = store.say(&[&["--on", url], line].concat());
+    refused_to(&COMMANDS, store, url, expected, words);
+}
+
+fn refused_to(lines: &[&[&str]], store: &Store, url: &str, expected: i32, words: &[&str]) {
+    for line in lines {
+        let (code, out, err) = store.say(&[&["--on", url], *line].concat());
         // What `acquire` prints is evaluated by a script, which must not go on.
         let stops =
             if line[0] == "acquire" { format!("(exit {expected})\n") } else { String::new() };
@@ -24,7 +30,8 @@ fn refused(store: &Store, url: &str, expected: i32, words: &[&str]) {
 
 /// The file of this store, set up.
 fn database(store: &Store) -> Connection {
-    store.assert_empty();
+    let (code, _, err) = store.say(&["run", "x", "--", "true"]);
+    assert_eq!(code, Some(0), "{err}");
     Connection::open(store.path("locks.db")).unwrap()
 }
 
@@ -34,8 +41,11 @@ fn a_directory_that_can_not_be_written() {
     // A file where a directory should be refuses root as well, unlike a mode.
     std::fs::write(store.path("file"), "").unwrap();
     let url = format!("sqlite:{}", store.path("file/below/locks.db").display());
-    refused(&store, &url, 69, &["file/below", "sqlite:PATH"]);
-    refused(&store, "sqlite:/proc/fencepost/locks.db", 69, &["/proc/fencepost", "sqlite:PATH"]);
+    // Who only looks finds nothing there.
+    let takers = &COMMANDS[..2];
+    refused_to(takers, &store, &url, 69, &["file/below", "sqlite:PATH"]);
+    let nowhere = "sqlite:/proc/fencepost/locks.db";
+    refused_to(takers, &store, nowhere, 69, &["/proc/fencepost", "sqlite:PATH"]);
 }
 
 #[test]
@@ -155,7 +165,9 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     let database = fencepost_testbed::Database::fresh().unwrap();
     database.psql("create role till login").unwrap();
     let till = database.url_as("till");
-    refused(&store, &till, 78, &["fencepost backend install", "docs/backends/postgres.md"]);
+    // Who only looks finds an empty store.
+    let remedy = ["fencepost backend install", "docs/backends/postgres.md"];
+    refused_to(&COMMANDS[..2], &store, &till, 78, &remedy);
     let install = |words: &[&str]| {
         store.say(&[&["--on", &database.url(), "backend", "install"], words].concat())
     };
@@ -182,4 +194,66 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     assert!(out.contains("found synchronous_commit  on"), "{out}");
     let (code, _, err) = store.say(&["backend", "install"]);
     assert_eq!(code, Some(64), "{err}");
+}
+
+/// The server goes away while somebody waits: the wait says so, and goes on when it is back. One that is not there at
+/// the start is an error at once.
+#[test]
+fn a_wait_goes_on_through_an_outage() {
+    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let (store, url) = (Store::new(), server.url());
+    let script = "echo up > up; exec sleep 1000";
+    let holder = store.start(&["run", "--on", &url, "--ttl", "1s", "x", "--", "sh", "-c", script]);
+    common::wait_for_text(&store.path("up"));
+    let log = store.path("log");
+    let mut command = store.fencepost(&["run", "--on", &url, "x", "--", "echo", "mine"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(&log).unwrap());
+    let waiter = common::Running::new(command.spawn().unwrap());
+    let said = |text: &str| std::fs::read_to_string(&log).unwrap().contains(text);
+    common::wait_for("the waiter", common::LIMIT, || said("fencepost: waiting for \"x\""));
+    server.kill().unwrap();
+    common::wait_for("word of the outage", common::LIMIT, || {
+        said("fencepost: still waiting for \"x\"")
+    });
+    let (code, _, err) = store.say(&["run", "--on", &url, "x", "--", "echo", "never"]);
+    assert_eq!(code, Some(69), "{err}");
+    assert!(err.contains(&url), "{err}");
+    assert_eq!(holder.end().0, Some(76));
+    server.start_again().unwrap();
+    let (code, out, _) = waiter.end();
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert_eq!((code, out.as_str()), (Some(0), "mine\n"), "{log}");
+    assert!(log.lines().all(|line| line.starts_with("fencepost: ")), "{log}");
+}
+
+/// The password of a URL is in no output.
+#[test]
+fn the_password_of_a_store_is_not_shown() {
+    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let (_, place) =
+        server.url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let url = format!("redis://:s3cret@{place}");
+    let store = Store::new();
+    for line in
+        [&["ls"][..], &["show", "x"], &["explain"], &["leader", "x"], &["run", "x", "--", "true"]]
+    {
+        for json in [&[][..], &["--json"]] {
+            let (_, out, err) = store.say(&[&["--on", &url], json, line].concat());
+            assert!(!format!("{out}{err}").contains("s3cret"), "{line:?}: {out}{err}");
+        }
+    }
+}
+
+/// A store that keeps another TTL than it was asked for says so once, in a line like all others.
+#[test]
+fn a_ttl_that_the_store_changes_is_shown_once() {
+    let server = fencepost_testbed::Etcd::builder().start().unwrap();
+    let (store, url) = (Store::new(), server.url());
+    let line = ["run", "--on", &url, "--ttl", "2500ms", "x", "--", "sh", "-c", "exit 4"];
+    let (code, _, err) = store.say(&line);
+    assert_eq!(code, Some(4), "{err}");
+    let said: Vec<_> = err.lines().filter(|line| line.contains("keeps a TTL of")).collect();
+    assert_eq!(said.len(), 1, "{err}");
+    assert!(said[0].starts_with("fencepost: lock \"x\": the etcd store"), "{err}");
+    assert!(!store.say(&[&["-q"], &line[..]].concat()).2.contains("keeps a TTL of"));
 }

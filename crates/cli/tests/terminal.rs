@@ -27,7 +27,10 @@ fn at_a_terminal(store: &Store, steps: &[&str]) {
         output => {
             let (code, _, err) = heard(&output.unwrap());
             assert_eq!(code, Some(0), "{err}");
-            store.assert_empty();
+            // What the last command printed came before its lock was released.
+            common::wait_for("an empty store", common::LIMIT, || {
+                store.say(&["ls", "--json"]).1.contains(r#""locks":[]"#)
+            });
         }
     }
 }
@@ -164,7 +167,7 @@ fn a_wait_shows_who_holds_the_lock() {
 #[test]
 fn break_asks_first() {
     let store = Store::new();
-    let holder = store.start(&["run", "--label", "me", "--ttl", "1s", "x", "--", "sleep", "1000"]);
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
     common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
     at_a_terminal(
         &store,
@@ -256,6 +259,67 @@ fn a_record_is_forgotten_after_a_question() {
             r"see:Forget it\? \[y/N\] ",
             r"type:y\n",
             "see:forgot \"k\"",
+        ],
+    );
+}
+
+/// As with `flock`: one ^C, and the shell's loop is over. The terminal sends it to the command alone, which has the
+/// terminal, so we must see to it that the shell learns of it.
+#[test]
+fn control_c_ends_a_loop_around_us() {
+    for script in [
+        // The interactive shell's own loop.
+        r"type:while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000'; done\n",
+        // A script's: its shell is in our process group, and the terminal did not send it anything.
+        r#"type:bash -c "while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
+        r#"type:sh -c "while :; do fencepost once k -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
+        r#"type:sh -c "while :; do fencepost elect x -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
+        // Stdin is not the terminal: we get it ourselves and pass it on.
+        r#"type:sh -c "while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000' </dev/null; done"\n"#,
+        r#"type:sh -c "while :; do fencepost watch x | sed 's/is free/u''p/'; done"\n"#,
+    ] {
+        at_a_terminal(
+            &Store::new(),
+            &[script, "see:up", r"type:\x03", r"type:echo over $?\n", "see:over 130"],
+        );
+    }
+}
+
+/// Likewise while it waits, and the wait is given up.
+#[test]
+fn control_c_ends_a_loop_around_a_wait() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
+    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    let leave = format!("type:kill {}\\n", holder.id());
+    at_a_terminal(
+        &store,
+        &[
+            r#"type:sh -c "while :; do fencepost run x -- echo never; done"\n"#,
+            "see:held by me",
+            r"type:\x03",
+            r"type:echo over $?\n",
+            "see:over 130",
+            &leave,
+            r"type:until fencepost run -n x -- echo go''ne; do sleep 0.05; done\n",
+            "see:gone",
+        ],
+    );
+}
+
+/// A command that handles ^C and ends well does not end the loop.
+#[test]
+fn control_c_that_the_command_handles_is_its_own() {
+    at_a_terminal(
+        &Store::new(),
+        &[
+            r#"type:for i in 1 2; do fencepost run x -- bash -c "trap 'exit 7' INT; echo u''p; while :; do sleep 0.05; done"; echo code $?; done\n"#,
+            "see:up",
+            r"type:\x03",
+            "see:code 7",
+            "see:up",
+            r"type:\x03",
+            "see:code 7",
         ],
     );
 }

@@ -12,14 +12,17 @@ fn resource(directory: &std::path::Path) -> String {
 
 fn run(cases: &str) {
     let state = fencepost_testbed::directory_on_disk().unwrap();
+    let store = format!("sqlite:{}", state.path().join("fencepost/locks.db").display());
     // So that a transcript can nest `fencepost` in `fencepost run`.
     let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
     trycmd::TestCases::new()
         .env("XDG_STATE_HOME", state.path().to_str().unwrap())
-        .env("FENCEPOST_URL", "")
+        .env("FENCEPOST_URL", store.clone())
         .env("FENCEPOST_RESOURCE", resource(state.path()))
         .env("PATH", path)
+        .insert_var("[STORE]", store)
+        .unwrap()
         .case(cases)
         .run();
 }

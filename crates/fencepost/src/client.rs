@@ -82,8 +82,8 @@ impl Fencepost {
         Self::over(Arc::new(BootClock), open).await
     }
 
-    /// Connects to what `FENCEPOST_URL` names or, if it is unset or empty, to the embedded store under
-    /// the user's state directory.
+    /// Connects to what `FENCEPOST_URL` names or, if it is not set, to the embedded store under the user's state
+    /// directory, which is for the processes of this user on this host. An empty `FENCEPOST_URL` is refused.
     pub async fn from_env() -> Result<Self> {
         Self::connect(&crate::url::env_url()?).await
     }

@@ -175,11 +175,19 @@ pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
     Some(std::time::Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(millis)?))
 }
 
-/// The URL that `FENCEPOST_URL` holds, else that of the embedded store.
+/// The URL that `FENCEPOST_URL` holds; if it is not set, that of the embedded store. An empty one is refused: it is
+/// what a script with an unset variable gives, and a lock in the local file would exclude nobody else.
 pub fn env_url() -> Result<String> {
-    match std::env::var("FENCEPOST_URL") {
-        Ok(url) if !url.is_empty() => Ok(url),
-        Ok(_) | Err(std::env::VarError::NotPresent) => default_url(),
+    url_in(std::env::var("FENCEPOST_URL"))
+}
+
+fn url_in(variable: std::result::Result<String, std::env::VarError>) -> Result<String> {
+    match variable {
+        Ok(url) if url.is_empty() => Err(Error::invalid(
+            "FENCEPOST_URL is empty: set it to a store URL, or unset it to use the file in your state directory",
+        )),
+        Ok(url) => Ok(url),
+        Err(std::env::VarError::NotPresent) => default_url(),
         Err(std::env::VarError::NotUnicode(_)) => {
             Err(Error::invalid("FENCEPOST_URL is not UTF-8: set it to a store URL"))
         }
@@ -257,6 +265,14 @@ mod tests {
             assert!(!error.contains("unknown"), "{error}");
         }
         assert!(no_such_store("oracle").to_string().contains("unknown"));
+    }
+
+    #[test]
+    fn an_empty_variable_is_not_the_local_file() {
+        let error = url_in(Ok(String::new())).unwrap_err();
+        assert_eq!(*error.kind(), crate::ErrorKind::Invalid);
+        assert!(error.to_string().contains("FENCEPOST_URL is empty"), "{error}");
+        assert_eq!(url_in(Ok("memory:".to_owned())).unwrap(), "memory:");
     }
 
     #[test]

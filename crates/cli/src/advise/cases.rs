@@ -79,7 +79,7 @@ pub(crate) const CASES: &[Case] = &[
                  let value = prices.get_or(compute_prices).await?;",
             ),
             Shell(
-                "fencepost once --may-repeat --keep-output --keep 60s prices -- ./compute-prices",
+                "fencepost once --on URL --may-repeat --keep-output --keep 60s prices -- ./compute-prices",
             ),
         ],
         page: "docs/once.md",
@@ -96,7 +96,7 @@ pub(crate) const CASES: &[Case] = &[
                     Where the effect is a transaction, put the mark into it (done_in); else make each \
                     invoice unique.",
         start: &[
-            Shell("fencepost once \"billing/$(date +%F)\" -- ./billing"),
+            Shell("fencepost once --on URL \"billing/$(date +%F)\" -- ./billing"),
             Rust(
                 "let billing = fp.once(\"billing/2026-11-16\");\n\
                  let ran = billing.run(|run| bill_all(run.token())).await?.ran;",
@@ -115,8 +115,8 @@ pub(crate) const CASES: &[Case] = &[
         not_given: "One leader at every instant in the eyes of the world: one that froze may still send what it \
                     had begun. Send FENCEPOST_TOKEN with every write, and check it there.",
         start: &[
-            Shell("fencepost elect scheduler --value \"$HOSTNAME:8080\" -- ./scheduler"),
-            Shell("fencepost leader scheduler"),
+            Shell("fencepost elect --on URL scheduler --value \"$HOSTNAME:8080\" -- ./scheduler"),
+            Shell("fencepost leader --on URL scheduler"),
             Rust(
                 "let scheduler = fp.election(\"scheduler\");\n\
                  scheduler.lead(\"10.0.0.7:8080\", schedule).await?;",
@@ -141,7 +141,7 @@ pub(crate) const CASES: &[Case] = &[
                  turn.done(\"\").await?;\n\
                  }",
             ),
-            Shell("fencepost once --no-wait \"import/$file\" -- ./import \"$file\""),
+            Shell("fencepost once --on URL --no-wait \"import/$file\" -- ./import \"$file\""),
         ],
         page: "docs/once.md",
     },
@@ -155,7 +155,7 @@ pub(crate) const CASES: &[Case] = &[
         not_given: "Anything, from the lock alone: without the fence a pause at the wrong moment loses an \
                     update (fencepost lab pause).",
         start: &[
-            Shell("fencepost run --for correctness account/42 -- ./transfer 42"),
+            Shell("fencepost run --on URL --for correctness account/42 -- ./transfer 42"),
             Shell("fencepost fence protect account --name-from lock_name"),
         ],
         page: "docs/fence-your-database.md",
@@ -184,7 +184,7 @@ pub(crate) const CASES: &[Case] = &[
                     most one (record it first).",
         start: &[
             Shell(
-                "fencepost once --record-failure charge/42 -- ./charge --idempotency-key charge/42",
+                "fencepost once --on URL --record-failure charge/42 -- ./charge --idempotency-key charge/42",
             ),
             Rust(
                 "let charge = fp.once(\"charge/42\").on_failure(OnFailure::Record);\n\
@@ -201,7 +201,7 @@ pub(crate) const CASES: &[Case] = &[
         because: "The tool's own table says what was done, in the transaction that did it. The lock only keeps \
                   two from starting the same step, which many databases can not roll back.",
         not_given: "A way back: a step that is half done in a database without transactional DDL stays so.",
-        start: &[Shell("fencepost run --for correctness schema/shop -- ./migrate up")],
+        start: &[Shell("fencepost run --on URL --for correctness schema/shop -- ./migrate up")],
         page: "docs/which-lock.md",
     },
     Case {
@@ -212,7 +212,7 @@ pub(crate) const CASES: &[Case] = &[
         because: "Deployments by two people shall come one after the other, and see each other's. They are \
                   rare, so any store that all of them reach is fast enough.",
         not_given: "A stop to what the first one has sent out already, if it is frozen and overtaken.",
-        start: &[Shell("fencepost run --wait 30m deploy/shop -- ./deploy shop")],
+        start: &[Shell("fencepost run --on URL --wait 30m deploy/shop -- ./deploy shop")],
         page: "docs/which-lock.md",
     },
     Case {

@@ -54,18 +54,21 @@ pub(crate) struct Leader {
 
 pub(crate) const ELECT_HELP: &str = "\
 Examples:
-  fencepost elect scheduler -- ./scheduler
-  fencepost elect web --value 10.0.0.7:8080 --ttl 5s -- ./primary
-  fencepost elect web --observe --json | jq .value
+  fencepost elect --on etcd://a,b,c scheduler -- ./scheduler
+  fencepost elect --on etcd://a,b,c web --value 10.0.0.7:8080 --ttl 5s -- ./primary
+  fencepost elect --on etcd://a,b,c web --observe --json | jq .value
+
+All candidates must name the same store: without --on or FENCEPOST_URL each host
+has its own file, and a leader of its own.
 
 Waits until it is our turn to lead, then runs the command as `fencepost run`
 does, with the same watchdog. FENCEPOST_TOKEN is the term: higher than that of
 every leader before. Send it along with every write.
 
 Leadership lost: the command is ended before anybody else can lead, and we stand
-for election again. Not so after `fencepost break`: the next one leads at once,
-and we hear of it a third of the TTL later at most. A store that is out of reach
-is tried again every second.
+for election again. Not so after `fencepost break`: the next one leads at once;
+we are notified, and at worst hear of it when we renew, a third of the TTL later. A
+wait goes on while the store is out of reach.
 The command ends by itself: we resign, and its exit code is ours.
 
 TERM, INT and HUP are passed on to the command, and we go on leading until it
@@ -73,19 +76,20 @@ has ended: it can finish what it has begun, and only then the next one leads.
 If the leadership is lost meanwhile, the exit code is 76.
 
 What happens is told on stderr; with --json as one object per line, with the
-field \"event\": leading, lost, campaigning or unreachable. stdout is the command's.
+field \"event\": leading, lost, campaigning, unreachable or near_miss. Lines that begin
+with `fencepost: ` are for people. stdout is the command's.
 
 With --observe, a line per change: the term, the value, the label; `nobody leads`
 when that is so. Terms only rise. Those that came and went between two looks may
 be left out, the last one never is.
 
-Exit codes: the command's own; 64 bad usage, 69 the store can not be reached at
-the start, 76 lost while it was ending, 78 refused, 128+N ended by signal N while
-waiting to lead.";
+Exit codes: the command's own; 64 bad usage, 69 the store cannot be reached at
+the start, 76 lost while it was ending, 78 refused. A signal that ends it while it
+waits to lead ends it by that signal (128+N in a shell).";
 
 pub(crate) const LEADER_HELP: &str = "\
 Examples:
-  curl http://$(fencepost leader web)/
+  curl \"http://$(fencepost leader --on etcd://a,b,c web)/\"
   fencepost leader --json web
 
 Prints what the leader said of itself (`elect --value`), and nothing else.

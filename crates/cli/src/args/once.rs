@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use super::WaitLimit;
 use crate::duration;
 
 /// `fencepost once`
@@ -24,12 +25,8 @@ pub(crate) struct Once {
     /// After how long a runner that is not heard of is taken over: 100ms to 24h
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
-    /// Wait at most this long for somebody else's run [default: until it ends]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "no_wait")]
-    pub(crate) wait: Option<Duration>,
-    /// Give up at once if somebody else is at it
-    #[arg(long)]
-    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) limit: WaitLimit,
     /// What others see as the runner [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -86,11 +83,15 @@ fencepost once [OPTIONS] <KEY> -- <CMD>...
 
 pub(crate) const ONCE_HELP: &str = "\
 Examples:
-  fencepost once billing/$(date +%F) -- ./billing      on twelve machines, one runs it
+  fencepost once --on postgres://db/app \"billing/$(date +%F)\" -- ./billing
+                                         on twelve machines, one runs it
   fencepost once --keep-output --keep 1h prices -- ./fetch-prices
   fencepost once --record-failure migrate/42 -- ./migrate
-  fencepost once ls                                    what is recorded
-  fencepost once --key ls -- true                      a key that is called ls
+  fencepost once ls                      what is recorded
+  fencepost once --key ls -- true        a key that is called ls
+
+All hosts must name the same store: without --on or FENCEPOST_URL each host has its
+own file, and twelve hosts run it twelve times.
 
 The command runs if nobody has done KEY yet, as under `fencepost run`, with
 FENCEPOST_KEY besides the other variables. Exit 0: KEY is recorded as done, for
@@ -99,7 +100,7 @@ did it, and on stdout what was kept of the output. Whoever comes meanwhile waits
 
 The command fails: its code is passed on, and the next one to come tries again.
 With --record-failure nobody does: all exit with that code, until the record is
-forgotten. A command that was ended by a signal sent to us did not fail.
+forgotten. A command that was ended by a signal sent to us, or by ^C, did not fail.
 
 The runner dies: the next one takes over when its lease ends, at once on an
 embedded store. So a crash after the work and before the record repeats the work.
@@ -107,7 +108,7 @@ Where that must not be: docs/once.md, effect and mark in one transaction.
 
 Exit codes: 0 done, now or before; the command's own, now or recorded (1 if the
 record names none); 64 bad usage; 69 store out of reach; 75 somebody is at it and
-we were not to wait (longer); 76 lost or overtaken: the record is left to who has
+we were not to wait (longer; -E gives another code); 76 lost or overtaken: the record is left to who has
 it now; 78 the store keeps no records, or may lose them and --may-repeat is not
 given.";
 

@@ -57,7 +57,7 @@ pub(super) async fn attended<T>(
 
 fn ended(signal: Signal) -> Failure {
     let number = signal.as_raw();
-    Failure::signal(number, format!("the lab was ended by signal {number}"))
+    Failure::signal(signal, Some(format!("the lab was ended by signal {number}")))
 }
 
 fn failure(fault: Fault) -> Failure {

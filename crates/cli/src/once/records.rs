@@ -9,6 +9,7 @@ use crate::breaking::agreed;
 use crate::exit::{self, Failure};
 use crate::out;
 use crate::script::quoted;
+use crate::store::Target;
 
 /// The lock that a run of `key` holds.
 pub(crate) fn lock_of(key: &str) -> String {
@@ -27,7 +28,8 @@ pub(crate) fn is_cut(entry: &Entry) -> bool {
 }
 
 /// Lists every record.
-pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
+pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
+    let fp = at.look().await?;
     let entries = fp.once_entries().await?;
     let mut held = std::collections::HashSet::new();
     if entries.iter().any(|(_, entry)| entry.state == State::Running) {
@@ -39,9 +41,10 @@ pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
             .iter()
             .map(|(key, entry)| as_json(key, entry, held.contains(&entry.name)))
             .collect();
-        out::json(&json!({ "records": entries }))?;
+        out::json(&json!({ "store": at.shown(), "records": entries }))?;
         return Ok(exit::OK);
     }
+    at.announce("records in");
     let mut rows: Vec<Vec<String>> =
         vec![["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"].map(str::to_owned).into()];
     for (key, entry) in &entries {
@@ -58,12 +61,14 @@ pub(crate) async fn ls(fp: &Fencepost, json: bool) -> Result<u8, Failure> {
 }
 
 /// Shows one record.
-pub(crate) async fn show(args: &OnceKey, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
-    let key = &args.key;
+pub(crate) async fn show(args: &OnceKey, at: &Target, json: bool) -> Result<u8, Failure> {
+    let (key, fp) = (&args.key, at.look().await?);
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
-    let live = is_live(fp, key, &entry).await?;
+    let live = is_live(&fp, key, &entry).await?;
     if json {
-        out::json(&as_json_with_result(key, &entry, live))?;
+        let mut shown = as_json_with_result(key, &entry, live);
+        shown["store"] = at.shown().into();
+        out::json(&shown)?;
         return Ok(exit::OK);
     }
     let rows = [
@@ -81,6 +86,7 @@ pub(crate) async fn show(args: &OnceKey, fp: &Fencepost, json: bool) -> Result<u
                 if is_cut(&entry) { ", perhaps the first of more" } else { "" }
             ),
         ),
+        ("store", at.shown().to_owned()),
     ];
     let rows = rows.map(|(what, value)| vec![what.to_owned(), value]);
     out::print(&out::table(&rows))?;
@@ -93,10 +99,10 @@ pub(crate) async fn show(args: &OnceKey, fp: &Fencepost, json: bool) -> Result<u
 }
 
 /// Removes one record.
-pub(crate) async fn forget(args: &OnceForget, fp: &Fencepost, json: bool) -> Result<u8, Failure> {
-    let key = &args.key;
+pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result<u8, Failure> {
+    let (key, fp) = (&args.key, at.open_shared().await?);
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
-    let live = is_live(fp, key, &entry).await?;
+    let live = is_live(&fp, key, &entry).await?;
     if !args.yes && !live {
         let question = format!(
             "\"{key}\" is recorded as {}, {} ago by {} (token {})",

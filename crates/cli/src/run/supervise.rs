@@ -4,6 +4,7 @@
 //! it is fed with deadlines, and everything else happens: signals, the terminal, what the command
 //! leaves behind, and the words for the user.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fencepost::backend::short;
@@ -17,8 +18,11 @@ use super::group::Group;
 use super::leash::{Leash, Standing};
 use super::record::Record;
 use super::terminal::Terminal;
-use crate::exit::say;
+use crate::exit::{Failure, say};
 use crate::signals::Signals;
+
+/// How long a process that the command left has to leave the group itself (setsid) before it is ended.
+const LEAVE_TIME: Duration = Duration::from_millis(20);
 
 /// How long we trust that we would be told.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -35,10 +39,8 @@ impl Schedule {
     /// watchdog may have to wait for a processor, and the group for its death.
     pub(crate) fn new(ttl: Duration, max_hold: Option<Duration>) -> Self {
         let span = max_hold.map_or(ttl, |max| max.min(ttl));
-        Self {
-            grace: (span / 4).min(Duration::from_secs(5)),
-            early: (span / 50).min(Duration::from_millis(50)),
-        }
+        let early = (span / 50).min(Duration::from_millis(50));
+        Self { grace: grace(span), early }
     }
 
     fn term_at(&self, deadline: Moment) -> Moment {
@@ -51,6 +53,15 @@ impl Schedule {
     }
 }
 
+fn grace(span: Duration) -> Duration {
+    (span / 4).min(Duration::from_secs(5))
+}
+
+/// How long the guard is held for a command that may run for `max`: it gets TERM then, and has its grace after that.
+pub(crate) fn hold_for(max: Duration, ttl: Duration) -> Duration {
+    max.saturating_add(grace(max.min(ttl)))
+}
+
 /// How it came out.
 pub(crate) struct Outcome {
     /// How the command ended.
@@ -59,8 +70,25 @@ pub(crate) struct Outcome {
     pub(crate) lost: Option<String>,
     /// There was no watchdog and none could be started, so we ended the command.
     pub(crate) unwatched: bool,
-    /// Somebody sent us a signal that asks a program to end, which we passed on.
+    /// Somebody sent us, or typed, a signal that asks a program to end.
     pub(crate) told_to_end: bool,
+    /// The signal that ended the command, if it was for us as well.
+    pub(crate) signal: Option<Signal>,
+    /// It was typed at the terminal, which the command had: nobody else of our group got it.
+    pub(crate) typed: bool,
+}
+
+impl Outcome {
+    /// The command's end as our own: its code, or death by the signal that was for both of us.
+    pub(crate) fn passed_on(&self) -> Result<u8, Failure> {
+        match self.signal {
+            Some(signal) => {
+                let failure = Failure::signal(signal, None);
+                Err(Failure { to_group: self.typed, ..failure })
+            }
+            None => Ok(self.ended.code()),
+        }
+    }
 }
 
 /// The command under its lock.
@@ -84,10 +112,14 @@ struct Progress {
     /// When the watchdog asked the group to end.
     asked: Option<Moment>,
     ended: Option<Ended>,
-    /// The command is gone, others of its group are not: kill them from here on.
+    /// The command is gone, others of its group are not: ask them to end from here on.
+    end_rest_at: Option<Moment>,
+    /// And kill them from here on.
     kill_rest_at: Option<Moment>,
     unwatched: bool,
     told_to_end: bool,
+    /// The signals that were passed on.
+    passed_on: BTreeSet<i32>,
     gap: Duration,
 }
 
@@ -101,9 +133,11 @@ impl Supervisor<'_> {
             lost: None,
             asked: None,
             ended: None,
+            end_rest_at: None,
             kill_rest_at: None,
             unwatched: false,
             told_to_end: false,
+            passed_on: BTreeSet::new(),
             gap: Duration::from_millis(1),
         };
         // It may have moved between the watchdog's start and ours.
@@ -224,6 +258,7 @@ impl Supervisor<'_> {
         if signal == Signal::CONT {
             self.go_on(progress);
         } else {
+            progress.passed_on.insert(signal.as_raw());
             progress.group.signal(signal);
         }
     }
@@ -270,11 +305,14 @@ impl Supervisor<'_> {
     /// What the command left running must not go on without the lock.
     fn end_the_rest(&self, progress: &mut Progress) {
         let now = BootClock.now();
+        let end_at = *progress.end_rest_at.get_or_insert(now + LEAVE_TIME);
+        let count = progress.group.count_running().unwrap_or(1);
         match progress.kill_rest_at {
+            // It ended, or left the group, since we looked; or it may be about to.
+            None if count == 0 || now < end_at => {}
             None => {
                 progress.kill_rest_at = Some(now + self.schedule.grace);
                 if progress.lost.is_none() {
-                    let count = progress.group.count_running().unwrap_or(1);
                     say(&format!(
                         "the command ended and left {count} process{} running in its group; \
                          ending {}",
@@ -293,15 +331,16 @@ impl Supervisor<'_> {
         progress.gap = (progress.gap * 2).min(Duration::from_millis(50));
     }
 
-    fn why_it_ends(&self) -> &'static str {
-        match (self.guard.state(), self.max_hold) {
-            (GuardState::RenewalFailing, _) => "the store can not be reached to renew it",
-            (_, true) => "it was held as long as --max-hold allows",
-            _ => "it could not be renewed in time",
+    fn why_it_ends(&self) -> String {
+        match (self.guard.renewal_error(), self.max_hold) {
+            (Some(error), _) => format!("it could not be renewed: {error}"),
+            (None, true) => "it was held as long as --max-hold allows".to_owned(),
+            (None, false) => "it could not be renewed in time".to_owned(),
         }
     }
 
     async fn wind_up(mut self, progress: Progress, ended: Ended) -> Outcome {
+        let (signal, typed) = self.ended_by(&progress, ended);
         if let Some(terminal) = &self.terminal {
             match ended {
                 Ended::Exited(_) => terminal.take_back(&progress.group),
@@ -318,7 +357,9 @@ impl Supervisor<'_> {
         let asked = progress.asked.filter(|asked| BootClock.now() <= *asked + grace + grace);
         let lost = match (&progress.lost, asked) {
             (Some(cause), _) => {
-                Some(format!("lock \"{name}\" was lost: {cause}; the command was ended"))
+                let error = self.guard.renewal_error().map(|error| format!(" ({error})"));
+                let why = error.unwrap_or_default();
+                Some(format!("lock \"{name}\" was lost: {cause}{why}; the command was ended"))
             }
             (None, Some(_)) => Some(format!(
                 "lock \"{name}\" could not be kept: {}; the command was asked to end, and did",
@@ -328,7 +369,20 @@ impl Supervisor<'_> {
         };
         self.child.reap();
         let Progress { unwatched, told_to_end, .. } = progress;
-        Outcome { ended, lost, unwatched, told_to_end }
+        Outcome { ended, lost, unwatched, told_to_end: told_to_end || typed, signal, typed }
+    }
+
+    /// The signal that ended the command and was for us as well, and whether it was typed: the terminal sends ^C to
+    /// the command alone while that has it.
+    fn ended_by(&self, progress: &Progress, ended: Ended) -> (Option<Signal>, bool) {
+        let Ended::Killed(number) = ended else { return (None, false) };
+        let Some(signal) = Signal::from_named_raw(number) else { return (None, false) };
+        if progress.passed_on.contains(&number) {
+            return (Some(signal), false);
+        }
+        let had_terminal = self.terminal.is_some() && Terminal::is_with(&progress.group);
+        let typed = had_terminal && [Signal::INT, Signal::QUIT].contains(&signal);
+        (typed.then_some(signal), typed)
     }
 }
 
