@@ -257,3 +257,39 @@ fn a_ttl_that_the_store_changes_is_shown_once() {
     assert!(said[0].starts_with("fencepost: lock \"x\": the etcd store"), "{err}");
     assert!(!store.say(&[&["-q"], &line[..]].concat()).2.contains("keeps a TTL of"));
 }
+
+/// Whoever may create a schema can plant one: no command of an administrator runs what is in it.
+#[test]
+fn planted_schema_is_refused_by_every_command() {
+    let store = Store::new();
+    let database = fencepost_testbed::Database::fresh().unwrap();
+    let (name, url) = (database.name(), database.url());
+    let role = format!("planter_{name}");
+    database
+        .psql(&format!("create role {role} login; grant create on database {name} to {role}"))
+        .unwrap();
+    let body =
+        format!("language plpgsql as $$ begin execute 'alter role {role} superuser'; end $$");
+    let plant = format!(
+        "create schema fencepost;
+         create table fencepost.components (component text primary key, version int not null);
+         insert into fencepost.components values ('locks', 1), ('records', 1), ('fences', 1);
+         create function fencepost.list() returns table (r_name text) {body};
+         create function fencepost.acquire(text, uuid, bigint, text, text) returns table (status int) {body};
+         create function fencepost.show(text) returns table (lock text) {body};
+         create function fencepost.enter(text, bigint, text) returns void {body}"
+    );
+    database.psql_as(&role, &plant).unwrap();
+    refused(&store, &url, 78, &[&role, "?owner="]);
+    for command in [
+        &["fence", "show", "--resource", &url][..],
+        &["fence", "enter", "x", "--token", "1", "--resource", &url],
+        &["fence", "install", "--resource", &url],
+    ] {
+        let (code, out, err) = store.say(command);
+        assert_eq!((code, out.as_str()), (Some(78), ""), "{command:?}: {err}");
+        assert!(err.contains(&role) && err.contains("?owner="), "{command:?}: {err}");
+    }
+    let rose = format!("select rolsuper from pg_roles where rolname = '{role}'");
+    assert_eq!(database.psql(&rose).unwrap(), "f\n");
+}
