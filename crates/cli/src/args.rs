@@ -54,7 +54,7 @@ pub(crate) struct Common {
     /// Print JSON: one object, or one per line
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Print errors only on stderr: not who is waited for, no near misses, no store of a listing
+    /// Leave out of stderr who is waited for, near misses and the store of a listing; errors stay
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
 }

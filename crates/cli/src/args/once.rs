@@ -9,7 +9,6 @@ use super::WaitLimit;
 use crate::duration;
 
 /// `fencepost once`
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag on the command line")]
 #[derive(Args, Debug)]
 #[command(subcommand_negates_reqs = true)]
 pub(crate) struct Once {
