@@ -64,10 +64,10 @@ impl Access {
             )));
         }
         let mut walk = walk(&path)?;
-        let mut access = Self::judge(&walk, shared)?;
         if walk.missing && shared {
             return Err(no_group_directory(parent));
         }
+        let mut access = Self::judge(&walk, shared)?;
         if walk.missing && create {
             make_directory(walk.real.parent().unwrap_or(parent))?;
             // Somebody else may have been faster.
