@@ -64,10 +64,10 @@ impl Access {
             )));
         }
         let mut walk = walk(&path)?;
-        let mut access = Self::judge(&walk, shared)?;
         if walk.missing && shared {
             return Err(no_group_directory(parent));
         }
+        let mut access = Self::judge(&walk, shared)?;
         if walk.missing && create {
             make_directory(walk.real.parent().unwrap_or(parent))?;
             // Somebody else may have been faster.
@@ -261,7 +261,7 @@ impl Access {
             .because(std::io::Error::from(errno))
         };
         let mode = Mode::from_raw_mode(if self.group.is_some() { 0o2770 } else { 0o700 });
-        let made = create
+        let is_new = create
             && match rustix::fs::mkdir(path, mode) {
                 Ok(()) => true,
                 Err(Errno::EXIST) => false,
@@ -273,7 +273,7 @@ impl Access {
             Err(Errno::NOENT) if !create => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        if made && self.group.is_some() {
+        if is_new && self.group.is_some() {
             rustix::fs::fchmod(&directory, mode).map_err(failed)?;
         }
         let stat = rustix::fs::fstat(&directory).map_err(failed)?;
@@ -427,7 +427,10 @@ fn unmapped_user() -> u32 {
 
 /// Whether a group has no member but this user, as where each user has a group of their own.
 fn is_own_group(user: u32, group: u32) -> bool {
-    let (users, groups) = (lines_of("/etc/passwd"), lines_of("/etc/group"));
+    is_own_group_in(&lines_of("/etc/passwd"), &lines_of("/etc/group"), user, group)
+}
+
+fn is_own_group_in(users: &[Vec<String>], groups: &[Vec<String>], user: u32, group: u32) -> bool {
     let number = |line: &[String], at: usize| line.get(at).and_then(|text| text.parse().ok());
     let Some(name) = users.iter().find(|line| number(line, 2) == Some(user)).map(|line| &line[0])
     else {
@@ -447,7 +450,10 @@ fn is_own_group(user: u32, group: u32) -> bool {
 /// A file of the system's, each line as its fields.
 fn lines_of(path: &str) -> Vec<Vec<String>> {
     let text = std::fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+    fields_of(&String::from_utf8_lossy(&text))
+}
+
+fn fields_of(text: &str) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
 }
 
@@ -475,6 +481,28 @@ impl fmt::Display for Group {
         match name_of("/etc/group", self.0) {
             Some(name) => write!(f, "group {name}"),
             None => write!(f, "group {}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_a_users_own_if_nobody_else_is_in_it() {
+        let users = fields_of(
+            "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n\
+             bob:x:1001:1001::/home/bob:/bin/sh\neve:x:1002:1003::/:/bin/sh\nzoe:x:1003:1003::/:/bin/sh\n\n+\n",
+        );
+        let groups =
+            fields_of("root:x:0:\nann:x:1000:ann\nbob:x:1001:ann,bob\nboth:x:1003:\nempty:x:7:\n");
+        let own = |user, group| is_own_group_in(&users, &groups, user, group);
+        assert!(own(1000, 1000));
+        assert!(!own(1001, 1001), "ann is in it too");
+        assert!(!own(1002, 1003), "zoe is in it too");
+        for (user, group) in [(1000, 7), (1000, 0), (1000, 99), (99, 1000), (99, 99)] {
+            assert!(!own(user, group), "{user} {group}");
         }
     }
 }
