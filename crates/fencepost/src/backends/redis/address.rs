@@ -305,13 +305,21 @@ fn client_hello() -> Vec<u8> {
 }
 
 async fn first_bytes(host: &str, port: u16, question: &[u8]) -> std::io::Result<Vec<u8>> {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut stream = tokio::net::TcpStream::connect((host, port)).await?;
-    stream.write_all(question).await?;
+    let stream = tokio::net::TcpStream::connect((host, port)).await?;
+    stream.writable().await?;
+    // It is short, and the connection is new: all of it fits.
+    stream.try_write(question)?;
     let mut answer = vec![0; 8];
-    let length = stream.read(&mut answer).await?;
-    answer.truncate(length);
-    Ok(answer)
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut answer) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            length => {
+                answer.truncate(length?);
+                return Ok(answer);
+            }
+        }
+    }
 }
 
 fn shown(info: &ConnectionInfo) -> String {
