@@ -15,7 +15,7 @@
 //! leader that was replaced may revoke leases that are alive (etcd#12528, #15247): the store then grants
 //! early, and the old holder learns of it at its next renewal; that is for the fence.
 //!
-//! *Breaks:* the holder's key is deleted and a note is put, in one step. The holder watches its key (holder_watch.rs), and
+//! *Breaks:* the holder's key is deleted and a note is put, in one step. The holder watches its key (`holder_watch.rs`), and
 //! its release takes the note away: that confirms the break.
 //!
 //! *Elections:* the key of a candidate is the same, and its value is what it says, as Go's `concurrency.Election`

@@ -132,3 +132,20 @@ async fn a_client_that_is_dropped_leaves_no_lease() {
     drop(guard);
     until("nothing is left", async || leases(&etcd).is_empty()).await;
 }
+
+/// Other clients take any bytes for a name: an operator must see such a lock, and no control character of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_of_another_client_whose_name_is_none_of_ours_is_listed_escaped() {
+    let etcd = shared();
+    let client = connect(&etcd.url()).await;
+    let said = etcd.etcdctl(&["lease", "grant", "60"]).unwrap();
+    let lease = said.split(' ').nth(1).unwrap().trim_start_matches('0');
+    let key = format!("names/odd\n\u{1b}[2J/{lease}");
+    etcd.etcdctl(&["put", &key, "", &format!("--lease={lease}")]).unwrap();
+    let list = client.list().await.unwrap();
+    let shown = list.iter().find(|info| info.name.as_str().starts_with("names/odd"));
+    let shown = shown.expect("it is listed");
+    assert_eq!(shown.name.as_str(), r"names/odd\n\u{1b}[2J");
+    assert!(shown.holder.is_some());
+    etcd.etcdctl(&["lease", "revoke", lease]).unwrap();
+}

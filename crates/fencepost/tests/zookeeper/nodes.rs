@@ -182,3 +182,18 @@ async fn a_break_leaves_no_marker_once_its_holder_knows() {
     until("no marker is left", async || site.children("/.fencepost/broken").is_empty()).await;
     assert!(ours.list().await.unwrap().is_empty(), "our own nodes are no locks");
 }
+
+/// ZooKeeper takes no control characters, but other clients take paths that no name of ours has.
+#[tokio::test]
+async fn a_lock_of_another_client_whose_path_is_no_name_of_ours_is_listed() {
+    let site = Site::shared();
+    let client = site.client().await;
+    client.lock("a").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+    let mut raw = Raw::connect(site.server.address());
+    raw.create(&format!("{}/50%", site.chroot), "", Kind::Stays, ALL);
+    raw.create(&format!("{}/50%/x-lock-0000000000", site.chroot), "", Kind::Ends, ALL);
+    let list = client.list().await.unwrap();
+    let names: Vec<_> = list.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["50%"]);
+    assert!(list[0].holder.is_some());
+}

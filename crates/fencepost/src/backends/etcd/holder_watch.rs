@@ -247,7 +247,9 @@ impl Desk {
     /// Opens a stream. A member answers the call with the answer to the first request, so there must be one.
     async fn open_holder_stream(&self, first: Vec<api::WatchRequest>) -> Result<Open, Fault> {
         let (requests, mut sent) = unbounded_channel();
-        first.into_iter().for_each(|each| drop(requests.send(each)));
+        for each in first {
+            drop(requests.send(each));
+        }
         let sent = stream::poll_fn(move |context| sent.poll_recv(context));
         let rpc = |channel, request: Request<_>| async move {
             WatchClient::new(channel).watch(request).await

@@ -87,11 +87,13 @@ impl Prefix {
         LockName::new(key.strip_prefix(&*self.0)?.strip_suffix('.')?).ok()
     }
 
-    /// Which lock this key is of, if it is of one.
+    /// Which lock this key is of, if it is of one. One whose name is none of ours is shown escaped: other clients take
+    /// any bytes.
     pub(super) fn lock_of(&self, kv: &KeyValue) -> Option<LockName> {
-        let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&*self.0)?;
-        let (name, lease) = key.rsplit_once('/')?;
-        (lease == hex(kv.lease) && kv.lease != 0).then(|| LockName::new(name).ok()).flatten()
+        let name =
+            kv.key.strip_prefix(self.0.as_bytes())?.strip_suffix(hex(kv.lease).as_bytes())?;
+        let name = String::from_utf8_lossy(name.strip_suffix(b"/")?);
+        (kv.lease != 0).then(|| LockName::new(&name).unwrap_or_else(|_| LockName::escaped(&name)))
     }
 }
 
@@ -231,6 +233,8 @@ mod tests {
         assert_eq!(of("fencepost.broken/2a.7"), None);
         assert_eq!(of("fencepost.candidate/2a.label"), None);
         assert_eq!(of("2a"), None);
+        assert_eq!(of("a\nb/2a").as_deref(), Some(r"a\nb"));
+        assert_eq!(of("/2a").as_deref(), Some("(empty)"));
         // A record can be named like any lease.
         let record = prefix.record(&LockName::new("once/2a").unwrap());
         assert_eq!(of(std::str::from_utf8(&record).unwrap()), None);

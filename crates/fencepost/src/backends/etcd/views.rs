@@ -111,7 +111,11 @@ impl Desk {
             let asked = bunch.iter().map(|(name, (oldest, count))| async move {
                 let range = range_of((oldest.key.clone(), Vec::new()));
                 let Some(kv) = self.link.range(&range, limit).await?.kvs.pop() else {
-                    // It went meanwhile; what there is now is one lock's matter.
+                    // It went meanwhile; what there is now is one lock's matter, unless no call can name it.
+                    if !self.prefix.queue(name).contends(oldest) {
+                        let (name, waiters) = (name.clone(), Vec::new());
+                        return Ok(LockInfo { name, holder: None, waiting: 0, waiters });
+                    }
                     return self.inspect(name).await.map(|seen| seen.info);
                 };
                 let holder = Some(self.holder_info(&kv, limit).await?);

@@ -140,7 +140,12 @@ impl Shared {
             };
             let others = children.iter().filter(|child| Contender::read(child).is_none());
             below.extend(others.filter(|it| !system(it)).map(|child| format!("{dir}/{child}")));
-            if let Some(name) = name_of(&self.chroot, dir).filter(|_| !line.is_empty()) {
+            // Other clients take directories that no name of ours has: these are shown escaped.
+            let shown =
+                || Some(LockName::escaped(dir.strip_prefix(&self.chroot)?.strip_prefix('/')?));
+            if let Some(name) =
+                name_of(&self.chroot, dir).or_else(shown).filter(|_| !line.is_empty())
+            {
                 found.push((name, dir, line));
             }
         }
