@@ -290,6 +290,6 @@ fn planted_schema_is_refused_by_every_command() {
         assert_eq!((code, out.as_str()), (Some(78), ""), "{command:?}: {err}");
         assert!(err.contains(&role) && err.contains("?owner="), "{command:?}: {err}");
     }
-    let rose = format!("select rolsuper from pg_roles where rolname = '{role}'");
-    assert_eq!(database.psql(&rose).unwrap(), "f\n");
+    let is_superuser = format!("select rolsuper from pg_roles where rolname = '{role}'");
+    assert_eq!(database.psql(&is_superuser).unwrap(), "f\n");
 }
