@@ -102,7 +102,7 @@ async fn watches_share_one_stream_and_end_with_their_grants() {
     }
     let mut guards = Vec::new();
     for number in 0..MANY {
-        guards.push(client.lock(&format!("many/{number}")).ttl(LONG).acquire().await.unwrap());
+        guards.push(client.lock(format!("many/{number}")).ttl(LONG).acquire().await.unwrap());
     }
     until("all are watched", async || watchers(&etcd) == before.1 + MANY).await;
     assert_eq!(streams(&etcd), before.0 + 1);
