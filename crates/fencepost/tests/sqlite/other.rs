@@ -12,9 +12,9 @@ use fencepost::clock::{BootClock, Clock as _};
 /// Says that this process is the other one, and what it is to do: role, URL, lock.
 const ORDER: &str = "FENCEPOST_TEST_OTHER";
 /// Long enough that no lease ends within a test.
-pub(crate) const LONG: Duration = Duration::from_secs(300);
+pub(crate) const LONG: Duration = Duration::from_mins(5);
 /// A worker whose test is gone ends by itself.
-const LIFE: Duration = Duration::from_secs(120);
+const LIFE: Duration = Duration::from_mins(2);
 
 /// A user and the one group it is in.
 pub(crate) type User = (u32, u32);

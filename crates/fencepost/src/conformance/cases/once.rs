@@ -285,9 +285,9 @@ async fn once_of_a_store_that_is_cut_off_is_unreachable(scene: &Scene) -> Verdic
     run(&ours, "before", "one").await?;
     let at_work = begin(&ours, "at work").await?;
     scene.site.cut().await?;
-    let fresh = once(&ours, KEY);
+    let fresh = once(&ours, KEY).wait_at_most(SOON);
     let settling = tokio::spawn(at_work.done("done"));
-    // It may wait for the store as long as the library does.
+    // Without a limit it would wait until the store is back.
     let fresh = within(SOON * 3, "it is told", fresh.begin()).await?;
     ensure_kind!(fresh, ErrorKind::Unreachable, "a store that is cut off");
     // What was at work is done: it is tried again until that is recorded, and not let go before.
