@@ -13,6 +13,8 @@ pub mod redis;
 pub mod redlock;
 #[cfg(all(feature = "sqlite", unix))]
 pub mod sqlite;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod unanswered;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

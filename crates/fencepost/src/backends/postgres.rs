@@ -37,7 +37,6 @@ mod listen;
 mod parts;
 mod records;
 mod renew;
-mod unanswered;
 mod upkeep;
 
 use std::fmt;
@@ -56,9 +55,9 @@ use self::found::Found;
 use self::listen::Listener;
 pub use self::parts::{Installed, install};
 use self::parts::{LOCKS, RECORDS};
-use self::unanswered::Unanswered;
 use self::upkeep::keep_up;
 use super::ears::{Ears, client_id};
+use super::unanswered::Unanswered;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
     Renewed, Request, Surroundings, Wait,
@@ -77,6 +76,8 @@ const OUTAGE: Duration = Duration::from_secs(5);
 const BREATH: Duration = Duration::from_millis(50);
 /// How long an owner is remembered that was released before it came, in milliseconds.
 const REMEMBER: i64 = 60_000;
+/// How long after it left an acquire may be carried out: far more than a request spends under way.
+const LATE: Duration = Duration::from_mins(10);
 /// How many leases are renewed in one transaction: more would keep their rows from others for too long.
 const BATCH: usize = 500;
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
@@ -133,7 +134,7 @@ impl Postgres {
             listener,
             ears,
             breaks,
-            unanswered: Unanswered::default(),
+            unanswered: Unanswered::new(LATE),
             create: around.create,
             found,
             records_there: AtomicBool::new(false),
@@ -182,7 +183,7 @@ impl Postgres {
             self.with_records().await?;
         }
         // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
-        let known = self.unanswered.insert(*owner, self.now());
+        let known = !self.unanswered.note(*owner, self.now());
         let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
         let channel = waits.then(|| self.listener.channel());
         let (named, called) = (name.as_str(), label.as_str());
@@ -203,7 +204,7 @@ impl Postgres {
         let late =
             known || heard.as_ref().map_or_else(|fault| fault.unanswered, |heard| heard.again);
         if !late {
-            self.unanswered.remove(*owner);
+            self.unanswered.clear(*owner);
         }
         let Heard { rows, sent, .. } = heard?;
         let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
@@ -358,7 +359,7 @@ impl Backend for Postgres {
                 }
                 acquired => acquired,
             };
-            let late = self.unanswered.contains(request.owner);
+            let late = self.unanswered.has(request.owner, self.now());
             if late && matches!(acquired, Acquired::Held(_)) {
                 // Nobody will release it: an acquire that is still under way must find that it is over.
                 let _ = self.release(request.name, request.owner).await;
@@ -384,7 +385,7 @@ impl Backend for Postgres {
 
     fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let late = self.unanswered.contains(owner);
+            let late = self.unanswered.has(owner, self.now());
             let id = owner.reveal();
             let heard = self
                 .pool
@@ -401,7 +402,7 @@ impl Backend for Postgres {
                 .await
                 .map_err(Fault::into_error)?;
             if late {
-                self.unanswered.remove(owner);
+                self.unanswered.clear(owner);
             }
             let token = self.breaks.released(owner);
             let odd = || answers::odd("release").into_error();

@@ -43,7 +43,6 @@ mod records;
 mod scripts;
 #[cfg(test)]
 mod tests;
-mod unanswered;
 
 use std::fmt;
 use std::sync::Arc;
@@ -83,6 +82,8 @@ pub(in crate::backends) const OUTAGE: Duration = Duration::from_secs(5);
 pub(in crate::backends) const BREATH: Duration = Duration::from_millis(50);
 /// How often a break looks for the holder's confirmation.
 const CONFIRM_EVERY: Duration = Duration::from_millis(20);
+/// How long after it left an acquire may arrive: as long as a server keeps its note, and time to send it.
+const LATE: Duration = REMEMBER.saturating_mul(2);
 /// How long an owner is remembered that was released before it came, at most.
 const REMEMBER: Duration = Duration::from_mins(1);
 

@@ -17,7 +17,6 @@ use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_va
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::Ears;
 use super::address::{Address, answers_like};
 use super::drift::Drift;
 use super::faults::{Fault, FaultKind};
@@ -27,8 +26,9 @@ use super::keys::channel;
 use super::lane::Lane;
 use super::live::{End, Live};
 use super::scripts::{Call, Of, Step, Steps};
-use super::unanswered::Unanswered;
+use super::{Ears, LATE};
 use crate::backend::{Surroundings, short};
+use crate::backends::unanswered::Unanswered;
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
 
@@ -106,7 +106,7 @@ impl Link {
             client,
             ears,
             grants,
-            unanswered: Unanswered::default(),
+            unanswered: Unanswered::new(LATE),
             state: watch::Sender::new(State::Opening),
             found: Mutex::default(),
             drift: Drift::default(),

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
 
-use super::REMEMBER;
-
-/// How long after it left a request is taken to be under way: as long as a server keeps its note, and time to send it.
-const LATE: Duration = REMEMBER.saturating_mul(2);
 /// How many owners are noted. With more, every release leaves a note for a while.
 const MOST: usize = 1 << 16;
 
-#[derive(Debug, Default)]
-pub(super) struct Unanswered(Mutex<Noted>);
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    /// How long after it left a request is taken to be under way.
+    late: Duration,
+    noted: Mutex<Noted>,
+}
 
 #[derive(Debug, Default)]
 struct Noted {
@@ -31,18 +31,22 @@ struct Noted {
 }
 
 impl Unanswered {
+    pub(super) fn new(late: Duration) -> Self {
+        Self { late, noted: Mutex::default() }
+    }
+
     fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An acquire is about to leave. Whether none of this owner was noted before.
     pub(super) fn note(&self, owner: OwnerId, now: Moment) -> bool {
         let mut noted = self.noted();
         if noted.sent.len() >= noted.full {
-            noted.sent.retain(|_, sent| now.since(*sent) < LATE);
+            noted.sent.retain(|_, sent| now.since(*sent) < self.late);
             if noted.sent.len() >= MOST {
                 noted.sent.clear();
-                noted.all_until = Some(now + LATE);
+                noted.all_until = Some(now + self.late);
             }
             noted.full = (noted.sent.len() * 2).clamp(64, MOST);
         }
@@ -57,7 +61,7 @@ impl Unanswered {
     /// Whether an acquire of this owner may still arrive.
     pub(super) fn has(&self, owner: OwnerId, now: Moment) -> bool {
         let noted = self.noted();
-        let sent = noted.sent.get(&owner).is_some_and(|sent| now.since(*sent) < LATE);
+        let sent = noted.sent.get(&owner).is_some_and(|sent| now.since(*sent) < self.late);
         sent || noted.all_until.is_some_and(|until| now < until)
     }
 }
@@ -65,6 +69,8 @@ impl Unanswered {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LATE: Duration = Duration::from_mins(2);
 
     fn at(seconds: u64) -> Moment {
         Moment::from_nanos(seconds * 1_000_000_000)
@@ -76,7 +82,7 @@ mod tests {
 
     #[test]
     fn unanswered_acquire_is_noted_until_it_is_too_old() {
-        let unanswered = Unanswered::default();
+        let unanswered = Unanswered::new(LATE);
         assert!(unanswered.note(owner(0), at(1)));
         assert!(!unanswered.note(owner(0), at(2)), "an earlier request is still open");
         assert!(unanswered.has(owner(0), at(100)) && !unanswered.has(owner(1), at(100)));
@@ -87,7 +93,7 @@ mod tests {
 
     #[test]
     fn noted_owners_are_bounded_in_time_and_number() {
-        let unanswered = Unanswered::default();
+        let unanswered = Unanswered::new(LATE);
         for number in 0..1000 {
             unanswered.note(owner(number), at(1000 * number as u64));
         }
