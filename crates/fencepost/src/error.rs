@@ -11,6 +11,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    for_good: bool,
 }
 
 /// What the caller can do about an [`Error`].
@@ -44,7 +45,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of this kind. For backends; a message is one line, without secrets.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, message: message.into(), source: None, for_good: false }
     }
 
     /// The same error with what it comes from.
@@ -97,8 +98,15 @@ impl Error {
         Self::new(ErrorKind::Closed, "this client is closed: connect again")
     }
 
-    pub(crate) const fn is_unreachable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unreachable)
+    /// Waiting does not help: a wait ends with this error.
+    pub(crate) const fn for_good(mut self) -> Self {
+        self.for_good = true;
+        self
+    }
+
+    /// Whether the store may answer again without anybody's doing.
+    pub(crate) const fn is_outage(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unreachable) && !self.for_good
     }
 
     /// What to do about it.

@@ -76,14 +76,14 @@ impl Keeper {
 
     /// Renews `hold` from now on, until it is over or forgotten.
     pub(crate) fn keep(&self, hold: &Arc<Hold>) {
-        let asked = hold.renew_asked.load(Ordering::Relaxed);
+        let asked = hold.renew_asked.load(Ordering::SeqCst);
         let next = if asked { self.clock.now() } else { hold.status().next_look() };
         self.schedule(hold, next);
     }
 
     /// Renews `hold` at once, or as soon as it is granted.
     pub(crate) fn renew_now(&self, hold: &Arc<Hold>) {
-        hold.renew_asked.store(true, Ordering::Relaxed);
+        hold.renew_asked.store(true, Ordering::SeqCst);
         if hold.token().is_some() {
             self.keep(hold);
         }
@@ -136,7 +136,7 @@ impl Keeper {
                     continue;
                 }
                 hold.look_back();
-                let asked = hold.renew_asked.swap(false, Ordering::Relaxed);
+                let asked = hold.renew_asked.swap(false, Ordering::SeqCst);
                 if now < hold.status().renewal_due() && !asked {
                     // It was renewed meanwhile, or we came for the look alone.
                     self.keep(&hold);

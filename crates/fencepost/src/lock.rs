@@ -142,7 +142,6 @@ impl Lock {
     }
 
     pub(crate) async fn take(self, wait: Wait) -> Result<Guard> {
-        self.client.check_open()?;
         let name = self.name.clone()?;
         let ttl = Ttl::new(self.ttl)?;
         let label = self.shown_label()?;
@@ -161,6 +160,8 @@ impl Lock {
     ) -> Result<Guard> {
         let mut outage = Outage::default();
         loop {
+            // A wait may outlast the client.
+            self.client.check_open()?;
             let owner = draw_owner()?;
             let (clock, tally) = (Arc::clone(&self.client.clock), Arc::clone(&self.client.tally));
             let hold = Hold::new(name.clone(), owner, ttl, self.bounds, clock, tally);
@@ -241,24 +242,28 @@ impl Lock {
         mut error: Error,
     ) -> Result<()> {
         let clock = &self.client.clock;
-        if !error.is_unreachable() || !self.may_go_on(wait) {
+        let limit = match wait {
+            Wait::Until(until) => until,
+            Wait::No | Wait::Forever => Moment::NEVER,
+        };
+        if !error.is_outage() || !self.may_go_on(wait) {
             return Err(error);
         }
         loop {
             outage.log(clock.now(), undo.name(), &error);
-            let next = clock.now() + OUTAGE_RETRY_DELAY;
-            clock
-                .alarm(match wait {
-                    Wait::Until(until) => next.min(until),
-                    _ => next,
-                })
-                .await;
+            clock.alarm((clock.now() + OUTAGE_RETRY_DELAY).min(limit)).await;
             if !self.may_go_on(wait) {
                 return Err(error);
             }
-            match undo.release_now().await {
-                Err(failed) if failed.is_unreachable() => error = failed,
-                _ => return Ok(()),
+            match race(undo.release_now(), clock.alarm(limit)).await {
+                First::Left(Err(failed)) if failed.is_outage() => error = failed,
+                // Refused too: the next acquire says why.
+                First::Left(_) => {
+                    outage.end();
+                    return Ok(());
+                }
+                // What is left is released in the background.
+                First::Right(()) => return Err(error),
             }
         }
     }
@@ -332,7 +337,7 @@ impl Lock {
     /// A store may keep another TTL than it was asked for. Nobody renews a lease-only grant in the background, so its
     /// caller must not count on time that is not there.
     fn check_granted_ttl(&self, name: &LockName, kept: Ttl) -> Result<()> {
-        let (asked, kept) = (self.ttl, kept.as_duration());
+        let (asked, kept) = (Ttl::new(self.ttl)?.as_duration(), kept.as_duration());
         // A store may lead on two thirds of the TTL, so that the next candidate leads within the whole of it.
         let leads = self.value.is_some() && kept < asked && kept + MILLISECOND >= asked * 2 / 3;
         if kept == asked || leads {

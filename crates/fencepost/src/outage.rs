@@ -28,10 +28,15 @@ impl Outage {
             return;
         }
         self.logged = Some(now);
-        let lasted = short(now.since(start));
-        tracing::warn!(
-            target: OUTAGE,
-            "still waiting for \"{name}\": the store has not answered for {lasted}: {error}"
-        );
+        let since = match now.since(start) {
+            Duration::ZERO => "does not answer".to_owned(),
+            lasted => format!("has not answered for {}", short(lasted)),
+        };
+        tracing::warn!(target: OUTAGE, "still waiting for \"{name}\": the store {since}: {error}");
+    }
+
+    /// The store answers again. Another outage within the minute is not logged at once.
+    pub(crate) const fn end(&mut self) {
+        self.start = None;
     }
 }

@@ -69,3 +69,11 @@ async fn lease_only_acquire_is_refused_if_the_store_keeps_a_shorter_ttl() {
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     assert_eq!(guard.ttl().as_duration(), Duration::from_secs(6));
 }
+
+#[tokio::test]
+async fn ttl_with_a_fraction_of_a_millisecond_is_what_was_asked_for() {
+    let world = World::new().await;
+    let lock = world.client.lock("a").ttl(Duration::from_secs(10) / 3).lease_only();
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(guard.ttl().as_duration(), ms(3333));
+}

@@ -98,3 +98,38 @@ async fn outage_at_the_confirmation_of_a_grant_does_not_end_the_wait() {
     assert!(guard.token() > old);
     assert_eq!(world.memory_holder("a").await, Some(guard.token()));
 }
+
+#[tokio::test]
+async fn wait_with_a_limit_ends_there_though_the_store_hangs_meanwhile() {
+    let world = World::new().await;
+    world.line.set(Line::Refusing);
+    let start = world.now();
+    let waiting =
+        tokio::spawn(world.client.lock("a").ttl(TTL).acquire_within(Duration::from_secs(3)));
+    tokio::task::yield_now().await;
+    // From here on nothing answers, not even with a refusal.
+    world.line.set(Line::Silent);
+    while !waiting.is_finished() {
+        world.clock.advance(ms(250));
+        tokio::task::yield_now().await;
+        assert!(world.now().since(start) < Duration::from_secs(5), "the wait goes on");
+    }
+    let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+}
+
+#[tokio::test]
+async fn closed_client_ends_a_wait_in_an_outage() {
+    let world = World::new().await;
+    world.line.set(Line::Refusing);
+    let waiting = tokio::spawn(world.client.lock("a").ttl(TTL).acquire());
+    tokio::task::yield_now().await;
+    let client = world.client.clone();
+    let closing = tokio::spawn(async move { client.close().await });
+    tokio::task::yield_now().await;
+    world.line.set(Line::Whole);
+    world.advance_until(ms(500), "the wait ends", || waiting.is_finished()).await;
+    let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Closed, "{error}");
+    soon("it is closed", closing).await.unwrap();
+}

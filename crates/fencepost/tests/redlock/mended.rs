@@ -111,8 +111,8 @@ async fn a_release_right_after_its_acquire_leaves_no_note() {
     // A node that stalls may be told to forget a vote before its answer is here: that one needs a note.
     for node in &nodes.0 {
         let count = ["EVAL", "return #redis.call('KEYS', 'fencepost:gone:*')", "0"];
-        let notes = node.server.command(&count).unwrap().int().unwrap();
-        assert!(notes < 5, "{notes} of 20 releases left a note on {}", node.shown);
+        let left = node.server.command(&count).unwrap().int().unwrap();
+        assert!(left < 5, "{left} of 20 releases left a note on {}", node.shown);
     }
 }
 
