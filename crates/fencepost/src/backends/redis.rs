@@ -303,8 +303,14 @@ impl Backend for Redis {
                     self.link.listen_to_breaks();
                 }
                 Acquired::Held(_) if self.link.may_arrive(request.owner) => {
-                    // Nobody will release it: an acquire that is still under way must find that it is over.
-                    let _ = self.release(request.name, request.owner).await;
+                    // The caller was refused and will not release. Release here, so that an acquire that arrives late
+                    // is refused; if that fails, the caller must.
+                    let released = self.release(request.name, request.owner).await;
+                    if let Err(error) = released
+                        && error.is_outage()
+                    {
+                        return Err(error);
+                    }
                 }
                 _ => {}
             }

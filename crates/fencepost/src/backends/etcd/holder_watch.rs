@@ -185,7 +185,7 @@ impl Desk {
     /// Keeps the watches, for as long as the client's runtime lives.
     async fn watch_holders(&self) {
         let mut open: Option<Open> = None;
-        let mut breath = BREATH;
+        let (mut breath, mut opened_at) = (BREATH, self.now());
         let mut gc_at = self.now() + GC_EVERY;
         loop {
             let now = self.now();
@@ -206,7 +206,7 @@ impl Desk {
                 Some(open) => requests.into_iter().for_each(|each| drop(open.requests.send(each))),
                 None if requests.is_empty() => {}
                 None => match self.open_holder_stream(requests).await {
-                    Ok(opened) => (open, breath) = (Some(opened), BREATH),
+                    Ok(opened) => (open, opened_at) = (Some(opened), self.now()),
                     Err(fault) => {
                         tracing::debug!(?fault, "holders are not watched");
                         self.clock().alarm(self.now() + breath).await;
@@ -238,6 +238,13 @@ impl Desk {
                 First::Left(Ok(None) | Err(_)) => {
                     self.link.leave(stream.at, stream.failures);
                     open = None;
+                    // One that ends as soon as it is open would otherwise be opened again and again.
+                    if self.now().since(opened_at) > LONGEST_BREATH {
+                        breath = BREATH;
+                    } else {
+                        self.clock().alarm(self.now() + breath).await;
+                        breath = (breath * 2).min(LONGEST_BREATH);
+                    }
                 }
                 First::Right(_) => {}
             }
