@@ -87,7 +87,7 @@ fn say_broken(
     }
     let with = token.map_or_else(String::new, |token| format!(" with token {token}"));
     let broke = format!(
-        "broke \"{name}\": {} held it{with}; every later token is above {floor}\n",
+        "broke \"{name}\": {} held it{with}; no later token is below {floor}\n",
         out::line(label.as_str())
     );
     if *confirmed {
@@ -97,7 +97,7 @@ fn say_broken(
         holder.remaining.map_or_else(String::new, |left| format!(", at most {}", short(left)));
     out::done(&format!(
         "{broke}the holder has not confirmed: it may go on until its deadline{lease}; to shut it out now, \
-         enter at the fence: fencepost fence enter {} --token {floor}\n",
+         enter at the fence: fencepost fence enter {} --token {floor} --resource URL (what the lock protects)\n",
         quoted(name)
     ))
 }

@@ -8,7 +8,7 @@ use fencepost::clock::{BootClock, Clock as _};
 use crate::exit::{Failure, note};
 
 /// How long we wait at the end for what is still being undone.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The store that a command works on.
 pub(crate) struct Target {
@@ -20,7 +20,7 @@ impl Target {
     /// The store that was given, else that of `FENCEPOST_URL`, else the embedded one.
     pub(crate) fn new(given: Option<&str>) -> Result<Self, Failure> {
         let url = url(given)?;
-        let shown = without_secrets(&absolute(&url));
+        let shown = fencepost::server_of(&url).unwrap_or_else(|| without_secrets(&absolute(&url)));
         Ok(Self { url, shown })
     }
 
@@ -57,9 +57,16 @@ impl Target {
         Ok(Fencepost::connect_existing(&self.url).await?)
     }
 
+    /// Whether it is a file that nobody has made yet.
+    fn is_absent(&self) -> bool {
+        let path = self.shown.strip_prefix("sqlite:").and_then(|rest| rest.split('?').next());
+        path.is_some_and(|path| !std::path::Path::new(path).exists())
+    }
+
     /// Says on stderr which store a listing is of, since two people may mean two.
     pub(crate) fn announce(&self, what: &str) {
-        note(&format!("{what} {}", self.shown));
+        let absent = if self.is_absent() { " (not there yet)" } else { "" };
+        note(&format!("{what} {}{absent}", self.shown));
     }
 
     /// Whether the grant of `name` with `token` is the one that our own parent runs under: to wait for it is to wait
@@ -111,7 +118,7 @@ pub(crate) async fn close(fp: &Fencepost) {
     tokio::select! {
         () = fp.close() => {}
         () = give_up => crate::exit::say(
-            "the store did not answer in time; what is left there ends with its lease",
+            "the store did not answer the release in time; what is left there ends with its lease",
         ),
     }
 }

@@ -179,7 +179,7 @@ fn break_asks_first() {
             r"type:fencepost break x\n",
             r"see:Break it\? \[y/N\]",
             r"type:y\n",
-            r"see:me held it with token 1; every later token is above 2",
+            r"see:me held it with token 1; no later token is below 2",
         ],
     );
     assert_eq!(holder.end().0, Some(76));

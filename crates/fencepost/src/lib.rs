@@ -73,7 +73,7 @@ pub use lock::{DEFAULT_TTL, Lock};
 pub use once::{
     Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Transaction, Turn,
 };
-pub use url::{default_url, env_url};
+pub use url::{default_url, env_url, server_of};
 pub use watch::Watch;
 
 // A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the

@@ -175,6 +175,16 @@ pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
     Some(std::time::Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(millis)?))
 }
 
+/// The server that a URL means, where it may be named by the environment instead (PostgreSQL): without secrets.
+#[must_use]
+pub fn server_of(url: &str) -> Option<String> {
+    match Url::parse(url).ok()? {
+        #[cfg(feature = "postgres")]
+        Url::Postgres(postgres) => Some(format!("postgres://{}", postgres.shown())),
+        _ => None,
+    }
+}
+
 /// The URL that `FENCEPOST_URL` holds; if it is not set, that of the embedded store. An empty one is refused: it is
 /// what a script with an unset variable gives, and a lock in the local file would exclude nobody else.
 pub fn env_url() -> Result<String> {

@@ -361,10 +361,16 @@ impl Supervisor<'_> {
                 let why = error.unwrap_or_default();
                 Some(format!("lock \"{name}\" was lost: {cause}{why}; the command was ended"))
             }
-            (None, Some(_)) => Some(format!(
-                "lock \"{name}\" could not be kept: {}; the command was asked to end, and did",
-                self.why_it_ends()
-            )),
+            (None, Some(_)) => {
+                let killed =
+                    matches!(ended, Ended::Killed(number) if number == Signal::KILL.as_raw());
+                let end = if killed {
+                    "the command was killed"
+                } else {
+                    "the command was asked to end, and did"
+                };
+                Some(format!("lock \"{name}\" could not be kept: {}; {end}", self.why_it_ends()))
+            }
             (None, None) => None,
         };
         self.child.reap();

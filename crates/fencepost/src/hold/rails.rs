@@ -21,11 +21,14 @@ impl Hold {
         let sent = status.sent.as_nanos();
         if since >= ttl / 3 * 2 && self.told_late.swap(sent, Ordering::Relaxed) != sent {
             up(&self.tally.late_renewals);
+            let advice = match self.renewal_error() {
+                Some(error) => format!("the last one failed: {error}"),
+                None => "use a longer TTL if this happens often".to_owned(),
+            };
             tracing::warn!(
                 target: RAILS,
                 %name,
-                "held for {} without a renewal, of a TTL of {}: if no renewal comes the lock is lost in {}; \
-                 use a longer TTL if this happens often",
+                "held for {} without a renewal, of a TTL of {}: if no renewal comes the lock is lost in {}; {advice}",
                 short(since),
                 short(ttl),
                 short(status.end().since(now)),

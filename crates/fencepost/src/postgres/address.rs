@@ -90,7 +90,10 @@ impl PostgresUrl {
                 plain.push(pair);
             }
         }
-        let url = format!("postgres://{place}?{}", plain.join("&"));
+        let port = if names_host_without_port(place) { environment.port()? } else { None };
+        let (server, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+        let port = port.map_or_else(String::new, |port| format!(":{port}"));
+        let url = format!("postgres://{server}{port}{path}?{}", plain.join("&"));
         // What it says of a bad one may have a password in it.
         let mut config: Config = url.parse().map_err(|_| invalid("not a URL"))?;
         for (variable, name) in VARIABLES {
@@ -128,14 +131,19 @@ impl PostgresUrl {
     }
 }
 
+/// Whether a URL's place names a server and leaves its port out. The parser would put the usual one there.
+fn names_host_without_port(place: &str) -> bool {
+    let server = place.split('/').next().unwrap_or_default();
+    let server = server.rsplit_once('@').map_or(server, |(_, server)| server);
+    let behind_brackets = server.rsplit_once(']').map_or(server, |(_, behind)| behind);
+    !server.is_empty() && !behind_brackets.contains(':')
+}
+
 /// Takes what the URL left out from the environment. Gives `host:port/database`.
 fn fill_in(scheme: &str, config: &mut Config, environment: &Environment<'_>) -> Result<String> {
-    let port = match (config.get_ports(), environment.var("PGPORT")) {
-        ([port, ..], _) => *port,
-        ([], None) => 5432,
-        ([], Some(port)) => {
-            port.parse().map_err(|_| Error::invalid("PGPORT is no port: give 1 to 65535"))?
-        }
+    let port = match config.get_ports() {
+        [port, ..] => *port,
+        [] => environment.port()?.unwrap_or(5432),
     };
     if config.get_hosts().is_empty() {
         config.host(environment.host(port));
@@ -328,6 +336,15 @@ mod tests {
         assert_eq!(bare.shown, "/var/run/postgresql/root");
         assert_eq!(bare.config.get_user(), Some("root"));
         assert_eq!(parse_with("postgres://", &[("PGPORT", "7777")]).unwrap().shown, "/tmp/root");
+        for (url, shown) in [
+            ("postgres://me@db/x", "db:7777/x"),
+            ("postgres://me:p:w@db", "db:7777/me"),
+            ("postgres://me@[::1]/x", "[::1]:7777/x"),
+            ("postgres://me@db:5433/x", "db:5433/x"),
+            ("postgres://me@[::1]:5433/x", "[::1]:5433/x"),
+        ] {
+            assert_eq!(parse_with(url, &[("PGPORT", "7777")]).unwrap().shown, shown, "{url}");
+        }
         assert_eq!(parse("postgres:///shop").unwrap().shown, "/var/run/postgresql/shop");
         let all = [
             ("PGHOST", "db.local"),

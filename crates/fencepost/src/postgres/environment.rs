@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::error::{Error, Result};
+
 /// Where servers on this host have their sockets, in the order in which they are looked for.
 const SOCKETS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
@@ -30,6 +32,11 @@ impl Environment<'_> {
     /// An empty variable is as good as none.
     pub(super) fn var(&self, name: &str) -> Option<String> {
         (self.lookup)(name).filter(|value| !value.is_empty())
+    }
+
+    pub(super) fn port(&self) -> Result<Option<u16>> {
+        let invalid = |_| Error::invalid("PGPORT is no port: give 1 to 65535");
+        self.var("PGPORT").map(|port| port.parse()).transpose().map_err(invalid)
     }
 
     /// Who connects, if nobody says: the user of this process.

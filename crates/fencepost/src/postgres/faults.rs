@@ -70,7 +70,7 @@ impl Fault {
                 return Self::new(
                     kind,
                     format!(
-                        "{shown} asks for a password: put it into PGPASSWORD or ~/.pgpass, or into the URL"
+                        "{shown} asks for a password: put it into PGPASSWORD, into ~/.pgpass (mode 0600), or into the URL"
                     ),
                 );
             }
