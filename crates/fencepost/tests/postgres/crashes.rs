@@ -8,7 +8,7 @@ use fencepost_testbed::Postgres;
 use crate::common::{LONG, SOON, connect, fails, ms, two, until, until_waiting, within};
 
 /// Room for a restart in the middle of it, and short enough to see a renewal.
-const ROOMY: Duration = ms(5000);
+const ROOMY: Duration = ms(15_000);
 
 #[tokio::test]
 async fn a_lock_outlives_a_crash_and_tokens_go_on_rising() {
