@@ -130,6 +130,7 @@ async fn held_is_not_the_answer_while_an_earlier_acquire_cannot_be_withdrawn() {
     let words = ["\"x\"", "withdraw"];
     crate::common::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &words);
     database.psql("alter function fencepost.release_away rename to release").unwrap();
-    let noted = format!("select count(*) from fencepost.notes where name = 'x' and owner <> '{OWNER}'");
+    let noted =
+        format!("select count(*) from fencepost.notes where name = 'x' and owner <> '{OWNER}'");
     crate::common::until("a note is left", async || ask::<i64>(&thief, &noted).await == 1).await;
 }

@@ -273,7 +273,9 @@ async fn what_belongs_to_a_predefined_role_is_not_run() {
             .psql(&format!("{make}; alter {kind} fencepost.{name} owner to pg_monitor"))
             .unwrap();
         fails(try_connect(&url).await, &ErrorKind::Refused, &["belongs to pg_monitor"]);
-        let remove = format!("drop {kind} fencepost.{name}; drop operator family if exists fencepost.of using btree");
+        let remove = format!(
+            "drop {kind} fencepost.{name}; drop operator family if exists fencepost.of using btree"
+        );
         database.psql(&remove).unwrap();
     }
     connect(&url).await;
