@@ -116,10 +116,10 @@ async fn held_is_not_the_answer_while_an_earlier_acquire_cannot_be_withdrawn() {
     let lock = client.lock("x").ttl(crate::common::LONG);
     let acquiring = tokio::spawn(async move { lock.try_acquire().await });
     database.psql("alter function fencepost.release rename to release_away").unwrap();
-    let look = session(&database.url()).await;
+    let admin = session(&database.url()).await;
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
                where datname = current_database() and wait_event_type = 'Lock'";
-    crate::common::until("the acquire is cut", async || ask::<i64>(&look, cut).await == 1).await;
+    crate::common::until("the acquire is cut", async || ask::<i64>(&admin, cut).await == 1).await;
     let take = format!(
         "update fencepost.locks set owner = '{OWNER}', token = nextval('fencepost.tokens'), label = 'thief',
            ttl_ms = 60000, granted = clock_timestamp(), expires = clock_timestamp() + interval '1 min'
