@@ -43,6 +43,12 @@ impl Ears {
         called.for_each(|(_, word)| word.notify_one());
     }
 
+    /// Whether nobody waits.
+    #[cfg(feature = "postgres")]
+    pub(in crate::backends) fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Words may have been missed: everybody looks again.
     pub(in crate::backends) fn tell_all(&self) {
         let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -63,7 +63,7 @@ use crate::backend::{
     Renewed, Request, Surroundings, Wait,
 };
 use crate::clock::Clock;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use, trust};
 use crate::race::{First, race};
@@ -361,8 +361,18 @@ impl Backend for Postgres {
             };
             let late = self.unanswered.has(request.owner, self.now());
             if late && matches!(acquired, Acquired::Held(_)) {
-                // Nobody will release it: an acquire that is still under way must find that it is over.
-                let _ = self.release(request.name, request.owner).await;
+                // An acquire that is still under way must find that it is over. With an error the caller goes on to
+                // release it.
+                let name = request.name.clone();
+                match self.release(request.name, request.owner).await {
+                    Err(error) if !matches!(error.kind(), ErrorKind::NotHeld(_)) => {
+                        return Err(Error::unreachable(format!(
+                            "\"{name}\" is held by another, and an earlier acquire of it that was not answered \
+                             cannot be withdrawn: {error}"
+                        )));
+                    }
+                    _ => {}
+                }
             }
             Ok(acquired)
         })

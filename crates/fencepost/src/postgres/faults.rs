@@ -116,7 +116,7 @@ fn broke(error: &tokio_postgres::Error) -> bool {
 
 fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
     use FaultKind::{Again, Cut, NotNow, ReadOnly, Refused};
-    let class = &state.code()[..2];
+    let class = state.code().get(..2).unwrap_or_default();
     match (state, class) {
         (&(SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED), _) => {
             (Again, format!("{shown} is too busy with this lock ({said}): try again"))

@@ -10,8 +10,10 @@
 //! whatever `search_path` is. So are those of everything else that we send (CVE-2018-1058: an operator in `public` that
 //! fits its operands better is preferred).
 //!
-//! What is in a schema depends on it (`pg_depend`), and on its owner (`pg_shdepend`; only the first superuser, who is
-//! trusted, is left out there). That is true of objects of every kind, and both are indexed.
+//! What is in a schema depends on it (`pg_depend`, which is indexed). Whose it is must come from the object's own row:
+//! `pg_shdepend` leaves out the predefined roles, which others may be members of. What only names the schema, as a
+//! column's default may, depends on it too and is not in it. An object of a kind that is unknown here counts as
+//! nobody's.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -25,7 +27,7 @@ WITH schema AS MATERIALIZED (
   SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace n
    WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost'),
 here AS MATERIALIZED (
-  SELECT d.oid, d.datdba FROM pg_catalog.pg_database d
+  SELECT d.datdba FROM pg_catalog.pg_database d
    WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()),
 trusted AS MATERIALIZED (
   SELECT r.oid FROM pg_catalog.pg_roles r
@@ -34,17 +36,58 @@ trusted AS MATERIALIZED (
       OR r.rolname OPERATOR(pg_catalog.=) $1
    UNION ALL SELECT h.datdba FROM here h),
 inside AS MATERIALIZED (
-  SELECT d.classid, d.objid FROM pg_catalog.pg_depend d, schema s
+  SELECT DISTINCT d.classid, d.objid, s.oid AS schema FROM pg_catalog.pg_depend d, schema s
    WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass
      AND d.refobjid OPERATOR(pg_catalog.=) s.oid),
+owners AS MATERIALIZED (
+  SELECT i.classid, i.objid, CASE
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass THEN (
+      SELECT x.proowner FROM pg_catalog.pg_proc x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.pronamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass THEN (
+      SELECT x.relowner FROM pg_catalog.pg_class x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.relnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass THEN (
+      SELECT x.typowner FROM pg_catalog.pg_type x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.typnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_operator'::pg_catalog.regclass THEN (
+      SELECT x.oprowner FROM pg_catalog.pg_operator x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.oprnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_opclass'::pg_catalog.regclass THEN (
+      SELECT x.opcowner FROM pg_catalog.pg_opclass x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.opcnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_opfamily'::pg_catalog.regclass THEN (
+      SELECT x.opfowner FROM pg_catalog.pg_opfamily x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.opfnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_collation'::pg_catalog.regclass THEN (
+      SELECT x.collowner FROM pg_catalog.pg_collation x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.collnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_conversion'::pg_catalog.regclass THEN (
+      SELECT x.conowner FROM pg_catalog.pg_conversion x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.connamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_ts_config'::pg_catalog.regclass THEN (
+      SELECT x.cfgowner FROM pg_catalog.pg_ts_config x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.cfgnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_ts_dict'::pg_catalog.regclass THEN (
+      SELECT x.dictowner FROM pg_catalog.pg_ts_dict x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.dictnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass THEN (
+      SELECT x.stxowner FROM pg_catalog.pg_statistic_ext x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.stxnamespace OPERATOR(pg_catalog.=) i.schema)
+    WHEN i.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass THEN (
+      SELECT x.extowner FROM pg_catalog.pg_extension x
+       WHERE x.oid OPERATOR(pg_catalog.=) i.objid AND x.extnamespace OPERATOR(pg_catalog.=) i.schema)
+    END AS owner FROM inside i),
 owned (owner, classid, objid, how) AS (
   SELECT s.nspowner, 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid, s.oid, 'o' FROM schema s
   UNION ALL
-  SELECT o.refobjid, i.classid, i.objid, 'o'
-    FROM inside i, here h, pg_catalog.pg_shdepend o
-   WHERE o.dbid OPERATOR(pg_catalog.=) h.oid AND o.classid OPERATOR(pg_catalog.=) i.classid
-     AND o.objid OPERATOR(pg_catalog.=) i.objid AND o.deptype OPERATOR(pg_catalog.=) 'o'
-     AND o.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass
+  SELECT o.owner, o.classid, o.objid, 'o' FROM owners o
+   WHERE o.owner IS NOT NULL
+      -- Parsers and templates have no owner: only superusers make them.
+      OR o.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_ts_parser'::pg_catalog.regclass
+     AND o.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_ts_template'::pg_catalog.regclass
+     AND EXISTS (SELECT FROM pg_catalog.pg_identify_object(o.classid, o.objid, 0) x
+                  WHERE x.schema OPERATOR(pg_catalog.=) 'fencepost')
   UNION ALL
   SELECT a.grantee, 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid, s.oid, 'c'
     FROM schema s, pg_catalog.aclexplode(s.nspacl) a
@@ -56,11 +99,11 @@ owned (owner, classid, objid, how) AS (
      AND t.tgrelid OPERATOR(pg_catalog.=) i.objid AND NOT t.tgisinternal
      AND p.oid OPERATOR(pg_catalog.=) t.tgfoid)
 SELECT CASE WHEN o.owner OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
+            WHEN o.owner IS NULL THEN 'nobody known'
             ELSE pg_catalog.pg_get_userbyid(o.owner)::pg_catalog.text END AS owner,
        pg_catalog.pg_describe_object(o.classid, o.objid, 0) AS what,
        o.how OPERATOR(pg_catalog.=) 'c' AS creates,
-       o.owner IS NOT NULL
-         AND NOT EXISTS (SELECT FROM trusted t WHERE t.oid OPERATOR(pg_catalog.=) o.owner) AS strange
+       NOT EXISTS (SELECT FROM trusted t WHERE t.oid OPERATOR(pg_catalog.=) o.owner) AS strange
   FROM owned o
  ORDER BY strange DESC, o.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_namespace'::pg_catalog.regclass, o.how DESC
  LIMIT 1";

@@ -187,3 +187,27 @@ async fn environment_and_password_file_are_used_as_libpq_uses_them() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     assert!(!child("postgres://", &[]).0, "others may read it");
 }
+
+/// A state has five characters; a hostile server may send fewer.
+#[tokio::test]
+async fn short_state_of_a_hostile_server_is_an_error() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    for state in ["", "5", "\u{20ac}"] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 1024]).await;
+                let fields = format!("SFATAL\0C{state}\0Mgo away\0\0");
+                let mut answer = vec![b'E'];
+                answer.extend(u32::try_from(fields.len() + 4).unwrap().to_be_bytes());
+                answer.extend(fields.as_bytes());
+                let _ = stream.write_all(&answer).await;
+            }
+        });
+        let refused = try_connect(&format!("postgres://me@{address}/db?sslmode=disable")).await;
+        fails(refused, &ErrorKind::Refused, &["go away", &address.to_string()]);
+        serving.abort();
+    }
+}

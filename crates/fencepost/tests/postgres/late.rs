@@ -101,3 +101,36 @@ async fn acquire_that_was_cut_before_an_outage_counts_as_sent() {
     crate::common::until("a note is left", async || ask::<i64>(&thief, noted).await == 1).await;
     crate::common::nothing_is_left(&client, "x").await;
 }
+
+/// The answer is that another holds the lock, but an earlier copy of the acquire may still arrive, and the release that
+/// would keep it out fails: the caller learns that, and the release is retried.
+#[tokio::test]
+async fn held_is_not_the_answer_while_an_earlier_acquire_cannot_be_withdrawn() {
+    let (database, thief) = scene().await;
+    let client = connect(&database.url()).await;
+    client.lock("x").acquire().await.unwrap().release().await.unwrap();
+    thief
+        .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
+        .await
+        .unwrap();
+    let lock = client.lock("x").ttl(crate::common::LONG);
+    let acquiring = tokio::spawn(async move { lock.try_acquire().await });
+    database.psql("alter function fencepost.release rename to release_away").unwrap();
+    let admin = session(&database.url()).await;
+    let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+               where datname = current_database() and wait_event_type = 'Lock'";
+    crate::common::until("the acquire is cut", async || ask::<i64>(&admin, cut).await == 1).await;
+    let take = format!(
+        "update fencepost.locks set owner = '{OWNER}', token = nextval('fencepost.tokens'), label = 'thief',
+           ttl_ms = 60000, granted = clock_timestamp(), expires = clock_timestamp() + interval '1 min'
+          where name = 'x';
+         commit"
+    );
+    thief.batch_execute(&take).await.unwrap();
+    let words = ["\"x\"", "withdraw"];
+    crate::common::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &words);
+    database.psql("alter function fencepost.release_away rename to release").unwrap();
+    let noted =
+        format!("select count(*) from fencepost.notes where name = 'x' and owner <> '{OWNER}'");
+    crate::common::until("a note is left", async || ask::<i64>(&thief, &noted).await == 1).await;
+}

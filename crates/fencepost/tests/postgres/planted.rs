@@ -219,3 +219,73 @@ async fn owners_who_are_trusted() {
     connect(&database.url()).await;
     fences::postgres::check_owner(&own, None).await.unwrap();
 }
+
+/// The server records no dependency on its predefined roles: whose an object is must come from the object itself.
+#[tokio::test]
+async fn what_belongs_to_a_predefined_role_is_not_run() {
+    let database = Database::fresh().unwrap();
+    let role = planter(&database);
+    database.psql(&format!("grant pg_monitor to {role}")).unwrap();
+    database.psql_as(&role, &plant(&role)).unwrap();
+    let give = "grant create on schema fencepost to pg_monitor;
+                alter function fencepost.list() owner to pg_monitor;
+                revoke create on schema fencepost from pg_monitor";
+    database.psql_as(&role, give).unwrap();
+    database.psql(&format!("reassign owned by {role} to postgres")).unwrap();
+    let url = database.url();
+    let refused = try_connect(&url).await;
+    fails(refused, &ErrorKind::Refused, &["function fencepost.list()", "pg_monitor"]);
+    let refused = fences::postgres::connect(&url).await;
+    fails(refused.map(drop), &ErrorKind::Refused, &["function fencepost.list()", "pg_monitor"]);
+    database.psql("drop schema fencepost cascade").unwrap();
+    connect(&url).await;
+    let kinds = [
+        ("aggregate", "a(int)", "create aggregate fencepost.a(int) (sfunc = int4pl, stype = int)"),
+        ("table", "t", "create table fencepost.t (a int, b int)"),
+        ("view", "v", "create view fencepost.v as select 1 as one"),
+        ("sequence", "s", "create sequence fencepost.s"),
+        ("type", "e", "create type fencepost.e as enum ('a')"),
+        ("domain", "d", "create domain fencepost.d as int"),
+        (
+            "operator",
+            "= (int, int)",
+            "create operator fencepost.= (leftarg = int, rightarg = int, function = int4eq)",
+        ),
+        ("operator family", "f using btree", "create operator family fencepost.f using btree"),
+        (
+            "operator class",
+            "o using btree",
+            "create operator family fencepost.of using btree;
+             create operator class fencepost.o for type int using btree family fencepost.of as storage int",
+        ),
+        ("collation", "c", "create collation fencepost.c from \"C\""),
+        ("conversion", "n", "create conversion fencepost.n for 'LATIN1' to 'UTF8' from iso8859_1_to_utf8"),
+        ("text search configuration", "g", "create text search configuration fencepost.g (copy = simple)"),
+        ("text search dictionary", "w", "create text search dictionary fencepost.w (template = simple)"),
+        (
+            "statistics",
+            "x",
+            "create table public.x (a int, b int); create statistics fencepost.x on a, b from public.x",
+        ),
+    ];
+    for (kind, name, make) in kinds {
+        database
+            .psql(&format!("{make}; alter {kind} fencepost.{name} owner to pg_monitor"))
+            .unwrap();
+        fails(try_connect(&url).await, &ErrorKind::Refused, &["belongs to pg_monitor"]);
+        let remove = format!(
+            "drop {kind} fencepost.{name}; drop operator family if exists fencepost.of using btree"
+        );
+        database.psql(&remove).unwrap();
+    }
+    connect(&url).await;
+    // What only names the schema is not in it.
+    let names = format!(
+        "create schema own authorization {role}; set role {role};
+         create table own.t (s oid default 'fencepost'::regnamespace::oid);
+         create view own.v as select 'fencepost'::regnamespace as s;
+         create function own.f(s regnamespace default 'fencepost') returns int language sql as 'select 1'"
+    );
+    database.psql(&names).unwrap();
+    connect(&url).await;
+}

@@ -26,8 +26,11 @@ use crate::race::{First, race};
 
 /// How long our own word may take.
 const HEARD: Duration = Duration::from_secs(2);
-/// How long to leave a server alone that cut us off, and one that does not pass words on.
+/// How long to leave a server alone that cut us off: at first, and at most while nobody waits in the queue. Up to twice
+/// as long with jitter.
 const BREATH: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(5);
+/// And one that does not pass words on.
 const DEAF: Duration = Duration::from_mins(5);
 /// A grant that ends sooner is not worth a connection.
 const BRIEF: Duration = Duration::from_millis(50);
@@ -53,6 +56,8 @@ struct Heard {
     clock: Arc<dyn Clock>,
     /// Whether notifications reach us now.
     ready: watch::Sender<bool>,
+    /// Somebody has begun to wait for a notification.
+    wanted: Notify,
 }
 
 /// How an attempt to listen ended.
@@ -78,6 +83,7 @@ impl Listener {
             breaks: Arc::clone(breaks),
             clock: Arc::clone(&around.clock),
             ready: watch::Sender::new(false),
+            wanted: Notify::new(),
         };
         Arc::new(Self {
             heard: Arc::new(heard),
@@ -93,9 +99,10 @@ impl Listener {
         &self.heard.channel
     }
 
-    /// Begins to listen, if that has not begun.
+    /// Begins to listen, if that has not begun, and soon if it failed.
     pub(super) fn start(&self) {
         if self.started.swap(true, Ordering::Relaxed) {
+            self.heard.wanted.notify_waiters();
             return;
         }
         let task = self.runtime.spawn(listen(Arc::clone(&self.heard))).abort_handle();
@@ -136,31 +143,54 @@ impl Drop for Listener {
 }
 
 async fn listen(heard: Arc<Heard>) {
+    let mut delay = BREATH;
     loop {
         let Some(pool) = heard.pool.upgrade() else { return };
         let ended = heard.listen_once(&pool).await;
-        heard.ready.send_replace(false);
-        let breath = match ended {
-            Ok(Ended::Cut) => BREATH,
+        if heard.ready.send_replace(false) {
+            delay = BREATH;
+        }
+        match ended {
+            Ok(Ended::Cut) => {}
             Ok(Ended::Deaf) => {
                 tracing::debug!(
                     server = %pool.shown(),
                     "NOTIFY does not reach us (a PgBouncer in transaction mode?): waiters look every 250 ms, and \
                      holders learn of a break with their next renewal"
                 );
-                DEAF
+                drop(pool);
+                heard.clock.alarm(heard.clock.now() + DEAF).await;
+                continue;
             }
             Err(fault) => {
                 tracing::debug!(server = %pool.shown(), why = %fault.message, "cannot listen");
-                BREATH
             }
-        };
+        }
         drop(pool);
-        heard.clock.alarm(heard.clock.now() + breath).await;
+        heard.pause(jittered(delay)).await;
+        delay = (delay * 2).min(LONGEST);
     }
 }
 
+/// From all of it to twice as long, so that those who were cut off together do not come back together.
+fn jittered(delay: Duration) -> Duration {
+    let mut bits = [0; 2];
+    // Without random numbers all wait equally long: worse, and no harm.
+    let _ = getrandom::fill(&mut bits);
+    delay + delay.mul_f64(f64::from(u16::from_ne_bytes(bits)) / f64::from(u16::MAX))
+}
+
 impl Heard {
+    /// Waits so long, or until somebody needs the connection, but not less than a moment.
+    async fn pause(&self, delay: Duration) {
+        let from = self.clock.now();
+        self.clock.alarm(from + BREATH).await;
+        let wanted = self.wanted.notified();
+        if self.ears.is_empty() {
+            race(wanted, self.clock.alarm(from + delay)).await;
+        }
+    }
+
     async fn listen_once(&self, pool: &Pool) -> Result<Ended, Fault> {
         let (channel, clock) = (&self.channel, &self.clock);
         let (client, mut connection) = pool.open_raw(clock.now() + HEARD).await?;
@@ -202,6 +232,65 @@ impl Heard {
         match race(talking, driving).await {
             First::Left(ended) => ended,
             First::Right(()) => Ok(Ended::Cut),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use fencepost_core::OwnerId;
+
+    use super::*;
+    use crate::clock::ManualClock;
+
+    fn heard(clock: &ManualClock) -> Heard {
+        Heard {
+            channel: "fencepost_x".to_owned(),
+            pool: Weak::new(),
+            ears: Arc::default(),
+            breaks: Arc::default(),
+            clock: Arc::new(clock.clone()),
+            ready: watch::Sender::new(false),
+            wanted: Notify::new(),
+        }
+    }
+
+    #[test]
+    fn holder_waits_longer_until_somebody_waits_in_the_queue() {
+        let clock = ManualClock::new();
+        let heard = heard(&clock);
+        let context = &mut Context::from_waker(Waker::noop());
+        {
+            let mut pause = pin!(heard.pause(LONGEST));
+            assert!(pause.as_mut().poll(context).is_pending());
+            clock.advance(BREATH);
+            assert!(pause.as_mut().poll(context).is_pending());
+            clock.advance(LONGEST);
+            assert!(pause.as_mut().poll(context).is_ready());
+        }
+        {
+            let mut pause = pin!(heard.pause(LONGEST));
+            assert!(pause.as_mut().poll(context).is_pending());
+            clock.advance(BREATH);
+            assert!(pause.as_mut().poll(context).is_pending());
+            heard.wanted.notify_waiters();
+            assert!(pause.as_mut().poll(context).is_ready(), "a new waiter ends it");
+        }
+        let _waiter = heard.ears.open(OwnerId::from_bits(1));
+        let mut pause = pin!(heard.pause(LONGEST));
+        assert!(pause.as_mut().poll(context).is_pending());
+        clock.advance(BREATH);
+        assert!(pause.as_mut().poll(context).is_ready(), "with a waiter it is short");
+    }
+
+    #[test]
+    fn jitter_only_lengthens() {
+        for _ in 0..1000 {
+            let delay = jittered(LONGEST);
+            assert!(delay >= LONGEST && delay <= LONGEST * 2, "{delay:?}");
         }
     }
 }
