@@ -230,7 +230,7 @@ impl Marks {
             }
         }
         for name in others.iter().filter(|name| name.starts_with("w-")) {
-            if self.directory().is_some_and(|directory| super::wake::is_dead(directory, name)) {
+            if super::wake::is_dead(self, name) {
                 self.remove(name);
             }
         }
