@@ -382,6 +382,14 @@ async fn a_wait_without_the_directory_of_presence_files_ends() {
     assert!(error.to_string().contains("connect again"), "{error}");
 }
 
+#[test]
+fn a_wait_without_open_files_ends() {
+    let place = place();
+    let url = other::url(&place.path);
+    let said = other::Other::start(None, "022; ulimit -n 64", "many", &url).says();
+    assert!(said.starts_with("error") && said.contains("raise ulimit -n"), "{said}");
+}
+
 /// A grant that was refused for want of time must not come back later: whatever the slow transaction did
 /// is undone in the background (P6).
 #[tokio::test]
