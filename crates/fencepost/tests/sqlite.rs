@@ -359,6 +359,37 @@ async fn a_file_that_somebody_else_keeps_is_unreachable_not_a_hang() {
     let _guard = fp.lock("x").acquire_within(Duration::from_secs(10)).await.unwrap();
 }
 
+/// A wait outlasts an outage, but not what only somebody's doing ends.
+#[tokio::test]
+async fn a_wait_on_a_damaged_file_ends() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    // Changed by another, so that the client reads it anew.
+    edit(&place.path, "UPDATE store SET epoch = epoch; PRAGMA wal_checkpoint(TRUNCATE)");
+    std::fs::write(&place.path, "no database, ".repeat(10_000)).unwrap();
+    let error = within(fp.lock("x").acquire()).await.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("damaged"), "{error}");
+}
+
+#[tokio::test]
+async fn a_wait_without_the_directory_of_presence_files_ends() {
+    let place = place();
+    let fp = connect(&place.path).await.unwrap();
+    std::fs::remove_dir_all(place.path.with_extension("db.d")).unwrap();
+    let error = within(fp.lock("x").acquire()).await.unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("connect again"), "{error}");
+}
+
+#[test]
+fn a_wait_without_open_files_ends() {
+    let place = place();
+    let url = other::url(&place.path);
+    let said = other::Other::start(None, "022; ulimit -n 64", "many", &url).says();
+    assert!(said.starts_with("error") && said.contains("raise ulimit -n"), "{said}");
+}
+
 /// A grant that was refused for want of time must not come back later: whatever the slow transaction did
 /// is undone in the background (P6).
 #[tokio::test]

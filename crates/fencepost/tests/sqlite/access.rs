@@ -332,7 +332,109 @@ fn only_the_group_shares_a_store() {
     }
     chmod(&shared, 0o2777);
     let refused = ask(Some(BOB), "try", &option);
-    assert!(refused.contains("any user") && refused.contains("chmod go-w"), "{refused}");
+    assert!(refused.contains("any user") && refused.contains("chmod o-w"), "{refused}");
+}
+
+/// Where any user can add files, setgid gives those of a user outside the group the group's name.
+#[test]
+fn a_store_that_a_user_outside_the_group_could_have_planted_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let (_directory, shared) = group_directory();
+    let path = shared.join("locks.db");
+    let option = format!("{}?shared=group", url(&path));
+    assert_eq!(ask(Some(BOB), "try", &option), "granted 1");
+    for path in everything(&shared) {
+        let mode = mode(&path);
+        chown(&path, Some(if path == shared { 0 } else { MALLORY.0 }), None).unwrap();
+        chmod(&path, mode);
+    }
+    chmod(&shared, 0o3777);
+    let refused = ask(Some(CAROL), "try", &option);
+    assert!(refused.contains("any user") && refused.contains("chmod o-w"), "{refused}");
+}
+
+/// Likewise the directory itself: in one that any user can write, its owner may be anybody.
+#[test]
+fn a_group_directory_that_anybody_could_have_planted_is_refused() {
+    if !is_root() {
+        return;
+    }
+    for (above, planted) in [(0o755, false), (0o1777, true)] {
+        let (_directory, outer) = shared(above);
+        let inner = outer.join("team");
+        std::fs::create_dir(&inner).unwrap();
+        chown(&inner, Some(MALLORY.0), Some(TEAM)).unwrap();
+        chmod(&inner, 0o2770);
+        let option = format!("{}?shared=group", url(&inner.join("locks.db")));
+        let said = ask(Some(BOB), "try", &option);
+        if planted {
+            assert!(said.starts_with("error") && said.contains("belongs to"), "{said}");
+        } else {
+            assert_eq!(said, "granted 1", "root let its owner have it");
+        }
+    }
+}
+
+/// Gives a user the right to write, by an access control list. Its mask shows as the rights of the group. False if the
+/// file system knows no lists.
+fn let_write(path: &Path, user: u32) -> bool {
+    const ANY: u32 = u32::MAX;
+    let rights = (mode(path) & 0o700) as u16 >> 6;
+    let entries = [(0x01, rights, ANY), (0x02, rights, user), (0x04, rights, ANY)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, rights, user) in entries.into_iter().chain([(0x10, rights, ANY), (0x20, 0, ANY)]) {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(rights.to_le_bytes());
+        list.extend(user.to_le_bytes());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    let set = rustix::fs::setxattr(path, "system.posix_acl_access", &list, flags);
+    if set == Err(rustix::io::Errno::NOTSUP) {
+        eprintln!("skipped: no access control lists here");
+        return false;
+    }
+    set.unwrap();
+    true
+}
+
+#[tokio::test]
+async fn a_directory_with_an_access_control_list_is_refused() {
+    let place = place();
+    used(&place.path, false).await;
+    let parent = place.path.parent().unwrap();
+    if !let_write(parent, MALLORY.0) {
+        return;
+    }
+    assert_eq!(mode(parent), 0o770, "as if its group could write");
+    let remedy = format!("setfacl -b {}", parent.display());
+    refuses(connect(&place.path).await, &ErrorKind::Refused, &["access control list", &remedy]);
+    // A list that lets nobody write does no harm.
+    chmod(parent, 0o750);
+    connect(&place.path).await.unwrap();
+}
+
+#[test]
+fn a_groups_store_with_an_access_control_list_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let directory = [("", 0o2770), ("", 0o3770)];
+    let inside = ["/locks.db", "/locks.db-wal", "/locks.db.d"].map(|end| (end, 0o2770));
+    for (end, open) in directory.into_iter().chain(inside) {
+        let (_directory, shared) = group_directory();
+        chmod(&shared, open);
+        let option = format!("{}?shared=group", url(&shared.join("locks.db")));
+        assert_eq!(ask(Some(BOB), "try", &option), "granted 1");
+        let path = PathBuf::from(format!("{}{end}", shared.display()));
+        if !let_write(&path, MALLORY.0) {
+            return;
+        }
+        let refused = ask(Some(CAROL), "try", &option);
+        let remedy = format!("setfacl -b {}", path.display());
+        assert!(refused.starts_with("error") && refused.contains(&remedy), "{end}: {refused}");
+    }
 }
 
 #[tokio::test]

@@ -102,6 +102,37 @@ async fn a_forged_notification_ends_nothing() {
     guard.release().await.unwrap();
 }
 
+/// What a store's owner makes of the names there must not decide where another user, or root, sends anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_notification_goes_to_sockets_of_the_store_only() {
+    let place = place();
+    super::used(&place.path, true).await;
+    let directory = place.path.with_extension("db.d");
+    let listen = |path: &std::path::Path| {
+        let socket = std::os::unix::net::UnixDatagram::bind(path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket
+    };
+    let outside = listen(&directory.with_file_name("outside"));
+    std::os::unix::fs::symlink("../outside", directory.join("w-0000000000000001")).unwrap();
+    let mut others = vec![outside, listen(&directory.join("w-no.name"))];
+    if rustix::process::geteuid().is_root() {
+        let path = directory.join("w-0000000000000002");
+        others.push(listen(&path));
+        std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+    }
+    let ours = listen(&directory.join("w-0000000000000003"));
+    // Opening sees whether anybody listens there, and leaves those that live.
+    let fp = connect(&place.path).await.unwrap();
+    fp.break_lock("x").await.unwrap().unwrap();
+    let mut message = [0; 32];
+    assert_eq!(ours.recv(&mut message).unwrap(), 16);
+    for (number, other) in others.iter().enumerate() {
+        let nothing = other.recv(&mut message).unwrap_err();
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock, "socket {number}");
+    }
+}
+
 /// What a holder is told when its file is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_whose_file_is_gone_learns_the_cause() {

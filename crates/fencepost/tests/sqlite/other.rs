@@ -27,7 +27,7 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Starts it with this umask, as this user.
+    /// Starts it with this umask, as this user. The shell may be told more after the umask.
     pub(crate) fn start(user: Option<User>, umask: &str, role: &str, url: &str) -> Self {
         let mut command = Command::new("sh");
         let run = format!("umask {umask}; exec \"$0\" other::process --exact --nocapture");
@@ -116,6 +116,14 @@ async fn act(role: &str, url: &str) -> fencepost::Result<()> {
                 }
             }
             fp.close().await;
+        }
+        "many" => {
+            let fp = Fencepost::connect(url).await?;
+            let mut guards = Vec::new();
+            for number in 0..1000 {
+                guards.push(fp.lock(format!("n/{number}")).ttl(LONG).acquire().await?);
+            }
+            say("granted all");
         }
         "break" => {
             let broken = Fencepost::connect(url).await?.break_lock("x").await?;

@@ -2,7 +2,9 @@
 //!
 //! *The user's own* (the default): every file belongs to the user or to root and nobody else can write it; nobody else
 //! can rename anything on the way to it. *A group's* (`?shared=group`): the members of one group, that of the
-//! directory, may do both; others may not.
+//! directory, may do both; others may not, and cannot add anything there either, for setgid would give it the group.
+//!
+//! An access control list shows in the mode as rights of the group. So where a group may write, there must be none.
 //!
 //! The checks look at names. They still hold when SQLite opens those names, since after them only those who may write
 //! the store can change what a name means. In a sticky directory others can add files, but not replace ours: so what
@@ -81,7 +83,8 @@ impl Access {
         let user = rustix::process::geteuid().as_raw();
         let parent = walk.directories.last();
         let mut access = Self { user, group: None, sticky: false };
-        let mut trusted = vec![user, 0];
+        let (trusted, unmapped_user) = ([user, 0], unmapped_user());
+        let mut giver = None;
         if let Some((path, stat)) = parent
             && shared
             && !walk.missing
@@ -90,21 +93,40 @@ impl Access {
                 return Err(no_group_directory(path));
             }
             access.group = Some(stat.st_gid);
+            if stat.st_mode & 0o002 != 0 {
+                let path = path.display();
+                return Err(Error::refused(format!(
+                    "any user can write to {path}, and could have put a store there in the group's \
+                     name: chmod o-w {path}, or name a file in another directory (sqlite:PATH)"
+                )));
+            }
+            if has_access_list(path) {
+                return Err(refused_access_list(path));
+            }
             // Who gave the directory to the group.
-            trusted.push(stat.st_uid);
+            giver = Some(stat.st_uid);
         }
         for (path, stat) in &walk.directories {
             let real = walk.real.display();
             let shown = path.display();
-            if !trusted.contains(&stat.st_uid) && stat.st_uid != unmapped_user() {
+            // Where any user can add a directory, its owner may be anybody.
+            let is_givers = giver == Some(stat.st_uid)
+                && !walk
+                    .directories
+                    .iter()
+                    .any(|(above, stat)| path.parent() == Some(above) && stat.st_mode & 0o002 != 0);
+            if !trusted.contains(&stat.st_uid) && !is_givers && stat.st_uid != unmapped_user {
                 return Err(Error::refused(format!(
                     "{shown} belongs to {}, who could replace {real}: name a file in a directory of \
                      your own (sqlite:PATH)",
                     User(stat.st_uid)
                 )));
             }
-            if access.others_can_write(stat) && stat.st_mode & 0o1000 == 0 {
+            if access.others_can_write(path, stat) && stat.st_mode & 0o1000 == 0 {
                 let any = stat.st_mode & 0o002 != 0;
+                if !any && has_access_list(path) {
+                    return Err(refused_access_list(path));
+                }
                 let who = if any { "any user".into() } else { Group(stat.st_gid).to_string() };
                 let fix = if any { "go-w" } else { "g-w" };
                 let share = if !any && walk.real.parent() == Some(path) {
@@ -124,7 +146,7 @@ impl Access {
             if walk
                 .directories
                 .get(*directory)
-                .is_none_or(|(_, stat)| access.others_can_write(stat))
+                .is_none_or(|(path, stat)| access.others_can_write(path, stat))
             {
                 return Err(Error::refused(format!(
                     "{} is a symbolic link in a directory that others can write: name the file \
@@ -134,16 +156,24 @@ impl Access {
             }
         }
         access.sticky =
-            !walk.missing && parent.is_some_and(|(_, stat)| access.others_can_write(stat));
+            !walk.missing && parent.is_some_and(|(path, stat)| access.others_can_write(path, stat));
         Ok(access)
     }
 
     /// Whether anybody writes to a directory who may not write the store.
-    fn others_can_write(&self, stat: &Stat) -> bool {
-        let group = stat.st_mode & 0o020 != 0
-            && self.group != Some(stat.st_gid)
-            && !is_own_group(self.user, stat.st_gid);
+    fn others_can_write(&self, path: &Path, stat: &Stat) -> bool {
+        let may_group = || self.group == Some(stat.st_gid) || is_own_group(self.user, stat.st_gid);
+        let group = stat.st_mode & 0o020 != 0 && (!may_group() || has_access_list(path));
         group || stat.st_mode & 0o002 != 0
+    }
+
+    /// Whether a socket in the store's own directory is of somebody who may write the store.
+    pub(super) fn is_own_socket(&self, stat: &Stat) -> bool {
+        let is_own = match self.group {
+            None => stat.st_uid == self.user,
+            Some(group) => stat.st_gid == group,
+        };
+        is_own && FileType::from_raw_mode(stat.st_mode) == FileType::Socket
     }
 
     /// Refuses a database that others could have written, and what SQLite keeps beside it likewise.
@@ -210,6 +240,9 @@ impl Access {
                          ?shared=group",
                         Group(group)
                     )));
+                }
+                if has_access_list(path) {
+                    return Err(refused_access_list(path));
                 }
             }
         }
@@ -290,6 +323,9 @@ impl Access {
                 path.display()
             )));
         }
+        if self.group.is_some() && has_access_list(path) {
+            return Err(refused_access_list(path));
+        }
         Ok(Some(directory))
     }
 
@@ -298,6 +334,20 @@ impl Access {
         let name = |group| name_of("/etc/group", group).unwrap_or_else(|| group.to_string());
         self.group.map(name)
     }
+}
+
+/// Whether more than the mode says who may write. If that cannot be known, it does.
+fn has_access_list(path: &Path) -> bool {
+    let size = rustix::fs::lgetxattr_query(path, "system.posix_acl_access");
+    !matches!(size, Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS))
+}
+
+fn refused_access_list(path: &Path) -> Error {
+    let path = path.display();
+    Error::refused(format!(
+        "{path} has an access control list that lets others write (getfacl {path}): setfacl -b {path}, \
+         or name a file in another directory (sqlite:PATH)"
+    ))
 }
 
 /// PATH-wal and the like.
@@ -417,12 +467,22 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
 
 /// How a user namespace shows the owners that it does not know: nobody in it is that user.
 fn unmapped_user() -> u32 {
-    let inside = std::fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"]);
-    let number =
-        || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
-    // Not a user at all where every user is known.
-    if inside { number().unwrap_or(u32::MAX) } else { u32::MAX }
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    unmapped_user_in(&read("/proc/self/uid_map"), &read("/proc/sys/kernel/overflowuid"))
+}
+
+/// Not a user at all where that number is one of the users that are known.
+fn unmapped_user_in(map: &str, overflow: &str) -> u32 {
+    let Ok(number) = overflow.trim().parse::<u32>() else { return u32::MAX };
+    let known = map.lines().map(|line| {
+        let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());
+        let (first, _, count) = (fields.next()??, fields.next()??, fields.next()??);
+        Some(first <= number && number - first < count)
+    });
+    match known.collect::<Option<Vec<_>>>() {
+        Some(known) if !known.is_empty() && !known.contains(&true) => number,
+        _ => u32::MAX,
+    }
 }
 
 /// Whether a group has no member but this user, as where each user has a group of their own.
@@ -488,6 +548,24 @@ impl fmt::Display for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unmapped_user_is_trusted_only_where_no_user_has_its_number() {
+        let one = "         0       1000          1\n";
+        assert_eq!(unmapped_user_in(one, "65534\n"), 65534);
+        assert_eq!(unmapped_user_in("0 1000 1\n1 100000 65533\n", "65534"), 65534);
+        for known in [
+            "0 0 4294967295\n",
+            "0 1000 1\n1 100000 65536\n",
+            "0 1000 1\n65534 7 1\n",
+            "0 1000 1\n1 100000 65534\n",
+            "",
+            "what",
+        ] {
+            assert_eq!(unmapped_user_in(known, "65534"), u32::MAX, "{known:?}");
+        }
+        assert_eq!(unmapped_user_in(one, ""), u32::MAX);
+    }
 
     #[test]
     fn a_group_is_a_users_own_if_nobody_else_is_in_it() {

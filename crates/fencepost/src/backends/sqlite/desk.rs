@@ -196,9 +196,10 @@ impl Inner {
             Ok(_) => call.started = true,
             Err(error) => {
                 drop(call);
-                tracing::error!(%error, "can not start the store's thread");
+                tracing::error!(%error, "cannot start the store's thread");
                 for job in std::mem::take(&mut *self.jobs()) {
-                    job.reply(Err(Error::unreachable("can not start the store's thread")));
+                    let error = "cannot start the store's thread: allow more threads (ulimit -u)";
+                    job.reply(Err(Error::unreachable(error).for_good()));
                 }
             }
         }
@@ -367,5 +368,16 @@ pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error 
         ),
         _ => format!("{path} cannot be used: check the disk that it lies on"),
     };
-    Error::unreachable(message).because(error.to_string())
+    let for_good = matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::NotADatabase
+                | ErrorCode::DatabaseCorrupt
+                | ErrorCode::CannotOpen
+                | ErrorCode::PermissionDenied
+                | ErrorCode::ReadOnly
+        )
+    );
+    let error = Error::unreachable(message).because(error.to_string());
+    if for_good { error.for_good() } else { error }
 }

@@ -87,7 +87,7 @@ impl Marks {
             let _ = self.directory.set(made);
         }
         self.directory.get().ok_or_else(|| {
-            Error::unreachable(format!("{} is gone: connect again", self.path.display()))
+            Error::unreachable(format!("{} is gone: connect again", self.path.display())).for_good()
         })
     }
 
@@ -154,10 +154,19 @@ impl Marks {
                 Errno::MFILE | Errno::NFILE => {
                     "each lock and each waiter needs an open file, raise ulimit -n"
                 }
+                Errno::NOENT => "it was removed, connect again",
+                Errno::NOSPC | Errno::DQUOT => "the disk is full, free some space",
                 _ => "check its permissions",
             };
-            Error::unreachable(format!("cannot make a presence file in {path}: {remedy}"))
-                .because(std::io::Error::from(errno))
+            let error =
+                Error::unreachable(format!("cannot make a presence file in {path}: {remedy}"))
+                    .because(std::io::Error::from(errno));
+            match errno {
+                Errno::MFILE | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                    error.for_good()
+                }
+                _ => error,
+            }
         };
         let directory = self.ensure()?;
         loop {
@@ -230,7 +239,7 @@ impl Marks {
             }
         }
         for name in others.iter().filter(|name| name.starts_with("w-")) {
-            if self.directory().is_some_and(|directory| super::wake::is_dead(directory, name)) {
+            if super::wake::is_dead(self, name) {
                 self.remove(name);
             }
         }

@@ -17,9 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fencepost_core::OwnerId;
+use rustix::fs::{Mode, OFlags};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use super::presence::Marks;
 use crate::backend::LossSignal;
 
 /// Where a waiter can be reached.
@@ -33,7 +35,7 @@ pub(super) struct Address {
 
 /// The bells of one client, and the grants of which it is to be notified.
 pub(super) struct Post {
-    marks: Arc<super::presence::Marks>,
+    marks: Arc<Marks>,
     runtime: Handle,
     bells: Arc<Bells>,
     holders: Arc<Mutex<Holders>>,
@@ -61,7 +63,7 @@ impl Holders {
 }
 
 impl Post {
-    pub(super) fn new(marks: Arc<super::presence::Marks>, runtime: Handle) -> Self {
+    pub(super) fn new(marks: Arc<Marks>, runtime: Handle) -> Self {
         // Without a sender, waiters find out by looking.
         let sender =
             UnixDatagram::unbound().ok().filter(|sender| sender.set_nonblocking(true).is_ok());
@@ -121,14 +123,18 @@ impl Post {
         if self.renew_now(owner) {
             return 1;
         }
-        let (Some(sender), Some(directory)) = (&self.sender, self.marks.directory()) else {
-            return 0;
-        };
         let ours = self.socket.get().and_then(Option::as_deref);
         let message = owner.bits().to_be_bytes();
         let names = self.marks.names();
-        let others = names.iter().filter(|name| name.starts_with("w-") && Some(&***name) != ours);
-        others.filter(|name| sender.send_to(&message, path_of(directory, name)).is_ok()).count()
+        let others = names.iter().filter(|name| Some(&***name) != ours);
+        others.filter(|name| self.send(&message, name)).count()
+    }
+
+    fn send(&self, message: &[u8], name: &str) -> bool {
+        let (Some(sender), Some(socket)) = (&self.sender, Socket::find(&self.marks, name)) else {
+            return false;
+        };
+        sender.send_to(message, socket.path()).is_ok()
     }
 
     /// A bell for one wait. It rings from the moment it is made, so no wake-up falls between enqueueing
@@ -150,7 +156,8 @@ impl Post {
         let path = path_of(self.marks.ensure().ok()?, &name);
         let socket = UnixDatagram::bind(&path).ok()?;
         // Whatever the umask: those who share the store send to it.
-        rustix::fs::chmod(&path, self.marks.access().file_mode()).ok()?;
+        let bound = Socket::find(&self.marks, &name)?;
+        rustix::fs::chmod(bound.path(), self.marks.access().file_mode()).ok()?;
         socket.set_nonblocking(true).ok()?;
         let _inside = self.runtime.enter();
         let socket = tokio::net::UnixDatagram::from_std(socket).ok()?;
@@ -177,13 +184,9 @@ impl Post {
     pub(super) fn ring(&self, address: &Address) {
         if self.socket.get().is_some_and(|ours| ours.as_ref() == Some(&address.socket)) {
             ring(&self.bells, address.bell);
-        } else if let Some(sender) = &self.sender
-            && let Some(directory) = self.marks.directory()
-            && is_name(&address.socket)
-        {
-            let path = path_of(directory, &address.socket);
+        } else {
             // A full or vanished socket is no error: its owner looks for itself.
-            let _ = sender.send_to(&address.bell.to_le_bytes(), path);
+            self.send(&address.bell.to_le_bytes(), &address.socket);
         }
     }
 }
@@ -233,12 +236,31 @@ impl Drop for Bell {
 }
 
 /// Whether nobody listens at that socket any more.
-pub(super) fn is_dead(directory: &OwnedFd, name: &str) -> bool {
-    let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(path_of(directory, name)));
+pub(super) fn is_dead(marks: &Marks, name: &str) -> bool {
+    let Some(found) = Socket::find(marks, name) else { return false };
+    let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(found.path()));
     asked.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
-/// The name of a socket of ours: one in a row may be anything.
+/// A socket of the store, whatever its name means from now on: another user may write the directory, or own it, and a
+/// link there would lead elsewhere.
+struct Socket(OwnedFd);
+
+impl Socket {
+    fn find(marks: &Marks, name: &str) -> Option<Self> {
+        let directory = marks.directory().filter(|_| is_name(name))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?;
+        let stat = rustix::fs::fstat(&file).ok()?;
+        marks.access().is_own_socket(&stat).then_some(Self(file))
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd())
+    }
+}
+
+/// The name of a socket of ours: one in a row or in the directory may be anything.
 fn is_name(name: &str) -> bool {
     name.strip_prefix("w-")
         .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))
