@@ -414,7 +414,8 @@ a second for it to confirm. A holder that has not confirmed is frozen, cut off, 
 script or another client: it may go on until its own deadline, at most as long as
 its lease runs, while the next one works already. The floor that is printed lies
 above the broken token and above no later one: enter it at the resource
-(`fencepost fence enter NAME --token FLOOR --resource URL`) to shut the old holder out at once.
+(`fencepost fence enter NAME --token FLOOR --resource URL`) to shut the old
+holder out at once.
 
 Asks first on a terminal, and breaks only the grant that it showed; anywhere else
 it needs --yes.
