@@ -98,7 +98,8 @@ impl Error {
         Self::new(ErrorKind::Closed, "this client is closed: connect again")
     }
 
-    /// Waiting does not help: a wait ends with this error.
+    /// Waiting does not help: a wait ends with this error. Only a store in a file knows that.
+    #[cfg(all(feature = "sqlite", unix))]
     pub(crate) const fn for_good(mut self) -> Self {
         self.for_good = true;
         self
