@@ -32,8 +32,6 @@ use crate::backends::unanswered::Unanswered;
 use crate::clock::{Clock, wall};
 use crate::race::{First, race};
 
-/// How long a release waits for the answer to the acquire that it undoes.
-const SETTLE: Duration = Duration::from_millis(40);
 /// After so long without an answer to anybody, the server is asked whether it is there.
 pub(super) const HANG: Duration = Duration::from_millis(1500);
 /// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
@@ -126,17 +124,6 @@ impl Link {
     /// There is a grant now: breaks are listened to, soon.
     pub(in crate::backends) fn listen_to_breaks(&self) {
         self.shared.nudge.notify_one();
-    }
-
-    /// Gives an acquire that this call would undo a moment to be answered: then the release leaves no note. A node that
-    /// votes late is common, and notes would pile up on it.
-    pub(in crate::backends) async fn settle(&self, call: &Call) {
-        let Of::Release(owner) = call.of else { return };
-        let clock = &self.shared.clock;
-        let limit = clock.now() + SETTLE;
-        while self.may_arrive(owner) && clock.now() < limit {
-            clock.alarm(clock.now() + SETTLE / 20).await;
-        }
     }
 
     /// Whether an acquire of this owner may still arrive at the server.

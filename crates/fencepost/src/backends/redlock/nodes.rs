@@ -172,10 +172,7 @@ impl Node {
         let asked = async {
             let heard = match way {
                 Way::Vote(up_for) => self.link.run_once(call, up_for).await,
-                Way::Surely(_) => {
-                    self.link.settle(call).await;
-                    self.link.run(call).await
-                }
+                Way::Surely(_) => self.link.run(call).await,
             }?;
             let answer = Answer::read(heard, call.step.verb)?;
             if answer.time > 0 {
