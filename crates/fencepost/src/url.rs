@@ -180,7 +180,10 @@ pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
 pub fn server_of(url: &str) -> Option<String> {
     match Url::parse(url).ok()? {
         #[cfg(feature = "postgres")]
-        Url::Postgres(postgres) => Some(format!("postgres://{}", postgres.shown())),
+        // Behind a second @ is a part of the password.
+        Url::Postgres(postgres) if !postgres.shown().contains('@') => {
+            Some(format!("postgres://{}", postgres.shown()))
+        }
         _ => None,
     }
 }
