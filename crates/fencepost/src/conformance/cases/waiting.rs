@@ -97,7 +97,8 @@ async fn acquire_waits_for_the_release(scene: &Scene) -> Verdict {
     let info = ours.inspect("wait").await?;
     let label = info.holder.map(|holder| holder.label.to_string());
     ensure!(label.as_deref() == Some("next"), "the store shows {label:?} as the holder");
-    ensure!(info.waiting == 0, "{} still wait", info.waiting);
+    // A node that learned of the release late may show it as a waiter until that position's lease ends.
+    until_waiting(&ours, "wait", 0).await?;
     Ok(next.release().await?)
 }
 
