@@ -218,7 +218,7 @@ fn a_term_that_is_over_is_followed_by_another() {
     assert_eq!(out, "", "stdout is the command's");
     let mut events: Vec<Value> =
         err.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    // That --max-hold is nearly reached is told as well.
+    // That --max-hold is nearly reached is logged as well.
     assert_eq!(events[1]["event"], "near_miss", "{err}");
     events.retain(|event| event["event"] != "near_miss");
     let told: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();

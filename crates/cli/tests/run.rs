@@ -300,7 +300,7 @@ fn a_signal_that_ends_the_command_ends_us_by_it() {
             store.assert_empty();
         }
     }
-    // One that handles it has a code of its own; one that somebody else killed is told as 128+N.
+    // One that handles it has a code of its own; one that somebody else killed is reported as 128+N.
     let script = "trap 'exit 9' TERM; echo up > up; while :; do sleep 0.01; done";
     let run = store.start(&["run", "x", "--", "sh", "-c", script]);
     wait_for_text(&store.path("up"));
