@@ -11,13 +11,14 @@ use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use zookeeper_client::{Acls, Client, CreateMode};
 
@@ -154,8 +155,7 @@ impl One {
                 if is_event(frame) {
                     continue;
                 }
-                let waiting =
-                    self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let waiting = self.waiting.lock().pop_front();
                 if let Some(waiting) = waiting {
                     let _ = waiting.send(frame.get(16..).unwrap_or_default().to_vec());
                 }
@@ -167,7 +167,7 @@ impl One {
     fn ask(&self, operation: i32, body: &[u8]) -> oneshot::Receiver<Vec<u8>> {
         let (answer, told) = oneshot::channel();
         let frame = framed(&[&1_i32.to_be_bytes(), &operation.to_be_bytes(), body].concat());
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         waiting.push_back(answer);
         let sent = self.stream.try_write(&frame);
         assert_eq!(sent.ok(), Some(frame.len()), "requests are small, the socket is roomy");

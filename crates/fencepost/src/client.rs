@@ -3,10 +3,11 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings, short};
@@ -372,13 +373,13 @@ impl Background {
 
     /// Before it stops, the thread waits until this keeper has nothing left to undo.
     fn drain_with(&self, keeper: &Arc<Keeper>) {
-        if let Some(drain) = self.drain.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(drain) = self.drain.lock().take() {
             let _ = drain.send(Arc::clone(keeper));
         }
     }
 
     fn stop(&self) {
-        if let Some(stop) = self.stop.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(stop) = self.stop.lock().take() {
             let _ = stop.send(());
         }
     }
@@ -387,7 +388,7 @@ impl Background {
     fn wait_until_drained(&self) {
         // The thread cannot wait for itself: one of its own tasks may be the last to let go of the client.
         if std::thread::current().id() != self.thread {
-            let drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+            let drained = self.drained.lock();
             let _ = drained.recv_timeout(DRAIN_TIMEOUT);
         }
     }

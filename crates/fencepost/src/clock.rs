@@ -12,10 +12,11 @@ pub mod stamp;
 mod timer;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::Mutex;
 
 use crate::backend::BoxFuture;
 use alarms::{Alarm, AlarmTable, Alarms};
@@ -88,7 +89,7 @@ impl ManualClock {
     /// Moves the clock on and wakes everything that was due on the way.
     pub fn advance(&self, by: Duration) {
         let due = {
-            let mut manual = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut manual = self.0.lock();
             manual.now = manual.now + by;
             let now = manual.now;
             manual.table.take_due(now)
@@ -99,7 +100,7 @@ impl ManualClock {
     /// How many alarms are set: lets a test wait until its subject waits.
     #[must_use]
     pub fn alarms(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).table.len()
+        self.0.lock().table.len()
     }
 }
 
@@ -111,7 +112,7 @@ impl Default for ManualClock {
 
 impl Clock for ManualClock {
     fn now(&self) -> Moment {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).now
+        self.0.lock().now
     }
 
     fn alarm(&self, at: Moment) -> BoxFuture<'static, ()> {
@@ -121,7 +122,7 @@ impl Clock for ManualClock {
 
 impl alarms::Bell for ManualClock {
     fn set(&self, at: Moment, id: u64, waker: &std::task::Waker) -> bool {
-        let mut manual = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut manual = self.0.lock();
         if manual.now >= at {
             return false;
         }
@@ -130,7 +131,7 @@ impl alarms::Bell for ManualClock {
     }
 
     fn unset(&self, at: Moment, id: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).table.unset(at, id);
+        self.0.lock().table.unset(at, id);
     }
 }
 

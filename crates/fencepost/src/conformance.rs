@@ -79,10 +79,11 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use parking_lot::{Mutex, RwLock};
 
 use cases::Case;
 pub use harness::{Harness, Site, Unable, no};
@@ -123,7 +124,7 @@ pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    for (name, span) in spent.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+    for (name, span) in spent.lock().iter() {
         eprintln!("{name}: its cases took {:.1} s, taken together", span.as_secs_f64());
     }
     conclusion.exit_code()
@@ -139,7 +140,7 @@ fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64, spent: &Arc
         let (from, of) = (scene::now(), harness.name().to_owned());
         let verdict = run(harness, case, seed);
         let took = scene::now().since(from);
-        *spent.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default() += took;
+        *spent.lock().entry(of).or_default() += took;
         match verdict {
             Ok(()) => Ok(Completion::Completed),
             Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
@@ -153,11 +154,8 @@ static MACHINE: RwLock<()> = RwLock::new(());
 
 fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Verdict {
     // Nothing is behind it that a panic could have left half done.
-    let (_alone, _beside) = if case.alone {
-        (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
-    } else {
-        (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
-    };
+    let (_alone, _beside) =
+        if case.alone { (Some(MACHINE.write()), None) } else { (None, Some(MACHINE.read())) };
     // One thread: what the library needs beside the caller's it must bring itself.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let verdict = runtime.block_on(async {

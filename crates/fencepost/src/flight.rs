@@ -7,10 +7,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_core::LockName;
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::backend::Wait;
@@ -171,7 +172,7 @@ impl SingleFlight {
 
     /// What all callers of this process share who want this value now.
     fn join(&self, name: &LockName) -> Arc<Flight> {
-        let mut flights = self.client.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.client.flights.lock();
         // One that has come to its end is of its time: a caller that comes now wants its own.
         let under_way = |flight: &Arc<Flight>| !flight.initialized();
         if let Some(flight) = flights.get(name).and_then(Weak::upgrade).filter(under_way) {

@@ -7,10 +7,11 @@
 mod rails;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::backend::{LossCause, Renewed};
@@ -168,7 +169,7 @@ impl Hold {
                 return false;
             }
             status.state = GuardState::Held;
-            *self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.renewal_error.lock() = None;
             let (deadline, ttl) = status.promised(renewed.sent, renewed.ttl);
             status.ttl = ttl;
             // Answers may overtake each other; the later request's word stands.
@@ -197,8 +198,7 @@ impl Hold {
     }
 
     pub(crate) fn renewal_failed(&self, error: &Error) {
-        *self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(error.to_string());
+        *self.renewal_error.lock() = Some(error.to_string());
         self.status.send_if_modified(|status| {
             let first = status.state == GuardState::Held;
             if first {
@@ -209,7 +209,7 @@ impl Hold {
     }
 
     pub(crate) fn renewal_error(&self) -> Option<String> {
-        self.renewal_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.renewal_error.lock().clone()
     }
 
     /// Turns the guard lost, unless it is over already. Whether it was this call that did.

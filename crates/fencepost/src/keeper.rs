@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
@@ -95,7 +96,7 @@ impl Keeper {
     }
 
     fn wheel(&self) -> MutexGuard<'_, Wheel> {
-        self.wheel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wheel.lock()
     }
 
     fn schedule(&self, hold: &Arc<Hold>, at: Moment) {

@@ -18,7 +18,7 @@ mod sweep;
 mod told;
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost::fences::object::{ObjectFence, Pointer};
@@ -26,11 +26,11 @@ use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder};
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::{ErrorKind, LockName, Token};
-use fencepost_testbed::{SeaweedFs, shared};
+use fencepost_testbed::{SeaweedFs, Slot, shared};
 use futures_util::TryStreamExt as _;
 use gate::Gate;
 
-static SERVER: Mutex<Weak<SeaweedFs>> = Mutex::new(Weak::new());
+static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 
 fn name() -> LockName {
     LockName::new("invoice/42").unwrap()

@@ -5,12 +5,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fencepost::clock::stamp;
 use fencepost::{Error, LockName, Moment, Result, Token};
+use parking_lot::{Condvar, Mutex};
 
 use crate::config::AccessLog;
 use crate::metrics::{Metrics, Outcome};
@@ -83,7 +84,7 @@ impl Log {
     pub(crate) fn line(&self, line: &Line<'_>, metrics: &Metrics) {
         let Some(shared) = &self.shared else { return };
         let (lines, came) = &**shared;
-        let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lines.lock();
         if lines.text.len() > LIMIT {
             metrics.log_lines_lost.inc();
             return;
@@ -99,16 +100,14 @@ impl Log {
     /// Writes what is left, if that can be done.
     pub(crate) fn close(&self) {
         let Some(shared) = &self.shared else { return };
-        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(thread) = self.thread.lock().take() else {
             return;
         };
         let (lines, changed) = &**shared;
-        let mut held = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lines.lock();
         held.closing = true;
         changed.notify_all();
-        let (held, _) = changed
-            .wait_timeout_while(held, LAST, |lines| !lines.ended)
-            .unwrap_or_else(PoisonError::into_inner);
+        changed.wait_while_for(&mut held, |lines| !lines.ended, LAST);
         // A thread that hangs is left behind: it only writes.
         if held.ended {
             drop(held);
@@ -129,11 +128,9 @@ fn write(shared: &(Mutex<Lines>, Condvar), mut sink: Box<dyn Write + Send>) {
     loop {
         let closing = {
             let idle = |lines: &mut Lines| lines.text.is_empty() && !lines.closing;
-            let held = lines.lock().unwrap_or_else(PoisonError::into_inner);
-            let held = came.wait_while(held, idle).unwrap_or_else(PoisonError::into_inner);
-            let (mut held, _) = came
-                .wait_timeout_while(held, GATHER, |lines| !lines.closing)
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut held = lines.lock();
+            came.wait_while(&mut held, idle);
+            came.wait_while_for(&mut held, |lines| !lines.closing, GATHER);
             std::mem::swap(&mut held.text, &mut text);
             held.closing
         };
@@ -141,8 +138,9 @@ fn write(shared: &(Mutex<Lines>, Condvar), mut sink: Box<dyn Write + Send>) {
         let _ = sink.write_all(&text).and_then(|()| sink.flush());
         text.clear();
         if closing {
-            lines.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
-            return came.notify_all();
+            lines.lock().ended = true;
+            came.notify_all();
+            return;
         }
     }
 }

@@ -21,11 +21,12 @@ mod store;
 mod writer;
 
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fencepost::fences::Mark;
 use fencepost::{Error, LockName, Result, Token};
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
@@ -106,7 +107,7 @@ impl Marks {
         let (answer, answered) = oneshot::channel();
         let ask = Ask { name: name.clone(), token, who: who(), answer };
         let first = {
-            let mut asks = self.desk.asks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asks = self.desk.asks.lock();
             asks.waiting.push(ask);
             asks.waiting.len() == 1
         };
@@ -122,11 +123,11 @@ impl Marks {
     /// Ends the writer, and notes whether no request is in doubt.
     pub(crate) fn close(&self, clean: bool) -> Result<()> {
         {
-            let mut asks = self.desk.asks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asks = self.desk.asks.lock();
             (asks.closing, asks.clean) = (true, clean);
         }
         self.desk.came.notify_one();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         thread.map_or(Ok(()), |thread| {
             thread.join().unwrap_or_else(|_| Err(Error::unreachable("the writer panicked")))
         })

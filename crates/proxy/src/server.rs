@@ -4,13 +4,14 @@
 //! own, so that a request is carried by one thread from end to end. Connections are dealt out in turn.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Error, Result};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -139,7 +140,7 @@ impl Proxy {
             // Requests that are still under way end here; their names stay in use, and so in doubt.
             runtime.shutdown_background();
         });
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread.map_err(failed)?);
+        self.threads.lock().push(thread.map_err(failed)?);
         Ok(())
     }
 
@@ -207,7 +208,7 @@ impl Proxy {
     fn end_threads(&self) -> Vec<JoinHandle<()>> {
         self.stop.send_replace(true);
         self.end.send_replace(true);
-        std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.threads.lock())
     }
 }
 

@@ -11,11 +11,12 @@
 use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{LockName, Moment};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
 use crate::time::{Late, Watch, now};
@@ -64,7 +65,7 @@ impl Turns {
 
     fn shard(&self, name: &LockName) -> MutexGuard<'_, HashMap<LockName, Line>> {
         let shard = self.hasher.hash_one(name) as usize % SHARDS;
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].lock()
     }
 
     /// Waits for a turn, until the deadline.
@@ -110,14 +111,14 @@ impl Turns {
 
     /// How many names are held back.
     pub(crate) fn held_back(&self) -> usize {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.held.lock().len()
     }
 
     /// How many requests wait in a line. All lines are looked through: for those who watch, not for requests.
     pub(crate) fn waiting(&self) -> usize {
         let in_line = |line: &Line| line.waiting.iter().filter(|turn| !turn.is_closed()).count();
         let of = |shard: &Mutex<HashMap<_, Line>>| {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.lock();
             shard.values().map(in_line).sum::<usize>()
         };
         self.shards.iter().map(of).sum()
@@ -125,9 +126,7 @@ impl Turns {
 
     /// How many names are in use, those that are held back included.
     fn in_use(&self) -> usize {
-        let names = |shard: &Mutex<HashMap<_, _>>| {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
-        };
+        let names = |shard: &Mutex<HashMap<_, _>>| shard.lock().len();
         self.shards.iter().map(names).sum()
     }
 
@@ -147,7 +146,7 @@ impl Turns {
             // Made before the look, so that no change is missed in between.
             let changed = self.changed.notified();
             let first = {
-                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut held = self.held.lock();
                 let is_due = held.first().is_some_and(|(at, _)| *at <= now());
                 let due = if is_due { held.pop_first() } else { None };
                 match due {
@@ -194,7 +193,7 @@ impl Turns {
         if let Some(line) = self.shard(&name).get_mut(&name) {
             line.held_until = Some(until);
         }
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert((until, name));
+        self.held.lock().insert((until, name));
         self.changed.notify_one();
     }
 }

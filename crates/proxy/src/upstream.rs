@@ -6,11 +6,12 @@
 //! An answer counts only if the whole request was sent; one that refuses the request earlier is passed on, and marked.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use fencepost::Moment;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
@@ -369,7 +370,7 @@ impl Pool {
     /// The connection that was used last and is still open.
     fn take(&self) -> Option<Link> {
         loop {
-            let link = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            let link = self.0.lock().pop()?;
             // It has nothing to say. If it can be read, it was closed, or speaks out of turn. What is looked at is what
             // the runtime has heard: a close that came after its last look is met by the write, and is then in doubt.
             let quiet = matches!(
@@ -383,7 +384,7 @@ impl Pool {
     }
 
     fn put(&self, link: Link) {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.0.lock();
         if idle.len() >= MAX_IDLE {
             idle.remove(0);
         }
@@ -393,6 +394,6 @@ impl Pool {
     /// Closes what has been idle for too long.
     pub(crate) fn tidy(&self) {
         let now = now();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|link| now < link.until);
+        self.0.lock().retain(|link| now < link.until);
     }
 }

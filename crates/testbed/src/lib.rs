@@ -97,7 +97,7 @@ pub use redis::{Builder as RedisBuilder, Persistence, Redis};
 pub use reply::Reply;
 pub use seaweed::SeaweedFs;
 pub use server::Server;
-pub use shared::shared;
+pub use shared::{Slot, shared};
 pub use tls::Certificates;
 pub use zookeeper::{Builder as ZooKeeperBuilder, ZooKeeper};
 

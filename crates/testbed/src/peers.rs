@@ -19,8 +19,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::wait::SOON;
 
@@ -96,7 +98,7 @@ impl Peers {
             state.open.values().filter(|one| one.touches(member)).map(Connection::close).count()
         };
         while touched(&state) > 0 {
-            state = self.shared.closed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.closed.wait(&mut state);
         }
     }
 
@@ -134,7 +136,7 @@ impl Connection {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

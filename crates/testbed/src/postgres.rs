@@ -22,14 +22,16 @@ use std::io;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use bouncer::PgBouncer;
 pub use builder::Builder;
 pub use database::Database;
 
 use crate::server::Server;
-use crate::shared::shared;
+use crate::shared::{Slot, shared};
 use crate::tls::Certificates;
 use crate::wait::{SOON, until};
 use builder::Template;
@@ -58,7 +60,7 @@ impl Postgres {
     /// The server that the tests of this process share: for those that do it no harm. See
     /// [`Database::fresh`].
     pub fn shared() -> io::Result<Arc<Self>> {
-        static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+        static SHARED: Slot<Postgres> = Slot::new(Weak::new());
         shared(&SHARED, || Self::builder().start())
     }
 
@@ -192,7 +194,7 @@ impl Postgres {
     }
 
     fn frozen(&self) -> MutexGuard<'_, Option<Frozen>> {
-        self.frozen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.frozen.lock()
     }
 }
 

@@ -11,9 +11,9 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
 pub use builder::{Builder, Persistence};
@@ -220,7 +220,7 @@ impl Redis {
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.process.lock()
     }
 }
 

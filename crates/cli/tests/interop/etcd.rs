@@ -2,10 +2,10 @@
 
 use std::ops::Deref;
 use std::process::Command;
-use std::sync::{Mutex, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testbed::{Etcd, EtcdCluster, shared};
+use fencepost_testbed::{Etcd, EtcdCluster, Slot, shared};
 
 use crate::contender::{Contender, Ways};
 use crate::mixed::{INCREMENT, Party, Tally, Way, count};
@@ -41,8 +41,8 @@ impl Deref for Scene {
 
 impl Scene {
     pub(crate) fn with(members: Members) -> Self {
-        static ONE: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
-        static THREE: Mutex<Weak<EtcdCluster>> = Mutex::new(Weak::new());
+        static ONE: Slot<Etcd> = Slot::new(Weak::new());
+        static THREE: Slot<EtcdCluster> = Slot::new(Weak::new());
         let servers = match members {
             Members::One => Servers::one(shared(&ONE, || Etcd::builder().start()).unwrap()),
             Members::Three => Servers::three(shared(&THREE, EtcdCluster::start).unwrap()),

@@ -2,10 +2,10 @@
 
 use std::ops::Deref;
 use std::process::Command;
-use std::sync::{Mutex, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
+use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
 
 use crate::contender::{Contender, Ways};
 use crate::mixed::{Party, Tally, Way, count};
@@ -45,8 +45,8 @@ impl Deref for Scene {
 
 impl Scene {
     pub(crate) fn with(members: Members) -> Self {
-        static ONE: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
-        static THREE: Mutex<Weak<ZooKeeperEnsemble>> = Mutex::new(Weak::new());
+        static ONE: Slot<ZooKeeper> = Slot::new(Weak::new());
+        static THREE: Slot<ZooKeeperEnsemble> = Slot::new(Weak::new());
         let servers = match members {
             Members::One => Servers::one(shared(&ONE, || ZooKeeper::builder().start()).unwrap()),
             Members::Three => Servers::three(shared(&THREE, ZooKeeperEnsemble::start).unwrap()),

@@ -1,9 +1,10 @@
 //! Who of this client waits, and how the server's word reaches them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use fencepost_core::OwnerId;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::error::{Error, Result};
@@ -21,7 +22,7 @@ pub(in crate::backends) struct Ear {
 
 impl Ears {
     pub(in crate::backends) fn open(self: &Arc<Self>, owner: OwnerId) -> Ear {
-        let mut ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ears = self.0.lock();
         let word = Arc::clone(ears.entry(owner).or_default());
         Ear { owner, word, all: Arc::clone(self) }
     }
@@ -29,7 +30,7 @@ impl Ears {
     /// The server says that the lock this owner waits for is free.
     #[cfg(feature = "redis")]
     pub(in crate::backends) fn tell(&self, owner: OwnerId) {
-        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ears = self.0.lock();
         if let Some(word) = ears.get(&owner) {
             word.notify_one();
         }
@@ -38,7 +39,7 @@ impl Ears {
     /// The same, for a server that gives only the first digits of the owner.
     #[cfg(feature = "postgres")]
     pub(in crate::backends) fn tell_those(&self, digits: &str) {
-        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ears = self.0.lock();
         let called = ears.iter().filter(|(owner, _)| owner.reveal().starts_with(digits));
         called.for_each(|(_, word)| word.notify_one());
     }
@@ -46,12 +47,12 @@ impl Ears {
     /// Whether nobody waits.
     #[cfg(feature = "postgres")]
     pub(in crate::backends) fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0.lock().is_empty()
     }
 
     /// Words may have been missed: everybody looks again.
     pub(in crate::backends) fn tell_all(&self) {
-        let ears = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ears = self.0.lock();
         ears.values().for_each(|word| word.notify_one());
     }
 }
@@ -65,7 +66,7 @@ impl Ear {
 
 impl Drop for Ear {
     fn drop(&mut self) {
-        self.all.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.owner);
+        self.all.0.lock().remove(&self.owner);
     }
 }
 

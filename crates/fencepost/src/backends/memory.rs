@@ -13,11 +13,12 @@ mod records;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use fencepost_core::{
     Command, Effect, Lease, LeaseWheel, LockName, Machine, Moment, OwnerId, Token, Ttl, Value,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::backend::{
@@ -70,14 +71,14 @@ impl Memory {
     pub(crate) fn of_this_process(name: &str) -> Arc<Self> {
         static STORES: OnceLock<Mutex<HashMap<String, Arc<Memory>>>> = OnceLock::new();
         let stores = STORES.get_or_init(Mutex::default);
-        let mut stores = stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = stores.lock();
         let store = stores.entry(name.to_owned());
         Arc::clone(store.or_insert_with(|| Self::new(Arc::new(BootClock))))
     }
 
     /// The state with everything that is due expired.
     fn state(&self) -> (MutexGuard<'_, State>, Moment) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         // Read under the lock: a time from before it would arm leases too early.
         let now = self.clock.now();
         let mut any = false;

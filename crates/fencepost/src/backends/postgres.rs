@@ -40,12 +40,13 @@ mod renew;
 mod upkeep;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl, Value};
 use futures_util::future::join;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
@@ -144,7 +145,7 @@ impl Postgres {
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock()
     }
 
     /// Sees that the component "records" is there, or makes it, once.

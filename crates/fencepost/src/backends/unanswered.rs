@@ -5,10 +5,10 @@
 //! owner that is noted leaves a note at the server, whatever it finds there; any other release does not pay for one.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
+use parking_lot::{Mutex, MutexGuard};
 
 /// How many owners are noted. With more, every release leaves a note for a while.
 const MOST: usize = 1 << 16;
@@ -36,7 +36,7 @@ impl Unanswered {
     }
 
     fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock()
     }
 
     /// An acquire is about to leave. Whether none of this owner was noted before.

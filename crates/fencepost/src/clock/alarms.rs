@@ -5,10 +5,11 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use fencepost_core::Moment;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::timer::{self, Timer};
 
@@ -107,7 +108,7 @@ impl Alarms {
         if let Some(alarms) = ALARMS.get() {
             return Ok(alarms);
         }
-        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = STARTING.lock();
         if ALARMS.get().is_none() {
             let alarms = Arc::new(Self { pending: Mutex::default(), timer: Timer::new()? });
             let ringer = Arc::clone(&alarms);
@@ -119,7 +120,7 @@ impl Alarms {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     fn ring_for_ever(&self) {

@@ -63,9 +63,8 @@ mod kernel {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod kernel {
-    use std::sync::{Condvar, Mutex, PoisonError};
-
     use fencepost_core::Moment;
+    use parking_lot::{Condvar, Mutex};
 
     /// The closest other systems have: it may stand still in suspend.
     pub(in crate::clock) struct Timer(Mutex<Option<Moment>>, Condvar);
@@ -76,22 +75,21 @@ mod kernel {
         }
 
         pub(in crate::clock) fn wait(&self) {
-            let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut set = self.0.lock();
             loop {
                 let now = super::now();
-                set = match *set {
+                match *set {
                     Some(at) if at <= now => return *set = None,
                     Some(at) => {
-                        let timed = self.1.wait_timeout(set, at.since(now));
-                        timed.unwrap_or_else(PoisonError::into_inner).0
+                        self.1.wait_for(&mut set, at.since(now));
                     }
-                    None => self.1.wait(set).unwrap_or_else(PoisonError::into_inner),
-                };
+                    None => self.1.wait(&mut set),
+                }
             }
         }
 
         pub(in crate::clock) fn arm(&self, at: Option<Moment>) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+            *self.0.lock() = at;
             self.1.notify_one();
         }
     }

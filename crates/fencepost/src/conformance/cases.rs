@@ -2,10 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 
 use fencepost_core::invariants::{Held, p1_no_overlap, p2_tokens_rise};
 use fencepost_core::{LockName, Moment, Token};
+use parking_lot::Mutex;
 
 use super::scene::{Scene, Verdict};
 
@@ -98,16 +98,16 @@ impl History {
 
     pub(super) fn add(&self, token: Token, from: Moment, until: Moment) {
         let held = Held { name: self.name.clone(), token, from, until };
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+        self.held.lock().push(held);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.held.lock().len()
     }
 
     /// P1 and P2 over all that was seen.
     pub(super) fn check(&self) -> Verdict {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.lock();
         p1_no_overlap(&held)?;
         Ok(p2_tokens_rise(&held)?)
     }

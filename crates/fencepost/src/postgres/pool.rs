@@ -12,11 +12,12 @@
 //! A few connections are for renewals alone, and as many for releases: those who wait for a row can not keep them
 //! out, and neither can a crowd of the other kind.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
@@ -353,8 +354,8 @@ impl Pool {
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Conn>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<Conn>> {
+        self.idle.lock()
     }
 
     /// The runtime that drives the connections of whoever asks.

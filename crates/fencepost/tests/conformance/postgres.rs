@@ -2,12 +2,13 @@
 //! server itself, and once through a PgBouncer in transaction mode.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
 use fencepost_testbed::{Mode, PgBouncer, Postgres, Proxy};
+use parking_lot::Mutex;
 
 /// A server, and what stands before it.
 struct Servers {
@@ -38,7 +39,7 @@ impl OneServer {
     }
 
     fn shared(&self) -> io::Result<Arc<Servers>> {
-        let mut slot = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.shared.lock();
         if let Some(servers) = &*slot {
             return Ok(Arc::clone(servers));
         }

@@ -2,13 +2,14 @@
 //! and proxies of its own that can be cut. A case that stops or restarts servers gets its own.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
 use fencepost_testbed::{Cluster, Clustered, Mode, Proxy, Server};
+use parking_lot::Mutex;
 
 /// A make of server that the suite runs on, alone and as three.
 pub(crate) trait Make: Clustered + Send + Sync + 'static {
@@ -71,7 +72,7 @@ impl<S: Make> Served<S> {
     }
 
     fn shared(&self) -> io::Result<Arc<Servers<S>>> {
-        let mut slot = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.shared.lock();
         if let Some(servers) = &*slot {
             return Ok(Arc::clone(servers));
         }

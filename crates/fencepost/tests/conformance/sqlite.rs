@@ -1,11 +1,11 @@
 //! `sqlite:` for the suite: a file of its own for each case.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 
 pub(crate) struct InFile;
@@ -62,14 +62,14 @@ impl Site for Place {
         Box::pin(async {
             let connection = self.open()?;
             connection.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
-            *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+            *self.cut.lock() = Some(connection);
             Ok(())
         })
     }
 
     fn heal(&self) -> BoxFuture<'_, Result<(), Unable>> {
         Box::pin(async {
-            let connection = self.cut.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let connection = self.cut.lock().take();
             match connection {
                 Some(connection) => connection.execute_batch("ROLLBACK").map_err(failed),
                 None => Ok(()),

@@ -1,9 +1,9 @@
 //! What the tests of etcd share: a server, and what `etcdctl` sees of it.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::Etcd;
+use fencepost_testbed::{Etcd, Slot};
 
 #[path = "../support/clustered.rs"]
 mod clustered;
@@ -24,7 +24,7 @@ const POLL: Duration = ms(5);
 
 /// A server to which nothing is done: tests share it, each with names of its own.
 pub(crate) fn shared() -> Arc<Etcd> {
-    static SERVER: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
+    static SERVER: Slot<Etcd> = Slot::new(Weak::new());
     fencepost_testbed::shared(&SERVER, || Etcd::builder().start()).unwrap()
 }
 

@@ -8,7 +8,9 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
@@ -66,8 +68,7 @@ impl Gate {
 
     /// The server sees what was given up. Returns the first lines of its answers.
     pub(crate) fn deliver(&self) -> io::Result<Vec<String>> {
-        let given_up =
-            std::mem::take(&mut *self.given_up.lock().unwrap_or_else(PoisonError::into_inner));
+        let given_up = std::mem::take(&mut *self.given_up.lock());
         let deliver = |(request, body): &(String, Vec<u8>)| {
             let answer = carried_out(self.server, request, body)?;
             let text = String::from_utf8_lossy(&answer);
@@ -78,7 +79,7 @@ impl Gate {
 
     /// Forgets the rules that are left.
     pub(crate) fn open_up(&self) {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.rules.lock().clear();
     }
 
     pub(crate) fn endpoint(&self) -> String {
@@ -88,12 +89,12 @@ impl Gate {
     /// Once, for a request with this method whose path has this in it.
     pub(crate) fn once(&self, method: &'static str, path: impl Into<String>, act: Act) {
         let rule = Rule { method, path: path.into(), act };
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
+        self.rules.lock().push(rule);
     }
 
     /// How many requests are still waited for.
     pub(crate) fn waiting(&self) -> usize {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.rules.lock().len()
     }
 }
 
@@ -105,7 +106,7 @@ fn serve(
 ) -> io::Result<()> {
     let Some((request, body)) = read_request(&mut client)? else { return Ok(()) };
     let act = {
-        let mut rules = rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = rules.lock();
         let line = request.lines().next().unwrap_or_default();
         let fits = |rule: &Rule| line.starts_with(rule.method) && line.contains(&rule.path);
         rules.iter().position(fits).map(|place| rules.remove(place).act)
@@ -126,7 +127,7 @@ fn serve(
         Some(Act::ResetBefore) => return reset(&client),
         Some(Act::Instead(answer)) => return instead(&mut client, answer),
         Some(Act::GiveUp(answer)) => {
-            given_up.lock().unwrap_or_else(PoisonError::into_inner).push((request, body));
+            given_up.lock().push((request, body));
             return instead(&mut client, answer);
         }
         Some(Act::LoseRequest(hook)) => {

@@ -1,7 +1,7 @@
 //! Object stores for the suite of fences: a folder of its own for each case.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 #[path = "../fence_object/gate.rs"]
@@ -18,10 +18,10 @@ use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use fencepost::{Error, Label, LockName, Result, Token};
-use fencepost_testbed::{SeaweedFs, shared};
+use fencepost_testbed::{SeaweedFs, Slot, shared};
 use gate::{Act, Gate};
 
-static SERVER: Mutex<Weak<SeaweedFs>> = Mutex::new(Weak::new());
+static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {

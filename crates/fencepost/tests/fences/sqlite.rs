@@ -1,6 +1,6 @@
 //! SQLite for the suite of fences: a file of its own for each case.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::backend::BoxFuture;
@@ -9,6 +9,7 @@ use fencepost::conformance::fences::{Fence, Marks, Resource};
 use fencepost::fences::{Mark, Reset, Row, column, sqlite};
 use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, Label, LockName, Result, Token};
+use parking_lot::{Mutex, MutexGuard};
 
 /// By a mark beside the data, or in a column of the row itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl Counters {
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.db.lock().unwrap_or_else(PoisonError::into_inner)
+        self.db.lock()
     }
 
     fn within<T>(

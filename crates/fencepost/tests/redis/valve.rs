@@ -2,7 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) struct Valve {
     pub(crate) address: SocketAddr,
@@ -35,7 +37,7 @@ enum Passed {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Holds a script back while its connection is shut.
@@ -49,7 +51,7 @@ impl Shared {
         }
         state.held_scripts += 1;
         while number < state.shut_below {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         Passed::Last
     }

@@ -2,9 +2,10 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 use fencepost::{Error, ErrorKind};
+use parking_lot::Mutex;
 
 /// The password of every server that has one: no error and no line of the log may show it.
 pub(crate) const SECRET: &str = "hunter2/and more";
@@ -40,7 +41,7 @@ struct Log;
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        LOG.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -59,5 +60,5 @@ pub(super) fn listen() {
 }
 
 pub(crate) fn log() -> String {
-    String::from_utf8_lossy(&LOG.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    String::from_utf8_lossy(&LOG.lock()).into_owned()
 }

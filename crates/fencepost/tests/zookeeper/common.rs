@@ -1,11 +1,11 @@
 //! A server that the tests share, each with a chroot of its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost::Fencepost;
-use fencepost_testbed::ZooKeeper;
+use fencepost_testbed::{Slot, ZooKeeper};
 
 #[path = "../support/clustered.rs"]
 mod clustered;
@@ -33,7 +33,7 @@ pub(crate) struct Site {
 impl Site {
     /// On a server that is shared with other tests while any of them runs: Java starts slowly.
     pub(crate) fn shared() -> Self {
-        static SERVER: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
+        static SERVER: Slot<ZooKeeper> = Slot::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let builder = ZooKeeper::builder().tick_time(200).max_session_timeout(200_000);
         let server = fencepost_testbed::shared(&SERVER, || builder.start()).unwrap();

@@ -3,10 +3,11 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
+use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::common::{self, LEASE, Victim};
 
@@ -22,7 +23,7 @@ pub(crate) struct Three {
 
 impl Three {
     pub(crate) fn take() -> Self {
-        static POOL: Mutex<Weak<Pool>> = Mutex::new(Weak::new());
+        static POOL: Slot<Pool> = Slot::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let pool = shared(&POOL, || Ok(Pool::default())).unwrap();
         let free = lock(&pool).pop();
@@ -79,7 +80,7 @@ impl Drop for Three {
 }
 
 fn lock(pool: &Pool) -> MutexGuard<'_, Vec<ZooKeeperEnsemble>> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
+    pool.lock()
 }
 
 pub(crate) type Scene = common::Scene<Three>;

@@ -5,10 +5,11 @@
 //! that reads nothing is not seen by whoever writes: it is seen here.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::Moment;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::time::now;
 
@@ -47,7 +48,7 @@ impl Streams {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A client asks for something.

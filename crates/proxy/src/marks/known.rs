@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fencepost::{LockName, Token};
+use parking_lot::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 /// Names per generation of a shard: half a million in all, some 50 MB.
@@ -27,7 +27,7 @@ struct Shard {
 impl Known {
     fn shard(&self, name: &LockName) -> MutexGuard<'_, Shard> {
         let shard = self.hasher.hash_one(name) as usize % SHARDS;
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].lock()
     }
 
     /// Whether the mark is known to be this token.
@@ -53,7 +53,7 @@ impl Known {
     /// Somebody else has written to the database.
     pub(super) fn forget(&self) {
         for shard in &self.shards {
-            *shard.lock().unwrap_or_else(PoisonError::into_inner) = Shard::default();
+            *shard.lock() = Shard::default();
         }
     }
 }

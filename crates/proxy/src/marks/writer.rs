@@ -1,7 +1,7 @@
 //! The thread that writes the marks.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::fences::Mark;
@@ -22,12 +22,9 @@ pub(super) fn write(
 ) -> fencepost::Result<()> {
     loop {
         let (asks, closing, clean) = {
-            let asks = desk.asks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asks = desk.asks.lock();
             let idle = |asks: &mut super::Asks| asks.waiting.is_empty() && !asks.closing;
-            let (mut asks, _) = desk
-                .came
-                .wait_timeout_while(asks, LOOK, idle)
-                .unwrap_or_else(PoisonError::into_inner);
+            desk.came.wait_while_for(&mut asks, idle, LOOK);
             (std::mem::take(&mut asks.waiting), asks.closing, asks.clean)
         };
         if store.was_changed().unwrap_or(true) {

@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use tempfile::TempDir;
 
@@ -13,7 +13,7 @@ use super::install::{give, run};
 use super::{Postgres, SUPERUSER, program};
 use crate::ports::on_free_port;
 use crate::server::{Server, missing};
-use crate::shared::shared;
+use crate::shared::{Slot, shared};
 use crate::tls::Certificates;
 
 /// Collects options; [`start`](Self::start) starts the server.
@@ -59,7 +59,7 @@ pub(super) struct Template(TempDir);
 
 impl Template {
     fn made() -> io::Result<Arc<Self>> {
-        static MADE: Mutex<Weak<Template>> = Mutex::new(Weak::new());
+        static MADE: Slot<Template> = Slot::new(Weak::new());
         shared(&MADE, || {
             let directory = directory("fencepost-postgres-template-")?;
             let mut command = program("initdb")?;
@@ -121,7 +121,12 @@ fn launch(
     let mut command = program("postgres")?;
     command.current_dir(path).arg("-D").arg(data);
     let server = Server::spawn("postgres", "postgresql and util-linux", command, directory, port)?;
-    let postgres = Postgres { server, frozen: Mutex::default(), certificates, _template: template };
+    let postgres = Postgres {
+        server,
+        frozen: parking_lot::Mutex::default(),
+        certificates,
+        _template: template,
+    };
     postgres.wait_until_up()?;
     Ok(postgres)
 }

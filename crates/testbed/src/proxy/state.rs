@@ -5,8 +5,9 @@
 //! sockets; whoever asks for it waits until it is done.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::{Mode, Trigger};
@@ -49,7 +50,7 @@ impl State {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<()> {
@@ -76,7 +77,7 @@ impl Shared {
         let asked = state.closes_asked;
         self.changes.send_replace(());
         while !state.closed(asked) {
-            state = self.closed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.closed.wait(&mut state);
         }
     }
 

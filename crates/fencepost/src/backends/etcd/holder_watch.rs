@@ -9,11 +9,12 @@
 //! renewed once that watch is there.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment};
 use futures_util::stream;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tonic::{Request, Streaming};
@@ -77,7 +78,7 @@ struct Open {
 
 impl HolderWatch {
     fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grants.lock()
     }
 
     /// This lease's grant is being released: its key will go, and nobody is to be notified of that.

@@ -6,11 +6,12 @@
 
 use std::future::Future;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -357,7 +358,7 @@ impl Member {
     }
 
     fn lane(&self) -> MutexGuard<'_, Option<(Id, Channel)>> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lane.lock()
     }
 
     fn connect(address: &Address) -> Channel {
@@ -371,6 +372,6 @@ impl Member {
     }
 
     fn channel(&self) -> MutexGuard<'_, Channel> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channel.lock()
     }
 }

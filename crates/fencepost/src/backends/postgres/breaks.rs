@@ -10,9 +10,10 @@
 //! knows, and nothing depends on that but what `break` shows.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use fencepost_core::{OwnerId, Token};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::backend::LossSignal;
@@ -77,7 +78,7 @@ impl Breaks {
                 signal.renew_now();
             }
         } else if channel == CONFIRMED {
-            let awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+            let awaited = self.awaited.lock();
             if let Some(confirmed) = awaited.get(&token) {
                 confirmed.notify_one();
             }
@@ -86,13 +87,13 @@ impl Breaks {
 
     /// From now on a confirmation is heard.
     pub(super) fn await_confirmation(self: &Arc<Self>, token: Token) -> Confirmation {
-        let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut awaited = self.awaited.lock();
         let heard = Arc::clone(awaited.entry(token).or_default());
         Confirmation { token, heard, all: Arc::clone(self) }
     }
 
     fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grants.lock()
     }
 }
 
@@ -111,7 +112,7 @@ impl Confirmation {
 
 impl Drop for Confirmation {
     fn drop(&mut self) {
-        let mut awaited = self.all.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut awaited = self.all.awaited.lock();
         awaited.remove(&self.token);
     }
 }

@@ -7,10 +7,11 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -106,7 +107,7 @@ impl Listener {
             return;
         }
         let task = self.runtime.spawn(listen(Arc::clone(&self.heard))).abort_handle();
-        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        *self.task.lock() = Some(task);
     }
 
     /// Begins to listen in a moment, if a grant is still held then.
@@ -136,7 +137,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self.task.lock().take() {
             task.abort();
         }
     }

@@ -9,7 +9,6 @@
 //! record's row is locked until that transaction ends, and whoever would take over waits for it. The server ends one
 //! that does nothing for 30 s after it.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Token};
@@ -128,7 +127,7 @@ impl Postgres {
             [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&keep, Type::INT8)];
         let heard = self.record(Use::Asking, CLAIM, &parameters).await?;
         let row = heard.rows.first().ok_or_else(|| odd("claim"))?;
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = text(row, "r_store");
+        *self.place.lock() = text(row, "r_store");
         if answers::status(row, "claim")? == 1 {
             return Ok(Claimed::Ours);
         }
@@ -188,7 +187,7 @@ impl Ledger for Postgres {
     }
 
     fn place(&self) -> Option<String> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.place.lock().clone()
     }
 }
 

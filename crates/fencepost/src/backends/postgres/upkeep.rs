@@ -1,7 +1,9 @@
 //! What is done now and then, as long as the store is used.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::found::Found;
 use crate::postgres::{Pool, Use};
@@ -30,13 +32,13 @@ pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>, tidies: 
         pool.let_go();
         pool.look_again().await;
         if let Ok(read) = Found::read(&pool).await {
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut found = found.lock();
             *found = read.after(&found);
         }
         if tidies && clock.now() >= tidy {
             tidy = clock.now() + TIDY;
             // What this role may not call is not tried: the server would write that into its log each time.
-            let may = found.lock().unwrap_or_else(PoisonError::into_inner).tidies();
+            let may = found.lock().tidies();
             for sql in may {
                 if let Err(fault) = pool.call(Use::Asking, sql, &[]).await {
                     let why = fault.message;

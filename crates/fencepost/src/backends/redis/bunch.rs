@@ -5,8 +5,9 @@
 //! answer each, which is more than the scripts cost. So the first one starts a task that lets the others
 //! have their turn, and sends what has gathered by then. A caller that is alone waits for nobody.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 use tokio::runtime::Handle;
@@ -29,7 +30,7 @@ impl Bunch {
     ) -> oneshot::Receiver<RedisResult<Value>> {
         let (answer, answered) = oneshot::channel();
         let first = {
-            let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.0.lock();
             waiting.push((command, answer));
             waiting.len() == 1
         };
@@ -44,8 +45,7 @@ impl Bunch {
     }
 
     async fn go(&self, mut connection: MultiplexedConnection) {
-        let mut waiting =
-            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut waiting = std::mem::take(&mut *self.0.lock());
         if let [_] = waiting.as_slice() {
             if let Some((command, answer)) = waiting.pop() {
                 // Whoever asked may have gone; the server has heard it all the same.

@@ -1,10 +1,10 @@
 //! Whether the server's clock goes as ours does. It ends the leases, so a jump of it ends them early, or
 //! keeps them too long (valkey#2651): nothing here can mend that, but it is told.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::Mutex;
 
 /// Less than this is told apart neither from a slow answer nor from a clock that is being adjusted.
 const LEAST: Duration = Duration::from_millis(250);
@@ -35,7 +35,7 @@ impl Drift {
         let micros = |moment: Moment| (moment.as_nanos() / 1000).cast_signed();
         let server = server.cast_signed();
         let sight = Sight { least: server - micros(heard), most: server - micros(sent), at: heard };
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.0.lock();
         let Some(last) = seen.last else {
             seen.last = Some(sight);
             return None;
@@ -60,7 +60,7 @@ impl Drift {
 
     /// How often it has jumped.
     pub(in crate::backends) fn jumps(&self) -> u32 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).jumps
+        self.0.lock().jumps
     }
 }
 

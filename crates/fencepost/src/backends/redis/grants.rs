@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fencepost_core::{LockName, OwnerId, Token};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::keys::{Prefix, break_channel};
 use crate::backend::{LossSignal, Request};
@@ -44,7 +44,7 @@ impl LiveGrants {
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Where breaks are published.

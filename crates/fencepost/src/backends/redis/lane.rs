@@ -6,9 +6,10 @@
 //! drive it at any time, gets a connection there, for what it asks itself. When anything is odd about it,
 //! it is dropped and the link takes over: all steps can be sent again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{AsyncConnectionConfig, from_redis_value};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
@@ -29,7 +30,7 @@ pub(super) struct Lane {
 
 impl Lane {
     fn open(&self) -> MutexGuard<'_, Option<(Id, Arc<Live>)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// The connection of the runtime that asks, if it has one; it may be given one for later.

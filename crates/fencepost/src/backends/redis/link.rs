@@ -8,10 +8,11 @@
 //! refuse it (release.lua).
 
 use std::borrow::Cow;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
+use parking_lot::{Mutex, MutexGuard};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value, from_redis_value};
 use tokio::sync::{Notify, watch};
@@ -340,7 +341,7 @@ impl Shared {
     }
 
     pub(super) fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock()
     }
 
     /// How long the server has been up, at least. One that does not say counts as just started.

@@ -5,10 +5,11 @@
 //! be told and could not hear is kept for it, in order, by one task per node.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Moment, Ttl};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
@@ -192,7 +193,7 @@ impl Node {
     }
 
     fn owed(&self) -> MutexGuard<'_, Owed> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owed.lock()
     }
 
     /// Keeps a call until the node can hear it.

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token};
+use parking_lot::Mutex;
 
 use super::{LOOK_AGAIN, Options, Sqlite, file, guarantees};
 use crate::backend::{
@@ -44,7 +45,7 @@ struct Absent {
 impl Absent {
     /// The store, if it is there by now.
     async fn store(&self) -> Result<Option<Arc<Sqlite>>> {
-        let found = || self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = || self.found.lock();
         if let Some(store) = &*found() {
             return Ok(Some(Arc::clone(store)));
         }
@@ -133,7 +134,7 @@ impl Backend for Absent {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         match &*found {
             Some(store) => store.guarantees(),
             None => guarantees::of(
@@ -188,7 +189,7 @@ impl Ledger for Absent {
     }
 
     fn place(&self) -> Option<String> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         found.as_ref().and_then(|store| store.place())
     }
 }

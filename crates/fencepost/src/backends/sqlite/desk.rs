@@ -12,10 +12,11 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
@@ -157,11 +158,11 @@ impl Drop for Desk {
 
 impl Inner {
     fn jobs(&self) -> MutexGuard<'_, VecDeque<Box<dyn Job>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 
     fn call(&self) -> MutexGuard<'_, Call> {
-        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+        self.call.lock()
     }
 
     /// Sees to it that the jobs are done: here and now if the desk is free.
@@ -170,12 +171,8 @@ impl Inner {
         let on_own_runtime =
             tokio::runtime::Handle::try_current().is_ok_and(|current| current.id() == ours);
         if !on_own_runtime {
-            let mut db = match self.db.try_lock() {
-                Ok(db) => db,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Whoever has it looks for more jobs after letting go of it.
-                Err(TryLockError::WouldBlock) => return,
-            };
+            // Whoever has it looks for more jobs after letting go of it.
+            let Some(mut db) = self.db.try_lock() else { return };
             self.serve_guarded(&mut db, Duration::ZERO);
         }
         if !self.jobs().is_empty() {
@@ -211,7 +208,7 @@ impl Inner {
             {
                 let mut call = self.call();
                 while !call.work && !call.closed {
-                    call = self.called.wait(call).unwrap_or_else(PoisonError::into_inner);
+                    self.called.wait(&mut call);
                 }
                 call.work = false;
                 if call.closed && self.jobs().is_empty() {
@@ -219,7 +216,7 @@ impl Inner {
                 }
             }
             while !self.jobs().is_empty() {
-                let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut db = self.db.lock();
                 self.serve_guarded(&mut db, PATIENCE);
             }
         }

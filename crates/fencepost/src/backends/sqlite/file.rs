@@ -27,10 +27,10 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::Moment;
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
 use rusqlite::{OpenFlags, config::DbConfig};
 use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
@@ -161,7 +161,7 @@ fn open_as_is(path: &Path, options: Options, create: bool, clock: &dyn Clock) ->
     // One at a time in this process: closing the file that one thread has just made would drop the locks
     // that SQLite took on it in another.
     static OPENING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = OPENING.lock();
     let (path, access) = Access::resolve(path, options.shared, create)?;
     refuse_network_file_system(path.parent().unwrap_or(&path))?;
     access.check(&path)?;

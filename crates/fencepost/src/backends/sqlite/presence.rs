@@ -13,9 +13,10 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use fencepost_core::OwnerId;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -144,7 +145,7 @@ impl Marks {
     }
 
     fn ours(&self) -> MutexGuard<'_, Ours> {
-        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ours.lock()
     }
 
     fn make(&self) -> Result<Mark> {

@@ -14,9 +14,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use fencepost_core::OwnerId;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -72,7 +73,7 @@ impl Post {
     }
 
     fn holders(&self) -> MutexGuard<'_, Holders> {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holders.lock()
     }
 
     /// `owner` asks for a lock: `signal` is for a break of its grant.
@@ -143,7 +144,7 @@ impl Post {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let rung = Arc::new(Notify::new());
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&rung));
+        self.bells.lock().insert(id, Arc::clone(&rung));
         let socket = self.socket.get_or_init(|| self.bind()).clone();
         let address = Address { socket: socket.unwrap_or_else(|| "".into()), bell: id };
         Bell { address, rung, post: Arc::clone(self) }
@@ -200,13 +201,13 @@ impl Drop for Post {
 }
 
 fn ring(bells: &Bells, id: u64) {
-    if let Some(bell) = bells.lock().unwrap_or_else(PoisonError::into_inner).get(&id) {
+    if let Some(bell) = bells.lock().get(&id) {
         bell.notify_one();
     }
 }
 
 fn renew_now(holders: &Mutex<Holders>, owner: OwnerId) -> bool {
-    let holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
+    let holders = holders.lock();
     let signal = holders.signals.get(&owner).filter(|signal| signal.is_heard()).cloned();
     drop(holders);
     signal.is_some_and(|signal| {
@@ -230,7 +231,7 @@ impl Bell {
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        let mut bells = self.post.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bells = self.post.bells.lock();
         bells.remove(&self.address.bell);
     }
 }

@@ -1,10 +1,11 @@
 //! What the owners of this client have at the store: a place in a line each, and those at the head hold.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 
@@ -109,7 +110,7 @@ impl Place {
     }
 
     pub(super) fn stand(&self) -> MutexGuard<'_, Stand> {
-        self.stand.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stand.lock()
     }
 
     /// The path of a contender for the same lock.
@@ -209,11 +210,11 @@ pub(super) struct Places {
 
 impl Places {
     fn open(&self) -> MutexGuard<'_, HashMap<Whose, Arc<Place>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     fn ended(&self) -> MutexGuard<'_, VecDeque<(Whose, LossCause)>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock()
     }
 
     pub(super) fn get(&self, name: &LockName, owner: OwnerId) -> Option<Arc<Place>> {

@@ -10,11 +10,12 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{Moment, Ttl};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
@@ -247,11 +248,11 @@ impl Session {
 
 impl Core {
     fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock()
     }
 
     fn carried(&self) -> MutexGuard<'_, Vec<LossSignal>> {
-        self.carried.lock().unwrap_or_else(PoisonError::into_inner)
+        self.carried.lock()
     }
 
     pub(super) fn timeout(&self) -> Duration {

@@ -1,11 +1,12 @@
 //! What the parts of one client share: its sessions, its places in line, and how nodes are looked for.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencepost_core::{Moment, Ttl};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::address::{Style, ZooKeeperUrl};
@@ -85,19 +86,19 @@ impl Shared {
     }
 
     pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<u32, Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 
     pub(super) fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock()
     }
 
     pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reading.lock()
     }
 
     pub(super) fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
-        self.sweeps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sweeps.lock()
     }
 
     /// Reads what kind of servers these are.

@@ -1,9 +1,10 @@
 //! Those who look on at an election: they see terms in order, and end on the last one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::Token;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use super::election::said;
@@ -30,7 +31,7 @@ impl Seen {
             let mut observer = client.election(name).observe()?;
             loop {
                 match observer.next().await {
-                    Ok(leader) => to.0.lock().unwrap_or_else(PoisonError::into_inner).push(leader),
+                    Ok(leader) => to.0.lock().push(leader),
                     Err(error) if *error.kind() == ErrorKind::Unreachable => {
                         pass(Duration::from_millis(20)).await;
                     }
@@ -42,7 +43,7 @@ impl Seen {
     }
 
     fn all(&self) -> Vec<Option<Leader>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Waits until it was told this last, and looks whether the terms came in order.
