@@ -90,9 +90,16 @@ async fn flight_the_old_value_serves_while_one_computes(scene: &Scene) -> Verdic
     };
     ensure!(within(SOON, "a value", get(&clients[0])).await?? == b"value 1", "another value");
     pass(BRIEF).await;
-    // One computes, and hangs at it.
-    let computing = tokio::spawn(get(&clients[0]));
-    until(SOON * 2, "somebody computes", async || Ok(count.get() == 2)).await?;
+    // One computes, and hangs at it. By the store's clock the value may be fresh for a moment longer than by ours: who
+    // came too early for that asks again.
+    let mut computing = tokio::spawn(get(&clients[0]));
+    until(SOON * 2, "somebody computes", async || {
+        if computing.is_finished() {
+            computing = tokio::spawn(get(&clients[0]));
+        }
+        Ok(count.get() == 2)
+    })
+    .await?;
     for client in &clients {
         let value = within(SOON, "the others take the old value", get(client)).await??;
         ensure!(value == b"value 1", "got \"{}\"", String::from_utf8_lossy(&value));
