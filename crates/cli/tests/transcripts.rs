@@ -3,6 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
 /// A database to be protected; an empty file is one.
 fn resource(directory: &std::path::Path) -> String {
     let path = directory.join("shop.db");
@@ -66,4 +71,69 @@ fn electing_a_leader() {
 #[test]
 fn advising() {
     run("tests/cmd/advise.trycmd");
+}
+
+#[test]
+fn wrong_urls_are_reported_without_their_password() {
+    run("tests/cmd/urls.trycmd");
+}
+
+#[test]
+fn store_that_cannot_be_used_is_one_line() {
+    run("tests/cmd/failing.trycmd");
+}
+
+#[test]
+fn lost_lock_is_reported() {
+    run("tests/cmd/losing.trycmd");
+}
+
+#[test]
+fn json_is_what_programs_read() {
+    run("tests/cmd/json.trycmd");
+}
+
+/// The paths in a JSON value, with the type of what is there.
+fn shape(value: &Value, path: &str, into: &mut BTreeSet<String>) {
+    let kind = match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| shape(value, &format!("{path}.{name}"), into));
+            return;
+        }
+        Value::Array(items) => {
+            items.iter().for_each(|item| shape(item, &format!("{path}[]"), into));
+            return;
+        }
+        Value::String(_) => "text",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "true or false",
+        Value::Null => "null",
+    };
+    into.insert(format!("{path}: {kind}"));
+}
+
+/// What happens in a lab differs from run to run; what its account is made of does not.
+#[test]
+fn accounts_of_labs_have_a_fixed_shape() {
+    let mut actual = String::new();
+    for line in [
+        "pause --ttl 300ms --work 200ms",
+        "crash --ttl 300ms --rounds 1",
+        "nolock --ticks 3 --copies 3",
+    ] {
+        let mut lab = std::process::Command::new(env!("CARGO_BIN_EXE_fencepost"));
+        let output = lab.args(["lab", "--json"]).args(line.split(' ')).output().unwrap();
+        let account: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut paths = BTreeSet::new();
+        shape(&account, "", &mut paths);
+        // Whether A's guard was lost while A ran is up to the scheduler.
+        paths.remove(".halves[].events[].cause: text");
+        writeln!(actual, "lab {line}").unwrap();
+        paths.iter().for_each(|path| writeln!(actual, "  {path}").unwrap());
+    }
+    let golden = std::path::Path::new("tests/cmd/lab-json.txt");
+    if std::env::var("TRYCMD").is_ok_and(|to| to == "overwrite") {
+        std::fs::write(golden, &actual).unwrap();
+    }
+    assert_eq!(actual, std::fs::read_to_string(golden).unwrap(), "{}", golden.display());
 }
