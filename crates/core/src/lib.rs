@@ -3,7 +3,7 @@
 //! [`Machine`] is one pure transition function, `apply(command) -> effects`. It stores TTLs and no
 //! deadlines: a lease ends only by an [`Command::Expire`], so that two replicas that apply the same
 //! commands can not differ. [`LeaseWheel`] stands beside it, is told what time it is, and says which
-//! `Expire` to issue. [`invariants`] holds the promises as named predicates.
+//! `Expire` to issue. [`invariants`] holds the promises as named predicates. [`records`] has the rules of `once`.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod invariants;
 mod machine;
 mod moment;
 mod queue;
+pub mod records;
 mod table;
 mod types;
 mod wheel;

@@ -1,7 +1,7 @@
 //! What a store must do to keep records: which work is running, done or failed, under which token.
 //!
 //! A record is a resource with a fence. It lies under the name of the lock that its runner holds, and bears the
-//! token of the last runner that claimed it. The rules, each one atomic step at the store:
+//! token of the last runner that claimed it. The rules ([`fencepost_core::records`]), each one atomic step at the store:
 //!
 //! - `claim` makes the record `running` under the caller's token: if there is none, or one whose time is
 //!   over, or a `running` one with this token or a lower one. A settled record is returned as it is.
@@ -15,7 +15,8 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Token};
+pub use fencepost_core::records::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
+use fencepost_core::{LockName, Token};
 
 use crate::backend::BoxFuture;
 use crate::error::Result;
@@ -52,119 +53,5 @@ pub trait Ledger: Send + Sync + 'static {
     /// `None` if no transaction of a caller's can reach it. Asked after a claim.
     fn place(&self) -> Option<String> {
         None
-    }
-}
-
-/// Who wants to run.
-#[derive(Clone, Debug)]
-pub struct Claim {
-    /// The lock that the caller holds; the record lies under it.
-    pub name: LockName,
-    /// The token of that grant.
-    pub token: Token,
-    /// What a person reads as the runner.
-    pub label: Label,
-    /// How long the record stays if nobody settles it.
-    pub keep: Duration,
-}
-
-/// What came of a claim.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Claimed {
-    /// The caller may run.
-    Ours,
-    /// It is done or has failed.
-    Settled(Entry),
-    /// One with a higher token runs: the caller has been overtaken.
-    Overtaken,
-}
-
-/// How a run ended.
-#[derive(Clone, Debug)]
-pub struct Finish {
-    /// The lock that the caller holds, or held.
-    pub name: LockName,
-    /// The token of that grant.
-    pub token: Token,
-    /// What a person reads as the runner.
-    pub label: Label,
-    /// What to record.
-    pub outcome: Outcome,
-    /// How long to keep that.
-    pub keep: Duration,
-    /// What it may be written over.
-    pub over: Over,
-}
-
-/// What a run came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is done, with this result.
-    Done(Vec<u8>),
-    /// It failed for good, with this message.
-    Failed(Vec<u8>),
-    /// It failed and may be tried again: the record goes.
-    Abandoned,
-}
-
-/// What the end of a run may be written over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// Its own `running` record. If it was settled by this very token already, that is success as well.
-    OwnClaim,
-    /// Anything whose token is not above this one, or nothing: for a value that is replaced.
-    Older,
-}
-
-/// A record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The lock under which it lies.
-    pub name: LockName,
-    /// Where the work stands.
-    pub state: State,
-    /// The token of the last runner.
-    pub token: Token,
-    /// What a person reads as that runner.
-    pub label: Label,
-    /// The result, or the message of the failure; empty while it runs, and in a list.
-    pub result: Vec<u8>,
-    /// How long ago it came to stand so.
-    pub since: Duration,
-    /// How long it will be kept.
-    pub kept_for: Duration,
-}
-
-/// Where a run stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Somebody claimed it. Whether it still runs, the lock tells.
-    Running,
-    /// One run succeeded.
-    Done,
-    /// One run failed, for good.
-    Failed,
-}
-
-impl State {
-    /// The word for it.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-impl Entry {
-    /// The longest result, in bytes.
-    pub const MAX_RESULT: usize = 64 * 1024;
-
-    /// Whether it is done or has failed.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.state != State::Running
     }
 }

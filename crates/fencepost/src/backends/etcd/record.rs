@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use fencepost_core::records;
 use fencepost_core::{Label, LockName, Token};
 
 use super::api;
@@ -32,6 +33,11 @@ pub(super) struct Record {
 }
 
 impl Record {
+    pub(super) fn of(record: records::Record) -> Self {
+        let records::Record { state, token, label, result, retention } = record;
+        Self { state, token, seconds: whole_seconds(retention), label, result }
+    }
+
     pub(super) fn write(&self) -> Vec<u8> {
         let Self { state, token, seconds, label, result } = self;
         let mut text = format!("{MARK} {} {token} {seconds} {label}\n", state.word()).into_bytes();
@@ -70,6 +76,11 @@ impl Record {
     }
 }
 
+/// What a lease is asked for that is to last this long at least.
+fn whole_seconds(keep: Duration) -> i64 {
+    i64::try_from(keep.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
 /// A record as it was at one revision.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
@@ -90,6 +101,11 @@ impl Seen {
             ))
         })?;
         Ok(Self { record: Some(record), changed: kv.mod_revision, lease: kv.lease })
+    }
+
+    /// The record for the rules, which do not look at its age.
+    pub(super) fn entry(&self, name: &LockName) -> Option<Entry> {
+        self.record.clone().map(|record| record.entry(name, 0))
     }
 }
 

@@ -17,8 +17,8 @@
 //! since is done again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use fencepost_core::records::{self, Decision, Past};
 use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
@@ -29,20 +29,12 @@ use super::record::{Left, Record, Seen};
 use super::{Desk, Etcd, OUTAGE, PATIENCE, UnderWay};
 use crate::backend::BoxFuture;
 use crate::error::Result;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, nobody_knows};
 
 /// How often a step begins anew because somebody else changed the record.
 const TRIES: usize = 16;
 /// How many records are read at once: with the longest results they fit into one message.
 const PAGE: i64 = 32;
-
-/// What a step comes to.
-enum Decision<T> {
-    /// Nothing is to be written.
-    Answer(T),
-    /// The record is to be this, or to go; then that is the answer.
-    Write(Option<Record>, T),
-}
 
 /// What becomes of a record of which nobody knows whether it was written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,10 +72,11 @@ impl Desk {
             let seen = self.seen(name, limit).await?;
             let (wrote, answer) = match decide(&seen, again)? {
                 Decision::Answer(answer) => return Ok((answer, seen)),
-                Decision::Write(Some(record), answer) => {
+                Decision::Write(record, answer) => {
+                    let record = Record::of(record);
                     (self.replace(name, &seen, record, in_doubt, limit).await?, answer)
                 }
-                Decision::Write(None, answer) => (self.remove(name, &seen, limit).await?, answer),
+                Decision::Remove(answer) => (self.remove(name, &seen, limit).await?, answer),
             };
             // The lease of what was there has no key any more, and would stay for as long as that was to be kept.
             if (wrote.done || wrote.again) && seen.lease != 0 {
@@ -162,72 +155,42 @@ impl Desk {
     }
 
     async fn claim(self: &Arc<Self>, claim: Claim) -> Result<Claimed, Fault> {
-        let Claim { name, token, label, keep } = claim;
         // At which revision there was one that keeps us from it and whose time is over.
         let mut over = None;
         for _ in 0..TRIES {
             // Who fails to claim it runs nothing, so the record may go.
-            let step = self.step(&name, InDoubt::Drop, |seen, _| match &seen.record {
-                Some(record)
-                    if (record.state != State::Running || record.token > token)
-                        && over != Some(seen.changed) =>
-                {
-                    Ok(Decision::Answer(false))
-                }
-                _ => {
-                    let (state, label, result) = (State::Running, label.clone(), Vec::new());
-                    let seconds = whole_seconds(keep);
-                    let record = Record { state, token, seconds, label, result };
-                    Ok(Decision::Write(Some(record), true))
-                }
+            let step = self.step(&claim.name, InDoubt::Drop, |seen, _| {
+                let found = seen.entry(&claim.name).filter(|_| over != Some(seen.changed));
+                Ok(records::claim(found, &claim))
             });
-            let (ours, seen) = step.await?;
-            if ours {
-                return Ok(Claimed::Ours);
+            let (claimed, seen) = step.await?;
+            if claimed == Claimed::Ours {
+                return Ok(claimed);
             }
             let changed = seen.changed;
             // How it stands by now, which may be another way.
-            match self.entry(&name, seen, self.now() + PATIENCE).await? {
-                Some(entry) if entry.is_settled() => return Ok(Claimed::Settled(entry)),
-                Some(entry) if entry.token > token => return Ok(Claimed::Overtaken),
-                Some(_) => {}
+            match self.entry(&claim.name, seen, self.now() + PATIENCE).await? {
                 None => over = Some(changed),
+                found => {
+                    if let Decision::Answer(claimed) = records::claim(found, &claim) {
+                        return Ok(claimed);
+                    }
+                }
             }
         }
-        Err(changes_again_and_again(&name))
+        Err(changes_again_and_again(&claim.name))
     }
 
     async fn finish(self: &Arc<Self>, finish: Finish) -> Result<bool, Fault> {
-        let Finish { name, token, label, outcome, keep, over } = finish;
-        let gives_up = outcome == Outcome::Abandoned;
-        let step = self.step(&name, InDoubt::Keep, |seen, again| {
-            let may = match (over, &seen.record) {
-                // Settled by us already: the answer to that got lost.
-                (Over::OwnClaim, Some(record))
-                    if record.token == token && record.state != State::Running =>
-                {
-                    return Ok(Decision::Answer(true));
-                }
-                (Over::OwnClaim, Some(record)) => record.token == token,
-                (Over::OwnClaim, None) if gives_up => return Ok(Decision::Answer(true)),
+        let step = self.step(&finish.name, InDoubt::Keep, |seen, retried| {
+            let past = Past { retried, ..Past::default() };
+            match records::finish(seen.entry(&finish.name).as_ref(), past, &finish) {
                 // It may have been written, and have gone since.
-                (Over::OwnClaim, None) if again => {
-                    return Err(Fault::Unreachable(nobody_knows(&name)));
+                Decision::Answer(false) if retried && seen.record.is_none() => {
+                    Err(Fault::Unreachable(nobody_knows(&finish.name)))
                 }
-                (Over::OwnClaim, None) => false,
-                (Over::Older, record) => record.as_ref().is_none_or(|record| record.token <= token),
-            };
-            if !may {
-                // What was given up may be the next one's by the time that it is asked again.
-                return Ok(Decision::Answer(again && gives_up));
+                decision => Ok(decision),
             }
-            let (state, result) = match &outcome {
-                Outcome::Done(result) => (State::Done, result.clone()),
-                Outcome::Failed(message) => (State::Failed, message.clone()),
-                Outcome::Abandoned => return Ok(Decision::Write(None, true)),
-            };
-            let (label, seconds) = (label.clone(), whole_seconds(keep));
-            Ok(Decision::Write(Some(Record { state, token, seconds, label, result }), true))
         });
         Ok(step.await?.0)
     }
@@ -235,7 +198,7 @@ impl Desk {
     async fn forget(self: &Arc<Self>, name: LockName, token: Token) -> Result<bool, Fault> {
         let step = self.step(&name, InDoubt::Keep, |seen, _| {
             Ok(match &seen.record {
-                Some(record) if record.token == token => Decision::Write(None, true),
+                Some(record) if record.token == token => Decision::Remove(true),
                 _ => Decision::Answer(false),
             })
         });
@@ -318,11 +281,6 @@ fn written_over(seen: &Seen, key: Vec<u8>, act: api::RequestOp) -> api::TxnReque
 
 fn changes_again_and_again(name: &LockName) -> Fault {
     Fault::Unreachable(format!("the record of \"{name}\" changes again and again"))
-}
-
-/// What a lease is asked for that is to last this long at least.
-fn whole_seconds(keep: Duration) -> i64 {
-    i64::try_from(keep.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
 /// The id of a lease that nobody else has.

@@ -1,4 +1,4 @@
-//! Records in the file: what is running, done or failed (ledger.rs has the rules).
+//! Records in the file: what is running, done or failed.
 //!
 //! ```text
 //! fencepost_records   name, state (0 running, 1 done, 2 failed), token, label, since, ends, result
@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use fencepost_core::records::{self, Decision, Past, Record};
 use fencepost_core::{LockName, Token};
 use rusqlite::types::Type;
 use rusqlite::{
@@ -28,7 +29,7 @@ use crate::backend::BoxFuture;
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::fences::sqlite::explain;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, State};
 use crate::once;
 
 /// How many records that are over a step removes beside its own: more than it can add.
@@ -81,15 +82,8 @@ impl<'a> Book<'a> {
         })
     }
 
-    fn write(
-        &self,
-        name: &LockName,
-        state: State,
-        (token, label): (Token, &str),
-        result: &[u8],
-        keep: Duration,
-    ) -> rusqlite::Result<()> {
-        let state = match state {
+    fn write(&self, name: &LockName, record: &Record) -> rusqlite::Result<()> {
+        let state = match record.state {
             State::Running => 0,
             State::Done => 1,
             State::Failed => 2,
@@ -101,50 +95,36 @@ impl<'a> Book<'a> {
         self.db.prepare_cached(&self.sql(write))?.execute((
             name.as_str(),
             state,
-            token.get().cast_signed(),
-            label,
+            record.token.get().cast_signed(),
+            record.label.as_str(),
             self.now,
-            self.now.saturating_add(millis(keep)),
-            result,
+            self.now.saturating_add(millis(record.retention)),
+            &record.result,
         ))?;
         Ok(())
     }
 
+    fn carry_out<T>(&self, name: &LockName, decision: Decision<T>) -> rusqlite::Result<T> {
+        match decision {
+            Decision::Answer(answer) => Ok(answer),
+            Decision::Write(record, answer) => self.write(name, &record).map(|()| answer),
+            Decision::Remove(answer) => {
+                let delete = self.sql("DELETE FROM {} WHERE name = ?");
+                self.db.prepare_cached(&delete)?.execute([name.as_str()])?;
+                Ok(answer)
+            }
+        }
+    }
+
     fn claim(&self, claim: &Claim) -> rusqlite::Result<Claimed> {
         self.tidy()?;
-        match self.read(&claim.name)? {
-            Some(entry) if entry.is_settled() => return Ok(Claimed::Settled(entry)),
-            Some(entry) if entry.token > claim.token => return Ok(Claimed::Overtaken),
-            _ => {}
-        }
-        let runner = (claim.token, claim.label.as_str());
-        self.write(&claim.name, State::Running, runner, &[], claim.keep)?;
-        Ok(Claimed::Ours)
+        self.carry_out(&claim.name, records::claim(self.read(&claim.name)?, claim))
     }
 
     fn finish(&self, finish: &Finish) -> rusqlite::Result<bool> {
-        let Finish { name, token, label, outcome, keep, over } = finish;
-        let allowed = match (over, self.read(name)?) {
-            // Settled by us already: the answer to that got lost.
-            (Over::OwnClaim, Some(entry)) if entry.token == *token && entry.is_settled() => {
-                return Ok(true);
-            }
-            (Over::OwnClaim, Some(entry)) => entry.token == *token,
-            (Over::OwnClaim, None) => *outcome == Outcome::Abandoned,
-            (Over::Older, entry) => entry.is_none_or(|entry| entry.token <= *token),
-        };
-        if allowed {
-            let runner = (*token, label.as_str());
-            match outcome {
-                Outcome::Done(result) => self.write(name, State::Done, runner, result, *keep)?,
-                Outcome::Failed(why) => self.write(name, State::Failed, runner, why, *keep)?,
-                Outcome::Abandoned => {
-                    let delete = self.sql("DELETE FROM {} WHERE name = ?");
-                    self.db.prepare_cached(&delete)?.execute([name.as_str()])?;
-                }
-            }
-        }
-        Ok(allowed)
+        let found = self.read(&finish.name)?;
+        let decision = records::finish(found.as_ref(), Past::default(), finish);
+        self.carry_out(&finish.name, decision)
     }
 
     fn entries(&self, prefix: &str) -> rusqlite::Result<Vec<Entry>> {

@@ -1,4 +1,4 @@
-//! Records of what was done once per key, as nodes that stay (record.rs is the map, and the rules).
+//! Records of what was done once per key, as nodes that stay (record.rs is the map).
 //!
 //! *Why one success is recorded:* every step is one write that the leader carries out whole, or not at all. A record
 //! that is not there is created, which only one can do. A record that is there is replaced only if its node has
@@ -19,13 +19,14 @@
 
 use std::sync::Arc;
 
+use fencepost_core::records::{self, Decision, Past};
 use fencepost_core::{LockName, Token};
 
 use super::ZooKeeper;
 use super::faults::{Code, Fault};
 use super::names::RESERVED;
 use super::ops::{Make, Op};
-use super::record::{self, Next, Past, Record, Site};
+use super::record::{Record, Site};
 use super::session::Session;
 use super::shared::{PATIENCE, Shared};
 use super::shelves::there;
@@ -60,20 +61,20 @@ impl Shared {
     async fn step<T>(
         self: &Arc<Self>,
         name: &LockName,
-        decide: impl Fn(Option<Entry>, Past) -> Next<T>,
+        decide: impl Fn(Option<Entry>, Past) -> Decision<T>,
     ) -> Result<T> {
         self.uses_records(0);
         let site = Site::of(&self.records(), name);
-        let (give_up, mut removed) = (self.now() + PATIENCE, false);
+        let (give_up, mut retried) = (self.now() + PATIENCE, false);
         loop {
-            let (session, mut removing) = (self.control(), false);
+            let (session, mut writing) = (self.control(), false);
             let attempt = async {
                 let found = self.read_record(&session, &site).await?;
                 let entry = found.record.as_ref();
                 let entry = entry.map(|(record, stat)| record.entry(name, stat, found.now));
-                let next = decide(entry, Past { settled_by: found.settled_by, removed });
-                removing = matches!(next, Next::Remove(_));
-                self.carry_out(&session, &site, &found, next).await
+                let decision = decide(entry, Past { retried, finished_by: found.settled_by });
+                writing = !matches!(decision, Decision::Answer(_));
+                self.carry_out(&session, &site, &found, decision).await
             };
             match attempt.await {
                 Ok(Some(answer)) => return Ok(answer),
@@ -85,7 +86,7 @@ impl Shared {
                     )));
                 }
                 Err(fault) if fault.may_be_tried_again() && self.now() < give_up => {
-                    removed |= removing && matches!(fault, Fault::Cut(_) | Fault::Gone);
+                    retried |= writing && matches!(fault, Fault::Cut(_) | Fault::Gone);
                     self.breathe().await;
                 }
                 Err(fault) => return Err(self.refusal(fault)),
@@ -141,11 +142,11 @@ impl Shared {
         session: &Arc<Session>,
         site: &Site,
         found: &Found,
-        next: Next<T>,
+        decision: Decision<T>,
     ) -> Result<Option<T>, Fault> {
         let known = found.generation.zip(found.version);
-        let (ops, answer) = match (next, known) {
-            (Next::Tell(answer), known) => {
+        let (ops, answer) = match (decision, known) {
+            (Decision::Answer(answer), known) => {
                 if let Some((generation, version)) = known.filter(|_| found.record.is_none()) {
                     // In the background. Whoever meets it next tries again.
                     let set = Op::set_version(&site.shard, b"", generation);
@@ -154,7 +155,8 @@ impl Shared {
                 }
                 return Ok(Some(answer));
             }
-            (Next::Put(data, answer), None) => {
+            (Decision::Write(record, answer), None) => {
+                let data = Record::of(record).bytes();
                 let made = session.create(&site.node, &data, Make::Persistent, self.access);
                 return match made.await {
                     Ok(_) => Ok(Some(answer)),
@@ -166,15 +168,16 @@ impl Shared {
                     Err(fault) => Err(fault),
                 };
             }
-            (Next::Put(data, answer), Some((generation, version))) => {
+            (Decision::Write(record, answer), Some((generation, version))) => {
+                let data = Record::of(record).bytes();
                 let set = Op::set_version(&site.node, &data, version);
                 ([Op::check(&site.shard, generation), set], answer)
             }
-            (Next::Remove(answer), Some((generation, version))) => {
+            (Decision::Remove(answer), Some((generation, version))) => {
                 let set = Op::set_version(&site.shard, b"", generation);
                 ([set, Op::delete_version(&site.node, version)], answer)
             }
-            (Next::Remove(_), None) => return Ok(None),
+            (Decision::Remove(_), None) => return Ok(None),
         };
         match session.multi(&ops).await? {
             None => Ok(Some(answer)),
@@ -188,7 +191,7 @@ impl Ledger for ZooKeeper {
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
         Box::pin(async move {
             let claimed =
-                self.shared.step(&claim.name, |found, _| record::claim(found, &claim)).await;
+                self.shared.step(&claim.name, |found, _| records::claim(found, &claim)).await;
             // One that lives for no longer than this run does its part meanwhile.
             self.shared.sweep_if_due();
             claimed
@@ -197,7 +200,8 @@ impl Ledger for ZooKeeper {
 
     fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
-            let decide = |found: Option<Entry>, past| record::finish(found.as_ref(), past, &finish);
+            let decide =
+                |found: Option<Entry>, past| records::finish(found.as_ref(), past, &finish);
             let finished = self.shared.step(&finish.name, decide).await?;
             self.shared.uses_records(1);
             self.shared.sweep_if_due();
@@ -206,7 +210,7 @@ impl Ledger for ZooKeeper {
     }
 
     fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        Box::pin(async move { self.shared.step(&name, |found, _| Next::Tell(found)).await })
+        Box::pin(async move { self.shared.step(&name, |found, _| Decision::Answer(found)).await })
     }
 
     fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
@@ -229,9 +233,9 @@ impl Ledger for ZooKeeper {
     fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
             let decide = |found: Option<Entry>, past: Past| match found {
-                Some(entry) if entry.token == token => Next::Remove(true),
+                Some(entry) if entry.token == token => Decision::Remove(true),
                 // If we asked before, it may have gone by that, and another have come.
-                _ => Next::Tell(past.removed),
+                _ => Decision::Answer(past.retried),
             };
             self.shared.step(&name, decide).await
         })
@@ -291,8 +295,8 @@ pub(super) mod tests {
         let seen = record.entry(&claim_of(2).name, stat, read.now);
         assert!(quick.finish(finish_of(1, Outcome::Abandoned)).await.unwrap());
         assert_eq!(quick.claim(claim_of(3)).await.unwrap(), Claimed::Ours);
-        let next = record::claim(Some(seen), &claim_of(2));
-        assert!(matches!(next, Next::Put(..)));
+        let next = records::claim(Some(seen), &claim_of(2));
+        assert!(matches!(next, Decision::Write(..)));
         let carried = slow.shared.carry_out(&session, &site, &read, next).await.unwrap();
         assert_eq!(carried, None, "it wrote over a record that it had not read");
         assert_eq!(slow.claim(claim_of(2)).await.unwrap(), Claimed::Overtaken);

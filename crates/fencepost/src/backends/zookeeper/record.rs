@@ -1,4 +1,4 @@
-//! A record of what was done: where it lies, what is written in it, and what a step does to it. No I/O.
+//! A record of what was done: where it lies, and what is written in it. No I/O.
 //!
 //! ```text
 //! path    PATH/.fencepost/records/<shard>/<name>
@@ -14,12 +14,13 @@
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use fencepost_core::records;
 use fencepost_core::{Label, LockName, Token};
 
 use super::names::one_part;
 use super::nodes::hex;
 use super::wire::Stat;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
+use crate::ledger::{Entry, State};
 
 /// The node of a record, and the directory that it lies in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +48,12 @@ pub(super) struct Record {
 }
 
 impl Record {
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn of(record: records::Record) -> Self {
+        let records::Record { state, token, label, result, retention } = record;
+        Self { state, token, label, keep: retention, result }
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let (state, keep) = (self.state.word(), self.keep.as_millis());
         let head = format!("fencepost 1 {state} {} {keep}\n{}\n", self.token, self.label);
         [head.as_bytes(), &self.result].concat()
@@ -105,64 +111,6 @@ impl Record {
 /// None at all if it is negative: the leader's clock may have been set back.
 fn millis(span: i64) -> Duration {
     Duration::from_millis(u64::try_from(span).unwrap_or(0))
-}
-
-/// What is to be done to a record, and what is answered once it is.
-#[derive(Debug, PartialEq)]
-pub(super) enum Next<T> {
-    Put(Vec<u8>, T),
-    Remove(T),
-    Tell(T),
-}
-
-/// What is known besides a record that stands.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Past {
-    /// Who settled it, if it was settled and its time is over.
-    pub(super) settled_by: Option<Token>,
-    /// An earlier attempt of this step may have removed it.
-    pub(super) removed: bool,
-}
-
-/// `found` is none if there is no record, or its time is over.
-pub(super) fn claim(found: Option<Entry>, claim: &Claim) -> Next<Claimed> {
-    match found {
-        Some(entry) if entry.is_settled() => Next::Tell(Claimed::Settled(entry)),
-        Some(entry) if entry.token > claim.token => Next::Tell(Claimed::Overtaken),
-        _ => {
-            let (token, label) = (claim.token, claim.label.clone());
-            let (state, keep, result) = (State::Running, claim.keep, Vec::new());
-            Next::Put(Record { state, token, label, keep, result }.bytes(), Claimed::Ours)
-        }
-    }
-}
-
-/// The same for the end of a run.
-pub(super) fn finish(found: Option<&Entry>, past: Past, finish: &Finish) -> Next<bool> {
-    let Finish { name: _, token, label, outcome, keep, over } = finish;
-    let (token, keep) = (*token, *keep);
-    let allowed = match (over, found) {
-        // Settled by us already: the answer to that got lost.
-        (Over::OwnClaim, Some(entry)) if entry.token == token && entry.is_settled() => {
-            return Next::Tell(true);
-        }
-        (Over::OwnClaim, Some(entry)) => entry.token == token,
-        // The same, but it was to be kept for a moment only.
-        (Over::OwnClaim, None) if past.settled_by == Some(token) => return Next::Tell(true),
-        (Over::OwnClaim, None) => *outcome == Outcome::Abandoned,
-        (Over::Older, entry) => entry.is_none_or(|entry| entry.token <= token),
-    };
-    if !allowed {
-        // It went, and the next one came: the answer to that got lost.
-        return Next::Tell(*outcome == Outcome::Abandoned && past.removed);
-    }
-    let (state, result) = match outcome {
-        Outcome::Done(result) => (State::Done, result.clone()),
-        Outcome::Failed(message) => (State::Failed, message.clone()),
-        Outcome::Abandoned if found.is_some() => return Next::Remove(true),
-        Outcome::Abandoned => return Next::Tell(true),
-    };
-    Next::Put(Record { state, token, label: label.clone(), keep, result }.bytes(), true)
 }
 
 #[cfg(test)]
@@ -228,62 +176,6 @@ mod tests {
             let part = site.node.rsplit('/').next().unwrap();
             assert_eq!(super::super::names::name_of_part(part), Some(name));
             assert!(seen.insert(site.node));
-        }
-    }
-
-    #[test]
-    fn who_may_settle_it() {
-        let by = |number: u64, outcome: Outcome, over: Over| Finish {
-            name: LockName::new("once/a").unwrap(),
-            token: token(number),
-            label: Label::new("me").unwrap(),
-            outcome,
-            keep: Duration::from_secs(9),
-            over,
-        };
-        let done = || Outcome::Done(b"x".to_vec());
-        let name = LockName::new("once/a").unwrap();
-        let [running, settled] =
-            [State::Running, State::Done].map(|state| record(state, 5).entry(&name, &stat(0), 0));
-        let says = |next: Next<bool>| match next {
-            Next::Put(data, true) => {
-                assert_eq!(Record::read(&data).unwrap().result, b"x");
-                "put"
-            }
-            Next::Remove(true) => "remove",
-            Next::Tell(true) => "as it is",
-            _ => "no",
-        };
-        for (found, number, outcome, over, expected) in [
-            (None, 5, done(), Over::OwnClaim, "no"),
-            (None, 5, Outcome::Abandoned, Over::OwnClaim, "as it is"),
-            (Some(&running), 5, done(), Over::OwnClaim, "put"),
-            (Some(&running), 5, Outcome::Abandoned, Over::OwnClaim, "remove"),
-            (Some(&running), 4, done(), Over::OwnClaim, "no"),
-            (Some(&running), 6, done(), Over::OwnClaim, "no"),
-            (Some(&running), 4, Outcome::Abandoned, Over::OwnClaim, "no"),
-            (Some(&settled), 5, done(), Over::OwnClaim, "as it is"),
-            (Some(&settled), 6, done(), Over::OwnClaim, "no"),
-            (None, 5, done(), Over::Older, "put"),
-            (Some(&settled), 5, done(), Over::Older, "put"),
-            (Some(&settled), 4, done(), Over::Older, "no"),
-        ] {
-            let past = Past::default();
-            assert_eq!(says(finish(found, past, &by(number, outcome, over))), expected);
-        }
-        // Attempts whose answers were lost.
-        let over = |number| Past { settled_by: Some(token(number)), removed: false };
-        let removed = Past { settled_by: None, removed: true };
-        for (found, past, number, outcome, expected) in [
-            (None, over(5), 5, done(), "as it is"),
-            (None, over(6), 5, done(), "no"),
-            (Some(&running), over(5), 6, done(), "no"),
-            (Some(&running), removed, 4, Outcome::Abandoned, "as it is"),
-            (Some(&running), removed, 4, done(), "no"),
-            (Some(&running), Past::default(), 4, Outcome::Abandoned, "no"),
-        ] {
-            let next = finish(found, past, &by(number, outcome, Over::OwnClaim));
-            assert_eq!(says(next), expected);
         }
     }
 }

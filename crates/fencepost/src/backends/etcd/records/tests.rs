@@ -1,5 +1,7 @@
 //! Steps whose connection breaks in the worst moment, on a real etcd behind a line that can be cut.
 
+use std::time::Duration;
+
 use fencepost_core::Label;
 use fencepost_testbed::{Etcd as Server, Mode, Proxy, Trigger};
 use futures_util::FutureExt as _;
@@ -8,6 +10,7 @@ use super::*;
 use crate::backend::{Backend as _, Surroundings};
 use crate::backends::etcd::EtcdUrl;
 use crate::clock::{BootClock, Clock as _};
+use crate::ledger::{Outcome, Over};
 
 const SOON: Duration = Duration::from_secs(15);
 
