@@ -4,7 +4,6 @@
 //! stubs, one after the other as the recipe has them; hand-off of processes against etcd's own lock
 //! service.
 
-#[path = "common/mod.rs"]
 mod common;
 
 #[expect(

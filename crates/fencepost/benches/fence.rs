@@ -3,7 +3,6 @@
 //! On PostgreSQL a third one sends an empty statement instead of `enter`: what is left between that and the fence is
 //! the work of the server, the rest is the round trip. A fourth one sends `enter` and the UPDATE together.
 
-#[path = "common/mod.rs"]
 mod common;
 
 use std::time::Duration;

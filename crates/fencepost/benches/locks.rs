@@ -3,7 +3,6 @@
 //! Side by side in one run, since machines are noisy: the library on `sqlite:` against the same two
 //! transactions by hand; hand-off between processes; what it costs to wait.
 
-#[path = "common/mod.rs"]
 mod common;
 
 use std::path::Path;

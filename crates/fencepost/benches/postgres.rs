@@ -3,7 +3,6 @@
 //! Side by side in one run, since machines are noisy: the library against the same functions called by hand on
 //! the same crate, each task on a connection of its own; hand-off of processes, against advisory locks.
 
-#[path = "common/mod.rs"]
 mod common;
 
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 //! Side by side in one run, since machines are noisy: the library against scripts written by hand on the
 //! same crate; hand-off and waiting of processes, against what a client does that polls.
 
-#[path = "common/mod.rs"]
 mod common;
 
 use std::time::Duration;

@@ -4,7 +4,6 @@
 //! same requests by hand on one session, of the crate `zookeeper-client` and on a bare socket. And the hand-off
 //! of processes, against clients of Curator.
 
-#[path = "common/mod.rs"]
 mod common;
 
 use std::collections::VecDeque;

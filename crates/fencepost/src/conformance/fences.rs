@@ -1,7 +1,7 @@
 //! The suite that every fence runs, ours or yours: P8, case by case.
 //!
 //! You write a [`Fence`], which makes fresh resources with counters in them, and a test target with a main of
-//! its own (`harness = false`) that calls [`main`]. Ours is `tests/fences.rs`.
+//! its own (`harness = false`) that calls [`main`]. Ours is `tests/fences/main.rs`.
 //!
 //! The main case, `counter_is_exact`, is a read-modify-write under random pauses: workers take a lock that
 //! expires, read in one transaction, write in another, and freeze in between, often past their lease. Time is a

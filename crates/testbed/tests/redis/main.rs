@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "redis/options.rs"]
 mod options;
 
 use std::io::ErrorKind;

@@ -2,19 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "fence_object/gate.rs"]
 mod gate;
-#[path = "fence_object/killed.rs"]
 mod killed;
-#[path = "fence_object/lost.rs"]
 mod lost;
-#[path = "fence_object/race.rs"]
 mod race;
-#[path = "fence_object/refused.rs"]
 mod refused;
-#[path = "fence_object/sweep.rs"]
 mod sweep;
-#[path = "fence_object/told.rs"]
 mod told;
 
 use std::fmt::Debug;

@@ -2,34 +2,24 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "redlock/breaks.rs"]
 mod breaks;
-#[path = "redis/common.rs"]
+#[path = "../redis/common.rs"]
 mod common;
-#[path = "redlock/contention.rs"]
 mod contention;
-#[path = "redlock/elections.rs"]
 mod elections;
-#[path = "redlock/errors.rs"]
 mod errors;
-#[path = "redis/fork.rs"]
+#[path = "../redis/fork.rs"]
 mod fork;
-#[path = "redlock/mended.rs"]
 mod mended;
-#[path = "redlock/outages.rs"]
 mod outages;
-#[path = "redlock/reordered.rs"]
 mod reordered;
-#[path = "redlock/restarts.rs"]
 mod restarts;
-#[path = "redlock/strangers.rs"]
 mod strangers;
-#[path = "redlock/undo.rs"]
 mod undo;
-#[path = "redis/valve.rs"]
+#[path = "../redis/valve.rs"]
 #[expect(dead_code, reason = "an outage of one server is the other test's")]
 mod valve;
-#[path = "support/elections.rs"]
+#[path = "../support/elections.rs"]
 mod vote;
 
 use fencepost_testbed::{Proxy, Redis, RedisBuilder};

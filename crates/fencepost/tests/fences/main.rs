@@ -2,19 +2,14 @@
 //!
 //! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
 
-#[path = "fences/file.rs"]
 mod file;
 #[cfg(feature = "object-store")]
-#[path = "fences/object.rs"]
 mod object;
 #[cfg(feature = "postgres")]
-#[path = "fences/postgres.rs"]
 mod postgres;
 #[cfg(feature = "redis")]
-#[path = "fences/redis.rs"]
 mod redis;
 #[cfg(feature = "sqlite")]
-#[path = "fences/sqlite.rs"]
 mod sqlite;
 
 use std::process::ExitCode;

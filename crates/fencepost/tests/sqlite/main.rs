@@ -2,23 +2,14 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "sqlite/absent.rs"]
 mod absent;
-#[path = "sqlite/access.rs"]
 mod access;
-#[path = "sqlite/breaks.rs"]
 mod breaks;
-#[path = "sqlite/done_in.rs"]
 mod done_in;
-#[path = "sqlite/elections.rs"]
 mod elections;
-#[path = "sqlite/formats.rs"]
 mod formats;
-#[path = "sqlite/other.rs"]
 mod other;
-#[path = "sqlite/records.rs"]
 mod records;
-#[path = "sqlite/volatile.rs"]
 mod volatile;
 
 use std::os::unix::fs::PermissionsExt as _;

@@ -4,17 +4,11 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "all of this file is a test")]
 #![expect(clippy::unchecked_time_subtraction, reason = "constants; a test that is wrong panics")]
 
-#[path = "lease_logic/notified.rs"]
 mod notified;
-#[path = "lease_logic/outages.rs"]
 mod outages;
-#[path = "lease_logic/rails.rs"]
 mod rails;
-#[path = "lease_logic/secrets.rs"]
 mod secrets;
-#[path = "lease_logic/terms.rs"]
 mod terms;
-#[path = "lease_logic/world.rs"]
 mod world;
 
 use std::future::Future as _;

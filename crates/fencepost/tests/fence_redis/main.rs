@@ -2,13 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-#[path = "fence_redis/cluster.rs"]
 mod cluster;
-#[path = "fence_redis/commands.rs"]
 mod commands;
-#[path = "fence_redis/common.rs"]
 mod common;
-#[path = "fence_redis/keeping.rs"]
 mod keeping;
-#[path = "fence_redis/script.rs"]
 mod script;

@@ -1,24 +1,17 @@
 //! The conformance suite on our own backends.
 
 #[cfg(feature = "etcd")]
-#[path = "conformance/etcd.rs"]
 mod etcd;
-#[path = "conformance/memory.rs"]
 mod memory;
 #[cfg(feature = "postgres")]
-#[path = "conformance/postgres.rs"]
 mod postgres;
 #[cfg(feature = "redis")]
-#[path = "conformance/redis.rs"]
 mod redis;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-#[path = "conformance/served.rs"]
 mod served;
 #[cfg(feature = "sqlite")]
-#[path = "conformance/sqlite.rs"]
 mod sqlite;
 #[cfg(feature = "zookeeper")]
-#[path = "conformance/zookeeper.rs"]
 mod zookeeper;
 
 use std::process::ExitCode;

@@ -5,9 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "proxy/cuts.rs"]
 mod cuts;
-#[path = "proxy/streams.rs"]
 mod streams;
 
 use std::io::ErrorKind;

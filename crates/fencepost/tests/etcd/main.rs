@@ -1,0 +1,22 @@
+//! What only an etcd cluster can do to us: lose its leader, a member, its quorum, our lease, our login. Against
+//! real ones.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+mod breaks;
+mod common;
+mod elections;
+mod frozen;
+mod hands;
+mod history;
+mod lines;
+mod login;
+mod members;
+mod names;
+#[path = "../support/records.rs"]
+mod once;
+mod outages;
+mod records;
+mod superseded;
+#[path = "../support/elections.rs"]
+mod vote;
