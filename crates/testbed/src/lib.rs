@@ -6,7 +6,8 @@
 //! [`SeaweedFs`] is an S3-compatible one. An [`EtcdCluster`] and a
 //! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
 //! off. Tests that do them no harm may use [shared](shared()) ones. A [`Proxy`] stands between a client and any
-//! TCP server and holds back, delays or cuts what passes. [`Process`], [`ports`] and [`wait`] are what the
+//! TCP server and holds back, delays or cuts what passes; a [`Valve`] knows scripts of Redis, a [`Gate`](gate::Gate)
+//! requests of HTTP, and [`fork_in_the_road`] has connections take different ways. [`Process`], [`ports`] and [`wait`] are what the
 //! next server is built from.
 //!
 //! What must hold:
@@ -66,6 +67,8 @@ mod client;
 mod cluster;
 mod disk;
 mod etcd;
+mod fork;
+pub mod gate;
 mod java;
 mod nginx;
 mod peers;
@@ -81,6 +84,7 @@ mod shared;
 mod spawner;
 mod tls;
 mod url;
+mod valve;
 pub mod wait;
 mod zookeeper;
 
@@ -88,6 +92,7 @@ pub use client::Client;
 pub use cluster::{Cluster, Clustered, Member};
 pub use disk::directory_on_disk;
 pub use etcd::{Builder as EtcdBuilder, Etcd};
+pub use fork::fork_in_the_road;
 pub use java::java_classpath;
 pub use nginx::Nginx;
 pub use postgres::{Builder as PostgresBuilder, Database, PgBouncer, Postgres};
@@ -99,6 +104,7 @@ pub use seaweed::SeaweedFs;
 pub use server::Server;
 pub use shared::{Slot, shared};
 pub use tls::Certificates;
+pub use valve::Valve;
 pub use zookeeper::{Builder as ZooKeeperBuilder, ZooKeeper};
 
 /// Three `etcd` servers that are one store.

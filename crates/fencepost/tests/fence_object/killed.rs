@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fencepost::fences::object::ObjectFence;
 use fencepost::object_store::aws::AmazonS3Builder;
+use fencepost_testbed::gate::Act;
 
-use super::gate::Act;
 use super::{Site, name, text, token};
 
 const ENDPOINT: &str = "FENCEPOST_TEST_ENDPOINT";

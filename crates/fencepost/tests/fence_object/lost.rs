@@ -9,8 +9,8 @@ use fencepost::object_store::{
     self, ObjectStore as _, ObjectStoreExt as _, PutMode, UpdateVersion,
 };
 use fencepost::{ErrorKind, Result};
+use fencepost_testbed::gate::{Act, Gate};
 
-use super::gate::{Act, Gate};
 use super::{Site, name, now, token};
 
 /// Does it to both shapes, each at a path of its own. `lose` says what becomes of the put of the mark's object.

@@ -1,8 +1,7 @@
-//! The fence in an object store: what is its own. What all fences have in common is in `fences.rs`.
+//! The fence in an object store: what is its own. What all fences have in common is in `fences/`.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-mod gate;
 mod killed;
 mod lost;
 mod race;
@@ -19,9 +18,9 @@ use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder};
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::{ErrorKind, LockName, Token};
+use fencepost_testbed::gate::Gate;
 use fencepost_testbed::{SeaweedFs, Slot, shared};
 use futures_util::TryStreamExt as _;
-use gate::Gate;
 
 static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost::object_store::ObjectStoreExt as _;
+use fencepost_testbed::gate::Act;
 
-use super::gate::Act;
 use super::{Site, fails, name, now, text, token};
 
 #[tokio::test]

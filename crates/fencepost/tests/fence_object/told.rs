@@ -6,8 +6,8 @@
 
 use fencepost::fences::object::Envelope;
 use fencepost::{ErrorKind, Result};
+use fencepost_testbed::gate::{Act, Gate};
 
-use super::gate::{Act, Gate};
 use super::{Site, fails, name, token};
 
 const FORBIDDEN: Act = Act::Instead("403 Forbidden\r\nContent-Length: 0");

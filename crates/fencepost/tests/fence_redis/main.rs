@@ -1,4 +1,4 @@
-//! The fence in a Redis: what is Redis's own. What all fences have in common is in `fences.rs`.
+//! The fence in a Redis: what is Redis's own. What all fences have in common is in `fences/`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 

@@ -4,9 +4,6 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-#[path = "../fence_object/gate.rs"]
-mod gate;
-
 use bytes::Bytes;
 use fencepost::backend::BoxFuture;
 use fencepost::conformance::Unable;
@@ -18,8 +15,8 @@ use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_testbed::gate::{Act, Gate};
 use fencepost_testbed::{SeaweedFs, Slot, shared};
-use gate::{Act, Gate};
 
 static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 

@@ -1,9 +1,8 @@
 //! Elections: what the leader says of itself lies beside the lock, and goes with it.
 
-use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
+use fencepost_testbed::{Mode, Proxy, Redis, Trigger, fork_in_the_road};
 
 use crate::common::{LONG, SOON, connect, has, ms, two, until, within};
-use crate::fork::fork_in_the_road;
 use crate::vote::{
     a_deposed_leader_is_not_heard, campaigns, leads, one_leads_after_the_other,
     renewals_keep_the_words, said,

@@ -5,10 +5,9 @@
 //! more, and nobody would release it. The release has left a note for it at the server.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
+use fencepost_testbed::{Mode, Proxy, Redis, Trigger, fork_in_the_road};
 
 use crate::common::{LONG, SOON, connect, fails, has, ms, nothing_is_left, until, within};
-use crate::fork::fork_in_the_road;
 
 /// A client, and its two lines to a server. What it sends on the old one is held back from now on.
 pub(crate) struct HeldBack {

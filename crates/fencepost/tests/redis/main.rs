@@ -12,7 +12,6 @@ mod cuts;
 mod elections;
 mod errors;
 mod failover;
-mod fork;
 mod late;
 mod leftovers;
 mod limits;
@@ -21,7 +20,6 @@ mod mended;
 mod once;
 mod records;
 mod reordered;
-mod valve;
 #[path = "../support/elections.rs"]
 mod vote;
 mod waiting;

@@ -10,13 +10,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Ttl};
-use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Reply, Trigger};
+use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Reply, Trigger, fork_in_the_road};
 
 use crate::common::{
     LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, pass, try_connect, two,
     until, until_waiting, within,
 };
-use crate::fork::fork_in_the_road;
 use crate::late::HeldBack;
 use crate::limits::busy;
 

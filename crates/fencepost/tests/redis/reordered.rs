@@ -2,11 +2,9 @@
 //! the queue. It was sent on another connection, or stood behind it in a batch.
 
 use fencepost::{Fencepost, Guard};
-use fencepost_testbed::{Redis, Reply};
+use fencepost_testbed::{Redis, Reply, Valve, fork_in_the_road};
 
 use crate::common::{LONG, connect, has, nothing_is_left, until, until_waiting};
-use crate::fork::fork_in_the_road;
-use crate::valve::Valve;
 use tokio::task::JoinHandle;
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef";

@@ -8,17 +8,12 @@ mod common;
 mod contention;
 mod elections;
 mod errors;
-#[path = "../redis/fork.rs"]
-mod fork;
 mod mended;
 mod outages;
 mod reordered;
 mod restarts;
 mod strangers;
 mod undo;
-#[path = "../redis/valve.rs"]
-#[expect(dead_code, reason = "an outage of one server is the other test's")]
-mod valve;
 #[path = "../support/elections.rs"]
 mod vote;
 

@@ -1,12 +1,10 @@
 //! A vote that arrives at a node after the release that undoes it, though the release found something to end there: the
 //! waiter's position.
 
-use fencepost_testbed::{Mode, Redis, Reply};
+use fencepost_testbed::{Mode, Redis, Reply, Valve, fork_in_the_road};
 
 use crate::Nodes;
 use crate::common::{LONG, SOON, connect, has, until, within};
-use crate::fork::fork_in_the_road;
-use crate::valve::Valve;
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef";
 

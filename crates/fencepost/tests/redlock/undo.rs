@@ -6,11 +6,10 @@
 
 use std::time::Duration;
 
-use fencepost_testbed::{Mode, Proxy, Trigger};
+use fencepost_testbed::{Mode, Proxy, Trigger, fork_in_the_road};
 
 use crate::Nodes;
 use crate::common::{LONG, SOON, connect, has, ms, nothing_is_left, pass, until, within};
-use crate::fork::fork_in_the_road;
 
 /// `SplitMix64`: the same delays in every run.
 struct Dice(u64);

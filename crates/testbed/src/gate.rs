@@ -3,7 +3,6 @@
 //! The testbed's proxy knows bytes only. Here what is done to a request depends on which one it is, and a test's own
 //! code runs at that very moment. Each connection carries one request.
 
-#![allow(dead_code, reason = "each test target uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::{self, Read as _, Write as _};
@@ -15,7 +14,7 @@ use parking_lot::Mutex;
 type Hook = Box<dyn FnOnce() + Send>;
 
 /// What becomes of a request.
-pub(crate) enum Act {
+pub enum Act {
     /// The hook runs, and then it is passed on.
     Before(Hook),
     /// It is carried out, the hook runs, and the connection is closed without an answer.
@@ -39,7 +38,7 @@ struct Rule {
 }
 
 /// The gate. Its threads end with the test process.
-pub(crate) struct Gate {
+pub struct Gate {
     address: SocketAddr,
     server: SocketAddr,
     rules: Arc<Mutex<Vec<Rule>>>,
@@ -50,7 +49,9 @@ pub(crate) struct Gate {
 type GivenUp = Mutex<Vec<(String, Vec<u8>)>>;
 
 impl Gate {
-    pub(crate) fn to(server: SocketAddr) -> Self {
+    /// A gate that lets everything pass, before this server.
+    #[must_use]
+    pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let rules = Arc::new(Mutex::new(Vec::new()));
@@ -67,7 +68,7 @@ impl Gate {
     }
 
     /// The server sees what was given up. Returns the first lines of its answers.
-    pub(crate) fn deliver(&self) -> io::Result<Vec<String>> {
+    pub fn deliver(&self) -> io::Result<Vec<String>> {
         let given_up = std::mem::take(&mut *self.given_up.lock());
         let deliver = |(request, body): &(String, Vec<u8>)| {
             let answer = carried_out(self.server, request, body)?;
@@ -78,22 +79,25 @@ impl Gate {
     }
 
     /// Forgets the rules that are left.
-    pub(crate) fn open_up(&self) {
+    pub fn open_up(&self) {
         self.rules.lock().clear();
     }
 
-    pub(crate) fn endpoint(&self) -> String {
+    /// Where clients find it.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Once, for a request with this method whose path has this in it.
-    pub(crate) fn once(&self, method: &'static str, path: impl Into<String>, act: Act) {
+    pub fn once(&self, method: &'static str, path: impl Into<String>, act: Act) {
         let rule = Rule { method, path: path.into(), act };
         self.rules.lock().push(rule);
     }
 
     /// How many requests are still waited for.
-    pub(crate) fn waiting(&self) -> usize {
+    #[must_use]
+    pub fn waiting(&self) -> usize {
         self.rules.lock().len()
     }
 }

@@ -1,10 +1,13 @@
 //! A way to a server that forks: what was sent first can arrive last.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 
 /// Takes the first connection one way and all later ones another.
-pub(crate) fn fork_in_the_road(first: SocketAddr, later: SocketAddr) -> SocketAddr {
+#[must_use]
+pub fn fork_in_the_road(first: SocketAddr, later: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {

@@ -1,13 +1,17 @@
 //! A way to a server on which requests can be held back, and let through after the client has gone.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-pub(crate) struct Valve {
-    pub(crate) address: SocketAddr,
+/// The valve. Its threads end with the test process.
+pub struct Valve {
+    /// Where clients connect to.
+    pub address: SocketAddr,
     shared: Arc<Shared>,
 }
 
@@ -58,7 +62,9 @@ impl Shared {
 }
 
 impl Valve {
-    pub(crate) fn to(server: SocketAddr) -> Self {
+    /// A valve that is open, before this server.
+    #[must_use]
+    pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared::default());
@@ -103,23 +109,26 @@ impl Valve {
         Self { address, shared }
     }
 
-    pub(crate) fn accepted(&self) -> usize {
+    /// How many connections were taken.
+    #[must_use]
+    pub fn accepted(&self) -> usize {
         self.shared.lock().accepted
     }
 
     /// Holds back the next script on each connection that is there, and drops all else that is sent on it.
-    pub(crate) fn shut(&self) {
+    pub fn shut(&self) {
         let mut state = self.shared.lock();
         state.shut_below = state.accepted;
     }
 
     /// How many scripts were held back.
-    pub(crate) fn held_scripts(&self) -> usize {
+    #[must_use]
+    pub fn held_scripts(&self) -> usize {
         self.shared.lock().held_scripts
     }
 
     /// Cuts the clients off; what is held back stays. New ones are refused.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         let mut state = self.shared.lock();
         state.refuses = true;
         for client in state.clients.drain(..) {
@@ -128,19 +137,22 @@ impl Valve {
     }
 
     /// Ends the outage for new connections.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         self.shared.lock().refuses = false;
     }
 
     /// Lets through what was held back. Gives the number of answers so far.
-    pub(crate) fn open(&self) -> usize {
+    #[must_use]
+    pub fn open(&self) -> usize {
         let mut state = self.shared.lock();
         state.shut_below = 0;
         self.shared.changed.notify_all();
         state.answers
     }
 
-    pub(crate) fn answers(&self) -> usize {
+    /// How many answers came back.
+    #[must_use]
+    pub fn answers(&self) -> usize {
         self.shared.lock().answers
     }
 }
