@@ -7,10 +7,9 @@ use std::net::TcpStream;
 
 use fencepost::{Fencepost, Guard, GuardState, LossCause};
 use fencepost_testbed::{Etcd, EtcdCluster, Proxy};
+use fencepost_testing::{broken_holder_learns_at_once, connect, ms, pass, until, within};
 
-use crate::common::{
-    LONG, SOON, broken_holder_learns_at_once, connect, line, ms, pass, shared, until, within,
-};
+use crate::common::{LONG, SOON, line, shared};
 
 /// A count of the server's own: how many watches, or streams of them, it has.
 fn count(etcd: &Etcd, what: &str) -> usize {

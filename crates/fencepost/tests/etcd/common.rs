@@ -5,22 +5,12 @@ use std::time::Duration;
 
 use fencepost_testbed::{Etcd, Slot};
 
-#[path = "../support/clustered.rs"]
-mod clustered;
-#[path = "../support/mod.rs"]
-mod support;
-
-pub(crate) use clustered::*;
-pub(crate) use support::*;
-
 /// A TTL that does not run out during a test: what ends before it did not end by expiry.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
 /// Room for an election and a move to another member within a third of it, and short enough to see renewals.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// How long a thing may take that should happen at once, an election included; far below [`LONG`].
 pub(crate) const SOON: Duration = Duration::from_secs(15);
-/// How often a condition is looked at.
-const POLL: Duration = ms(5);
 
 /// A server to which nothing is done: tests share it, each with names of its own.
 pub(crate) fn shared() -> Arc<Etcd> {

@@ -2,14 +2,13 @@
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-
-use crate::common::{
-    LEASE, LONG, SOON, connect, fails, leases, line, shared, until, until_waiting, within,
-};
-use crate::vote::{
+use fencepost_testing::elections::{
     a_deposed_leader_is_not_heard, campaigns, leader, leads, one_leads_after_the_other,
     renewals_keep_the_words, said, sees,
 };
+use fencepost_testing::{connect, fails, until, until_waiting, within};
+
+use crate::common::{LEASE, LONG, SOON, leases, line, shared};
 
 async fn two(url: &str) -> [fencepost::Fencepost; 2] {
     [connect(url).await, connect(url).await]

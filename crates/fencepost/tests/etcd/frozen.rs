@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::common::{
-    GAP, LONG, SOON, Worker, connect, granted, line, lock_as_told, ms, now, pass, say, shared,
-    until, until_waiting, waits,
+use fencepost_testing::{
+    GAP, Worker, connect, granted, lock_as_told, ms, now, pass, say, until, until_waiting, waits,
 };
+
+use crate::common::{LONG, SOON, line, shared};
 
 const TTL: Duration = Duration::from_secs(2);
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Etcd, Process, Proxy, Trigger};
-
-use crate::common::{
-    LEASE, LONG, SOON, connect, fails, granted, granted_unheard, kept_for, line, shared, until,
-    until_waiting, waits, within,
+use fencepost_testing::{
+    connect, fails, granted, granted_unheard, until, until_waiting, waits, within,
 };
+
+use crate::common::{LEASE, LONG, SOON, kept_for, line, shared};
 
 /// A way to take from somebody what it has in line.
 type Taking = fn(&Etcd, name: &str, lease: &str);

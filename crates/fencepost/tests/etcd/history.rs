@@ -1,8 +1,9 @@
 //! The servers forget old revisions (compaction) while somebody watches.
 
 use fencepost_testbed::{Etcd, EtcdCluster};
+use fencepost_testing::{Ways, connect, granted, until_waiting, waits};
 
-use crate::common::{LONG, Ways, connect, granted, shared, until_waiting, waits};
+use crate::common::{LONG, shared};
 
 /// Moves the store on by a few revisions, and has it forget all before the last.
 fn compact(etcd: &Etcd) {

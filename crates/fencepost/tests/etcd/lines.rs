@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-
-use crate::common::{
-    SOON, connect, fails, granted, granted_unheard, kept_for, leases, line, ms, nothing_is_left,
-    pass, shared, until, until_waiting, waits, within,
+use fencepost_testing::{
+    connect, fails, granted, granted_unheard, ms, nothing_is_left, pass, until, until_waiting,
+    waits, within,
 };
+
+use crate::common::{SOON, kept_for, leases, line, shared};
 
 /// So that the request for its lease can be told from others.
 const SECONDS: u8 = 111;

@@ -2,11 +2,12 @@
 
 use fencepost::{ErrorKind, GuardState};
 use fencepost_testbed::Etcd;
-
-use crate::common::{
-    LEASE, LONG, SECRET, SOON, connect, fails, granted, nothing_is_left, try_connect,
-    until_renewed, until_waiting, waits, within,
+use fencepost_testing::{
+    SECRET, connect, fails, granted, nothing_is_left, try_connect, until_renewed, until_waiting,
+    waits, within,
 };
+
+use crate::common::{LEASE, LONG, SOON};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_logs_in_is_served_and_who_does_not_is_told_why() {

@@ -13,10 +13,6 @@ mod lines;
 mod login;
 mod members;
 mod names;
-#[path = "../support/records.rs"]
-mod once;
 mod outages;
 mod records;
 mod superseded;
-#[path = "../support/elections.rs"]
-mod vote;

@@ -7,37 +7,33 @@ use std::time::Duration;
 
 use fencepost::GuardState;
 use fencepost_testbed::{EtcdCluster, EtcdMember};
+use fencepost_testing::{Victim, granted, until, until_renewed, until_waiting, waits, within};
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::common::{
-    self, LEASE, LONG, SOON, Victim, granted, line, until, until_renewed, until_waiting, waits,
-    within,
-};
+use crate::common::{LEASE, LONG, SOON, line};
 
-type Scene = common::Scene<EtcdCluster>;
+type Scene = fencepost_testing::Scene<EtcdCluster>;
 
-impl Scene {
-    async fn set(victim: Victim) -> Self {
-        let cluster = EtcdCluster::start().unwrap();
-        let (url, victim) = (cluster.url(), victim.under(cluster.leader().unwrap()));
-        Self::with(cluster, &url, victim, [&[], &[]]).await
-    }
+async fn set_scene(victim: Victim) -> Scene {
+    let cluster = EtcdCluster::start().unwrap();
+    let (url, victim) = (cluster.url(), victim.under(cluster.leader().unwrap()));
+    Scene::with(cluster, &url, victim, [&[], &[]]).await
+}
 
-    fn victim(&self) -> &EtcdMember {
-        &self.three.members()[self.victim]
-    }
+fn victim_of(scene: &Scene) -> &EtcdMember {
+    &scene.three.members()[scene.victim]
 }
 
 /// redisson#4698, etcd#6922: a renewal that failed once was never tried again, or nobody was told. Here the
 /// leader dies, and with it the connection; the guard is renewed by the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_outlives_the_leader() {
-    let scene = Scene::set(Victim::Leader).await;
+    let scene = set_scene(Victim::Leader).await;
     let guard = scene.ours.lock("x").ttl(LEASE).acquire().await.unwrap();
     let rival = waits(&scene.theirs, "x", LEASE);
     until_waiting(&scene.theirs, "x", 1).await;
 
-    scene.victim().kill().unwrap();
+    victim_of(&scene).kill().unwrap();
     until_renewed(&guard, 2).await;
     assert_eq!(guard.state(), GuardState::Held);
     assert!(scene.has_moved_on());
@@ -55,7 +51,7 @@ async fn a_guard_outlives_the_leader() {
 /// kazoo#282, curator#600: whoever waited hung for ever after a reconnect, or lost its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_wait_keep_their_order_when_the_leader_dies() {
-    let scene = Scene::set(Victim::Leader).await;
+    let scene = set_scene(Victim::Leader).await;
     let holder = scene.theirs.lock("x").ttl(LEASE).acquire().await.unwrap();
     let (tell, mut told) = unbounded_channel();
     for number in 0..4 {
@@ -66,7 +62,7 @@ async fn those_who_wait_keep_their_order_when_the_leader_dies() {
     }
     let places = line(&scene.three.members()[(scene.victim + 1) % 3], "x");
 
-    scene.victim().kill().unwrap();
+    victim_of(&scene).kill().unwrap();
     let alive = &scene.three.members()[scene.three.leader().unwrap()];
     until_renewed(&holder, 2).await;
     assert!(told.try_recv().is_err(), "it is held");
@@ -87,7 +83,7 @@ async fn those_who_wait_keep_their_order_when_the_leader_dies() {
 
 /// A member fails without a word to its clients: `fail` says how. All that a client does moves on to others.
 async fn moves_on(victim: Victim, fail: impl FnOnce(&EtcdMember)) {
-    let scene = Scene::set(victim).await;
+    let scene = set_scene(victim).await;
     let Scene { ours, theirs, .. } = &scene;
     let guard = ours.lock("held").ttl(LEASE).acquire().await.unwrap();
     let theirs_first = theirs.lock("wanted").ttl(LEASE).acquire().await.unwrap();
@@ -95,7 +91,7 @@ async fn moves_on(victim: Victim, fail: impl FnOnce(&EtcdMember)) {
     until_waiting(theirs, "wanted", 1).await;
     assert!(!scene.has_moved_on(), "all of it went through the member that fails");
 
-    fail(scene.victim());
+    fail(victim_of(&scene));
     let fresh = ours.lock("fresh").ttl(LEASE).acquire_within(SOON).await.unwrap();
     assert!(scene.has_moved_on());
     until_renewed(&guard, 2).await;
@@ -136,11 +132,11 @@ async fn a_client_moves_on_from_a_leader_that_stands_still() {
 /// The holder releases at once, before the one who waits had a reason to ask anybody: its watch hangs on the
 /// member that failed, and its lease is long.
 async fn is_still_woken(fail: impl FnOnce(&EtcdMember)) {
-    let scene = Scene::set(Victim::Follower).await;
+    let scene = set_scene(Victim::Follower).await;
     let holder = scene.theirs.lock("x").ttl(LONG).acquire().await.unwrap();
     let waiter = waits(&scene.ours, "x", LONG);
     until_waiting(&scene.theirs, "x", 1).await;
-    fail(scene.victim());
+    fail(victim_of(&scene));
     let token = holder.token();
     holder.release().await.unwrap();
     let next = within(2 * SOON, "the waiter is granted", waiter).await.unwrap().unwrap();
@@ -162,9 +158,9 @@ async fn a_waiter_whose_watch_stands_still_is_still_granted() {
 /// lease ends, or one frozen member of three loses every such lock of its clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_lease_outlives_a_member_that_stands_still() {
-    let scene = Scene::set(Victim::Follower).await;
+    let scene = set_scene(Victim::Follower).await;
     let guard = scene.ours.lock("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    scene.victim().stop().unwrap();
+    victim_of(&scene).stop().unwrap();
     until_renewed(&guard, 3).await;
     until("it asks another member", async || scene.has_moved_on()).await;
     assert_eq!(guard.state(), GuardState::Held);

@@ -2,10 +2,9 @@
 
 use fencepost::Fencepost;
 use fencepost_testbed::Etcd;
+use fencepost_testing::{connect, granted, ms, pass, until, until_waiting, waits, within};
 
-use crate::common::{
-    LONG, SOON, connect, granted, leases, ms, pass, shared, until, until_waiting, waits, within,
-};
+use crate::common::{LONG, SOON, leases, shared};
 
 /// Takes the lock at once, and shows that it is held.
 async fn is_free(client: &Fencepost, name: &str) {

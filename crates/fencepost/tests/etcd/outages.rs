@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Etcd, EtcdCluster, EtcdMember};
-
-use crate::common::{
-    LEASE, LONG, SOON, connect, fails, granted, log, ms, nothing_is_left, now, pass, until,
-    until_renewed, until_waiting, waits, within,
+use fencepost_testing::{
+    connect, fails, granted, log, ms, nothing_is_left, now, pass, until, until_renewed,
+    until_waiting, waits, within,
 };
+
+use crate::common::{LEASE, LONG, SOON};
 
 /// How much later than its limit a call may come back on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);

@@ -3,12 +3,13 @@
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-
-use crate::common::{LONG, SECRET, SOON, connect, fails, leases, shared, until, within};
-use crate::once::{
+use fencepost_testing::records::{
     begin, keep_runs_out, listed_and_forgotten, long_result, overtaken_can_not_finish,
     records_are_no_locks, sixteen_run_once,
 };
+use fencepost_testing::{SECRET, connect, fails, until, within};
+
+use crate::common::{LONG, SOON, leases, shared};
 
 /// Two clients of the shared server, whose names are this test's own.
 async fn pair(prefix: &str) -> [Fencepost; 2] {

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use fencepost::{Fencepost, Guard, GuardState, LossCause, Moment};
 use fencepost_testbed::{Etcd, EtcdCluster, Mode, Process};
+use fencepost_testing::{Ways, connect, granted, ms, now, until, waits, within};
 use tempfile::TempDir;
 
-use crate::common::{
-    LEASE, SOON, Ways, connect, granted, kept_for, line, ms, now, until, waits, within,
-};
+use crate::common::{LEASE, SOON, kept_for, line};
 
 /// A lease is told in whole seconds, rounded down.
 const ROUNDED: Duration = Duration::from_secs(1);

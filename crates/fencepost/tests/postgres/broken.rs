@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use fencepost::LossCause;
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, SOON, connect, ms, two, until, within};
 use tokio_postgres::{AsyncMessage, NoTls};
 
-use crate::common::{LONG, SOON, ask, connect, ms, session, two, until, within};
+use crate::common::{ask, session};
 
 /// How many clients listen.
 const LISTENING: &str = "select count(*) from pg_stat_activity \
@@ -53,7 +54,7 @@ async fn brief_grants_do_not_subscribe() {
         let client = connect(&database.url()).await;
         client.lock("x").acquire().await.unwrap().release().await.unwrap();
         // Longer than it waits to see. On a busy machine the grant may not have been brief: then another one is.
-        crate::common::pass(ms(300)).await;
+        fencepost_testing::pass(ms(300)).await;
         if ask::<i64>(&admin, LISTENING).await == 0 {
             return;
         }

@@ -1,27 +1,8 @@
 //! What the tests of this store share.
 
-use std::time::Duration;
-
-use fencepost::Fencepost;
 use fencepost_testbed::Database;
+use fencepost_testing::until;
 use tokio_postgres::NoTls;
-
-#[path = "../support/mod.rs"]
-mod support;
-
-pub(crate) use support::*;
-
-/// A TTL that does not run out during a test: what ends before it did not end by expiry.
-pub(crate) const LONG: Duration = Duration::from_mins(1);
-/// How long a thing may take that should happen at once; far below [`LONG`].
-pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// How often a condition is looked at.
-const POLL: Duration = ms(5);
-
-/// Two clients that know nothing of each other.
-pub(crate) async fn two(url: &str) -> (Fencepost, Fencepost) {
-    (connect(url).await, connect(url).await)
-}
 
 /// A session of the test's own.
 pub(crate) async fn session(url: &str) -> tokio_postgres::Client {

@@ -5,9 +5,10 @@ use std::process::{Command, Stdio};
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, connect, fails, two};
 use tokio_postgres::{Client, Transaction};
 
-use crate::common::{LONG, ask, connect, fails, session, two};
+use crate::common::{ask, session};
 use crate::records::{begin, runs};
 
 /// Says that this process is a worker, and what it is to do: how far to go, and where.

@@ -2,8 +2,7 @@
 
 use fencepost::{Leader, Value};
 use fencepost_testbed::Database;
-
-use crate::common::{LONG, SOON, connect, ms, two, until_waiting, within};
+use fencepost_testing::{LONG, SOON, connect, ms, two, until_waiting, within};
 
 fn value(leader: Option<Leader>) -> Option<String> {
     leader.and_then(|leader| leader.value).map(|value| value.text().to_string())

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, connect, within};
 
-use crate::common::{LONG, ask, connect, session, until_blocked, within};
+use crate::common::{ask, session, until_blocked};
 
 /// 32 clients, each with sessions of its own, take one lock in turns and by trying.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,7 +26,7 @@ async fn tokens_rise_in_the_order_of_grants_with_32_sessions() {
                     } else {
                         let Some(guard) = client.lock("x").ttl(LONG).try_acquire().await.unwrap()
                         else {
-                            crate::common::pass(crate::common::ms(3)).await;
+                            fencepost_testing::pass(fencepost_testing::ms(3)).await;
                             if last.load(Ordering::SeqCst) >= 300 {
                                 return granted;
                             }

@@ -2,8 +2,8 @@
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, SOON, connect, fails, within};
 
-use crate::common::{LONG, SOON, connect, fails, within};
 use crate::records::runs;
 
 const SCHEMA: &str = "select count(*) from pg_namespace where nspname = 'fencepost'";

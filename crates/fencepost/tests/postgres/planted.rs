@@ -4,8 +4,9 @@
 use fencepost::ErrorKind;
 use fencepost::fences;
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, connect, fails, try_connect, until};
 
-use crate::common::{LONG, connect, fails, session, try_connect, until};
+use crate::common::session;
 
 /// A role that may create schemas, and wants more.
 fn planter(database: &Database) -> String {

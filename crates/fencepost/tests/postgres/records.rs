@@ -6,9 +6,10 @@ use std::time::Duration;
 use fencepost::ledger::{Entry, State};
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Turn};
 use fencepost_testbed::{Database, PgBouncer, Postgres, Proxy, Trigger};
+use fencepost_testing::{LONG, SOON, connect, fails, two, until, within};
 use tokio::sync::Barrier;
 
-use crate::common::{LONG, SOON, ask, connect, fails, session, two, until, within};
+use crate::common::{ask, session};
 
 pub(crate) async fn runs(fp: &Fencepost, key: &str, result: &str) -> fencepost::Result<bool> {
     let once = fp.once(key).ttl(LONG);

@@ -2,8 +2,9 @@
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, connect, fails, nothing_is_left, try_connect};
 
-use crate::common::{LONG, connect, fails, nothing_is_left, session, try_connect, until_blocked};
+use crate::common::{session, until_blocked};
 use crate::records::runs;
 
 /// What docs/backends/postgres.md tells to grant: for locks, for elections, and for records.

@@ -1,10 +1,11 @@
 //! An administrator ends our sessions, as a failover of a pooler does, too.
 
 use fencepost_testbed::Database;
-
-use crate::common::{
-    LONG, SOON, ask, connect, ms, nothing_is_left, session, two, until, until_waiting, within,
+use fencepost_testing::{
+    LONG, SOON, connect, ms, nothing_is_left, two, until, until_waiting, within,
 };
+
+use crate::common::{ask, session};
 
 const END_ALL: &str = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
                        where datname = current_database() and application_name = 'fencepost'";
@@ -46,7 +47,7 @@ async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
     let ending = tokio::spawn(async move {
         loop {
             ask::<i64>(&admin, END_ALL).await;
-            crate::common::pass(ms(15)).await;
+            fencepost_testing::pass(ms(15)).await;
         }
     });
     let mut last = 0;

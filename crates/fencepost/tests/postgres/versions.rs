@@ -3,9 +3,10 @@
 
 use fencepost::{ErrorKind, Value};
 use fencepost_testbed::Database;
+use fencepost_testing::{LONG, connect, fails, ms};
 use tokio_postgres::Client;
 
-use crate::common::{LONG, ask, connect, fails, ms, session};
+use crate::common::{ask, session};
 use crate::records::runs;
 
 const LOCKS_1: &str = include_str!("../../src/backends/postgres/locks_1.sql");

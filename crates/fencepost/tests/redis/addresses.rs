@@ -2,8 +2,7 @@
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Redis, Reply};
-
-use crate::common::{LONG, SECRET, SOON, connect, fails, has, nothing_is_left, try_connect};
+use fencepost_testing::{LONG, SECRET, SOON, connect, fails, has, nothing_is_left, try_connect};
 
 /// Whether a lock that one has keeps the other out.
 async fn exclude(one: &Fencepost, other: &Fencepost) -> bool {

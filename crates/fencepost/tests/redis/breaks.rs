@@ -3,8 +3,7 @@
 
 use fencepost::{Fencepost, Guard, LossCause};
 use fencepost_testbed::{Proxy, Redis};
-
-use crate::common::{LONG, SOON, connect, has, logged, ms, two, until, within};
+use fencepost_testing::{LONG, SOON, connect, has, logged, ms, two, until, within};
 
 const CHANNEL: &str = "fencepost:wake:broken:0:";
 

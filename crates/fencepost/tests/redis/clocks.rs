@@ -3,8 +3,7 @@
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, LossCause};
 use fencepost_testbed::Redis;
-
-use crate::common::{LONG, SOON, connect, has, logged, ms, two, until, until_waiting, within};
+use fencepost_testing::{LONG, SOON, connect, has, logged, ms, two, until, until_waiting, within};
 
 const HOUR: i64 = 3600;
 const RECORD: &str = "fencepost:record:x";

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
-
-use crate::common::{
+use fencepost_testing::{
     LONG, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until,
     until_waiting, within,
 };

@@ -6,8 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use fencepost::ErrorKind;
 use fencepost_testbed::{Redis, ports};
-
-use crate::common::{
+use fencepost_testing::{
     LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until,
     within,
 };

@@ -5,8 +5,7 @@ use std::time::Duration;
 use fencepost::ErrorKind;
 use fencepost::guarantees::{Correctness, Fault, Holds};
 use fencepost_testbed::{Mode, Proxy, Redis};
-
-use crate::common::{LONG, SOON, connect, fails, has, logged, try_connect, two, until};
+use fencepost_testing::{LONG, SOON, connect, fails, has, logged, try_connect, two, until};
 
 /// redisson#2669, node-redlock#16: the replica had not heard of the lock, was promoted, and granted it again.
 /// Nothing on one server can prevent that; it is declared, and the fence stands: its tokens are higher than

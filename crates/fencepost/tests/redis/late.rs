@@ -6,8 +6,7 @@
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::{Mode, Proxy, Redis, Trigger, fork_in_the_road};
-
-use crate::common::{LONG, SOON, connect, fails, has, ms, nothing_is_left, until, within};
+use fencepost_testing::{LONG, SOON, connect, fails, has, ms, nothing_is_left, until, within};
 
 /// A client, and its two lines to a server. What it sends on the old one is held back from now on.
 pub(crate) struct HeldBack {

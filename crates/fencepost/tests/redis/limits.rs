@@ -2,8 +2,7 @@
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testbed::{Client, Persistence, Redis, Reply};
-
-use crate::common::{
+use fencepost_testing::{
     LONG, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until, within,
 };
 

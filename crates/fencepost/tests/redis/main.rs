@@ -5,7 +5,6 @@
 mod addresses;
 mod breaks;
 mod clocks;
-mod common;
 mod correctness;
 mod crashes;
 mod cuts;
@@ -16,10 +15,6 @@ mod late;
 mod leftovers;
 mod limits;
 mod mended;
-#[path = "../support/records.rs"]
-mod once;
 mod records;
 mod reordered;
-#[path = "../support/elections.rs"]
-mod vote;
 mod waiting;

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Ttl};
 use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Reply, Trigger, fork_in_the_road};
-
-use crate::common::{
+use fencepost_testing::{
     LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, pass, try_connect, two,
     until, until_waiting, within,
 };
+
 use crate::late::HeldBack;
 use crate::limits::busy;
 

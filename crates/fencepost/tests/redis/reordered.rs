@@ -3,8 +3,8 @@
 
 use fencepost::{Fencepost, Guard};
 use fencepost_testbed::{Redis, Reply, Valve, fork_in_the_road};
+use fencepost_testing::{LONG, connect, has, nothing_is_left, until, until_waiting};
 
-use crate::common::{LONG, connect, has, nothing_is_left, until, until_waiting};
 use tokio::task::JoinHandle;
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef";

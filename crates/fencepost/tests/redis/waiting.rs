@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost_testbed::{Proxy, Redis, Reply};
-
-use crate::common::{
+use fencepost_testing::{
     LONG, SOON, connect, has, logged, ms, now, pass, two, until, until_waiting, within,
 };
 

@@ -3,8 +3,8 @@
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, Guard, LossCause};
 use fencepost_testbed::{Mode, Redis};
+use fencepost_testing::{LONG, SOON, connect, has, two, until, within};
 
-use crate::common::{LONG, SOON, connect, has, two, until, within};
 use crate::{Node, Nodes};
 
 const CHANNEL: &str = "fencepost:wake:broken:0:";

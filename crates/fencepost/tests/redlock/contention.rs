@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
+use fencepost_testing::{LONG, SOON, connect, fails, ms, nothing_is_left, now, two, within};
 
 use crate::Nodes;
-use crate::common::{LONG, SOON, connect, fails, ms, nothing_is_left, now, two, within};
 
 const TASKS: u64 = 8;
 const ROUNDS: u64 = 20;

@@ -3,13 +3,13 @@
 
 use fencepost::ErrorKind;
 use fencepost_testbed::{Mode, Proxy};
-
-use crate::Nodes;
-use crate::common::{LONG, connect, fails, ms, two, until};
-use crate::vote::{
+use fencepost_testing::elections::{
     a_deposed_leader_is_not_heard, campaigns, leads, one_leads_after_the_other,
     renewals_keep_the_words, said,
 };
+use fencepost_testing::{LONG, connect, fails, ms, two, until};
+
+use crate::Nodes;
 
 #[tokio::test]
 async fn one_leads_after_the_other_and_says_its_own() {

@@ -3,8 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod breaks;
-#[path = "../redis/common.rs"]
-mod common;
 mod contention;
 mod elections;
 mod errors;
@@ -14,12 +12,9 @@ mod reordered;
 mod restarts;
 mod strangers;
 mod undo;
-#[path = "../support/elections.rs"]
-mod vote;
 
 use fencepost_testbed::{Proxy, Redis, RedisBuilder};
-
-use crate::common::has;
+use fencepost_testing::has;
 
 /// One server, with nothing on disk, behind a line that can be cut.
 struct Node {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testbed::{Mode, Proxy};
+use fencepost_testing::{LONG, SOON, connect, ms, nothing_is_left, now, two, until, within};
 
 use crate::Nodes;
-use crate::common::{LONG, SOON, connect, ms, nothing_is_left, now, two, until, within};
 
 /// A node that the break had not reached still had the key and released it, and that was called a release:
 /// its holder did not hear that somebody else had worked beside it.

@@ -2,9 +2,9 @@
 //! waiter's position.
 
 use fencepost_testbed::{Mode, Redis, Reply, Valve, fork_in_the_road};
+use fencepost_testing::{LONG, SOON, connect, has, until, within};
 
 use crate::Nodes;
-use crate::common::{LONG, SOON, connect, has, until, within};
 
 const OWNER: &str = "0123456789abcdef0123456789abcdef";
 

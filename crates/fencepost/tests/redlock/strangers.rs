@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
+use fencepost_testing::{LONG, SOON, connect, ms, nothing_is_left, until, until_waiting, within};
 
-use crate::common::{LONG, SOON, connect, ms, nothing_is_left, until, until_waiting, within};
 use crate::{Node, Nodes};
 
 /// The longest that a waiter goes without looking is 250 ms; the rest is for a busy machine.

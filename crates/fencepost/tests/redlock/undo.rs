@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use fencepost_testbed::{Mode, Proxy, Trigger, fork_in_the_road};
+use fencepost_testing::{LONG, SOON, connect, has, ms, nothing_is_left, pass, until, within};
 
 use crate::Nodes;
-use crate::common::{LONG, SOON, connect, has, ms, nothing_is_left, pass, until, within};
 
 /// `SplitMix64`: the same delays in every run.
 struct Dice(u64);

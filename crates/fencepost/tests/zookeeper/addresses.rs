@@ -2,8 +2,9 @@
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testbed::ZooKeeper;
+use fencepost_testing::{LONG, SOON, connect, fails, within};
 
-use super::common::{LONG, SOON, Site, connect, fails, within};
+use super::common::Site;
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_named() {

@@ -3,8 +3,9 @@
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testbed::Mode;
 use fencepost_testbed::Proxy;
+use fencepost_testing::{LONG, SOON, broken_holder_learns_at_once, connect, fails, until};
 
-use crate::common::{LONG, SOON, Site, broken_holder_learns_at_once, connect, fails, until};
+use crate::common::Site;
 
 const MARKERS: &str = "/.fencepost/broken";
 

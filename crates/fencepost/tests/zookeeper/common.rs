@@ -6,23 +6,10 @@ use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost_testbed::{Slot, ZooKeeper};
+use fencepost_testing::connect;
 
-#[path = "../support/clustered.rs"]
-mod clustered;
-#[path = "../support/mod.rs"]
-mod support;
-
-pub(crate) use clustered::*;
-pub(crate) use support::*;
-
-/// A TTL that does not run out during a test: what ends before it did not end by expiry.
-pub(crate) const LONG: Duration = Duration::from_mins(1);
-/// How long a thing may take that should happen at once; far below [`LONG`].
-pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// Room for an election and a move to another member, and short enough to see renewals.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
-/// How often a condition is looked at.
-const POLL: Duration = ms(5);
 
 /// A part of a server.
 pub(crate) struct Site {

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost_testbed::{Mode, Proxy};
+use fencepost_testing::{LONG, SOON, connect, now, pass, until, within};
 
-use super::common::{LONG, SOON, Site, connect, now, pass, until, within};
+use super::common::Site;
 
 /// The default, whose session is there from the start.
 const TTL: Duration = Duration::from_secs(30);

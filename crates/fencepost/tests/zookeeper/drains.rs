@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost_testbed::ZooKeeper;
-
-use super::common::{
-    LONG, SOON, Site, connect, fails, ms, pass, until, until_waiting, waits, within,
+use fencepost_testing::{
+    LONG, SOON, connect, fails, ms, pass, until, until_waiting, waits, within,
 };
+
+use super::common::Site;
 
 /// A server of our own: all sessions there are ours.
 fn own() -> Site {
@@ -139,6 +140,6 @@ async fn tls_on_one_side_only_is_told() {
     fails(three, &ErrorKind::Unreachable, &[&secure.to_string(), "certificate"]);
     let client = connect(&format!("zookeeper://{secure}/t?tls=true&ca={}", ca.display())).await;
     let guard = client.lock("x").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    super::common::until_renewed(&guard, 2).await;
+    fencepost_testing::until_renewed(&guard, 2).await;
     guard.release().await.unwrap();
 }

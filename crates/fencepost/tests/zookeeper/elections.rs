@@ -5,8 +5,9 @@ use std::time::Duration;
 use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
 
 use fencepost_testbed::ZooKeeper;
+use fencepost_testing::{LONG, SOON, connect, fails, until, until_waiting, within};
 
-use super::common::{LONG, SOON, Site, connect, fails, until, until_waiting, within};
+use super::common::Site;
 use super::ensemble::Three;
 use super::raw::{ALL, Kind, Raw};
 

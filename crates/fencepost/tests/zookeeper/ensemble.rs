@@ -7,9 +7,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
+use fencepost_testing::Victim;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::common::{self, LEASE, Victim};
+use super::common::LEASE;
 
 type Pool = Mutex<Vec<ZooKeeperEnsemble>>;
 
@@ -83,16 +84,14 @@ fn lock(pool: &Pool) -> MutexGuard<'_, Vec<ZooKeeperEnsemble>> {
     pool.lock()
 }
 
-pub(crate) type Scene = common::Scene<Three>;
+pub(crate) type Scene = fencepost_testing::Scene<Three>;
 
-impl Scene {
-    pub(crate) async fn set(victim: Victim, ttls: &[Duration]) -> Self {
-        let three = Three::take();
-        let (url, victim) = (three.url(), victim.under(three.leader().unwrap()));
-        Self::with(three, &url, victim, [ttls, &[LEASE]]).await
-    }
+pub(crate) async fn set_scene(victim: Victim, ttls: &[Duration]) -> Scene {
+    let three = Three::take();
+    let (url, victim) = (three.url(), victim.under(three.leader().unwrap()));
+    Scene::with(three, &url, victim, [ttls, &[LEASE]]).await
+}
 
-    pub(crate) fn victim(&self) -> &ZooKeeperMember {
-        &self.three.members()[self.victim]
-    }
+pub(crate) fn victim_of(scene: &Scene) -> &ZooKeeperMember {
+    &scene.three.members()[scene.victim]
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use fencepost::{GuardState, Moment};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperEnsemble};
-
-use super::common::{
-    GAP, LONG, SOON, Site, Worker, granted, lock_as_told, ms, now, pass, say, until, until_waiting,
-    waits,
+use fencepost_testing::{
+    GAP, LONG, SOON, Worker, granted, lock_as_told, ms, now, pass, say, until, until_waiting, waits,
 };
+
+use super::common::Site;
 use super::raw::Raw;
 
 const TTL: Duration = Duration::from_secs(2);
@@ -34,14 +34,6 @@ async fn worker() {
             say(&format!("lost {state:?}"));
             return;
         }
-    }
-}
-
-impl Worker {
-    /// Waits until its lease was renewed once more.
-    async fn until_renewed(&self) {
-        let before = self.said("until").len();
-        until("the worker's lease is renewed", async || self.said("until").len() > before).await;
     }
 }
 

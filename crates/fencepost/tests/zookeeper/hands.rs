@@ -1,8 +1,9 @@
 //! Somebody ends our session or takes our node away, behind our back.
 
 use fencepost::{ErrorKind, GuardState, LossCause};
+use fencepost_testing::{LONG, SOON, fails, granted, now, until, until_waiting, waits, within};
 
-use super::common::{LONG, SOON, Site, fails, granted, now, until, until_waiting, waits, within};
+use super::common::Site;
 use super::raw::{expire_session_of, session_of};
 
 /// The only node in this directory.

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
 use fencepost_testbed::{Mode, Proxy, Trigger};
-
-use super::common::{
-    LONG, SOON, Site, connect, granted, granted_unheard, ms, nothing_is_left, pass, until,
-    until_waiting, waits, within,
+use fencepost_testing::{
+    LONG, SOON, connect, granted, granted_unheard, ms, nothing_is_left, pass, until, until_waiting,
+    waits, within,
 };
+
+use super::common::Site;
 
 /// A client behind a line that can be cut, and one that has its own.
 struct Lines {
@@ -237,7 +238,7 @@ async fn an_acquire_that_was_carried_out_unheard_is_undone() {
     let unheard = ours.lock("x").ttl(LONG).acquire_within(ms(2500));
     let made = until("its node is made", async || site.children("/x").len() == 1);
     let (outcome, ()) = tokio::join!(unheard, made);
-    super::common::fails(outcome, &ErrorKind::Unreachable, &[]);
+    fencepost_testing::fails(outcome, &ErrorKind::Unreachable, &[]);
     proxy.set_mode(Mode::Refuse);
     let tries = proxy.accepted();
     until("the client tries to connect", async || proxy.accepted() > tries).await;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use fencepost::GuardState;
 use fencepost_testbed::{ZooKeeperEnsemble, ZooKeeperMember};
+use fencepost_testing::{
+    LONG, SOON, Victim, connect, granted, now, until, until_renewed, until_waiting, waits, within,
+};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::common::{
-    LEASE, LONG, SOON, Victim, connect, granted, now, until, until_renewed, until_waiting, waits,
-    within,
-};
-use super::ensemble::Scene;
+use super::common::LEASE;
+use super::ensemble::{Scene, set_scene, victim_of};
 
 /// One after the other on one ensemble, since three Java machines start slowly.
 #[tokio::test]
@@ -79,12 +79,12 @@ async fn an_ensemble_keeps_its_locks() {
 /// that is the leader, and it dies; the guard is renewed through the others, and nobody else is let in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_outlives_the_leader() {
-    let scene = Scene::set(Victim::Leader, &[LEASE]).await;
+    let scene = set_scene(Victim::Leader, &[LEASE]).await;
     let guard = scene.ours.lock("x").ttl(LEASE).acquire().await.unwrap();
     let rival = waits(&scene.theirs, "x", LEASE);
     until_waiting(&scene.theirs, "x", 1).await;
 
-    scene.victim().kill().unwrap();
+    victim_of(&scene).kill().unwrap();
     until_renewed(&guard, 2).await;
     until("it is held", async || guard.state() == GuardState::Held).await;
     assert!(scene.has_moved_on());
@@ -102,7 +102,7 @@ async fn a_guard_outlives_the_leader() {
 /// kazoo#282, curator#600: whoever waited hung for ever after a reconnect, or lost its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_wait_keep_their_order_when_the_leader_dies() {
-    let scene = Scene::set(Victim::Leader, &[LEASE]).await;
+    let scene = set_scene(Victim::Leader, &[LEASE]).await;
     let holder = scene.theirs.lock("x").ttl(LEASE).acquire().await.unwrap();
     let (tell, mut told) = unbounded_channel();
     for number in 0..4 {
@@ -114,7 +114,7 @@ async fn those_who_wait_keep_their_order_when_the_leader_dies() {
     let places = scene.three.line((scene.victim + 1) % 3, "x");
     assert_eq!(places.len(), 5);
 
-    scene.victim().kill().unwrap();
+    victim_of(&scene).kill().unwrap();
     let leader = scene.three.leader().unwrap();
     until_renewed(&holder, 2).await;
     assert!(told.try_recv().is_err(), "it is held");
@@ -135,7 +135,7 @@ async fn those_who_wait_keep_their_order_when_the_leader_dies() {
 /// A member fails without a word to its clients: `fail` says how. All that a client does moves on to others
 /// within its session, and what it held and waited for is what it had.
 async fn moves_on(victim: Victim, fail: impl FnOnce(&ZooKeeperMember)) {
-    let scene = Scene::set(victim, &[LEASE]).await;
+    let scene = set_scene(victim, &[LEASE]).await;
     let Scene { ours, theirs, three, .. } = &scene;
     let guard = ours.lock("held").ttl(LEASE).acquire().await.unwrap();
     let theirs_first = theirs.lock("wanted").ttl(LEASE).acquire().await.unwrap();
@@ -145,7 +145,7 @@ async fn moves_on(victim: Victim, fail: impl FnOnce(&ZooKeeperMember)) {
     let other = (scene.victim + 1) % 3;
     let places = (three.line(other, "held"), three.line(other, "wanted"));
 
-    fail(scene.victim());
+    fail(victim_of(&scene));
     let fresh = ours.lock("fresh").ttl(LEASE).acquire_within(SOON).await.unwrap();
     assert!(scene.has_moved_on());
     until_renewed(&guard, 2).await;
@@ -196,11 +196,11 @@ async fn a_client_moves_on_from_a_leader_that_is_cut_off() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_whose_watch_fails_is_still_granted() {
     for fail in [ZooKeeperMember::cut_off, |member: &ZooKeeperMember| member.stop().unwrap()] {
-        let scene = Scene::set(Victim::Follower, &[LONG]).await;
+        let scene = set_scene(Victim::Follower, &[LONG]).await;
         let holder = scene.theirs.lock("x").ttl(LONG).acquire().await.unwrap();
         let waiter = waits(&scene.ours, "x", LONG);
         until_waiting(&scene.theirs, "x", 1).await;
-        fail(scene.victim());
+        fail(victim_of(&scene));
         let token = holder.token();
         holder.release().await.unwrap();
         let next = within(2 * SOON, "the waiter is granted", waiter).await.unwrap().unwrap();
@@ -213,9 +213,9 @@ async fn a_waiter_whose_watch_fails_is_still_granted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_lease_outlives_a_member_that_stands_still() {
     let short = Duration::from_secs(3);
-    let scene = Scene::set(Victim::Follower, &[short]).await;
+    let scene = set_scene(Victim::Follower, &[short]).await;
     let guard = scene.ours.lock("x").ttl(short).acquire().await.unwrap();
-    scene.victim().stop().unwrap();
+    victim_of(&scene).stop().unwrap();
     until_renewed(&guard, 3).await;
     assert!(scene.has_moved_on());
     assert_eq!(guard.state(), GuardState::Held);

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper};
+use fencepost_testing::{LONG, SOON, connect, fails, pass, until, within};
 
-use super::common::{LONG, SOON, Site, connect, fails, pass, until, within};
+use super::common::Site;
 
 /// The server starts again with another longest session.
 fn limit(server: &ZooKeeper, from: u32, to: u32) {

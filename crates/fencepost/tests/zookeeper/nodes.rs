@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
+use fencepost_testing::{LONG, SOON, connect, until, until_waiting, within};
 
-use super::common::{LONG, SOON, Site, connect, until, until_waiting, within};
+use super::common::Site;
 use super::raw::{ALL, Kind, Raw};
 
 #[tokio::test]

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::ZooKeeperMember;
-
-use super::common::{
-    LEASE, LONG, SOON, connect, fails, granted, log, nothing_is_left, now, pass, until,
-    until_renewed, until_waiting, waits, within,
+use fencepost_testing::{
+    LONG, SOON, connect, fails, granted, log, nothing_is_left, now, pass, until, until_renewed,
+    until_waiting, waits, within,
 };
+
+use super::common::LEASE;
 use super::ensemble::Three;
 
 /// How much later than its limit a call may come back on a busy machine.

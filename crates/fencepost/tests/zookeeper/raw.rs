@@ -5,8 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
 use fencepost_testbed::{ZooKeeper, wait};
-
-use super::common::SOON;
+use fencepost_testing::SOON;
 
 const CREATE: i32 = 1;
 const CREATE_CONTAINER: i32 = 19;

@@ -7,8 +7,9 @@ use std::time::Duration;
 use fencepost::ledger::State;
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Once, Turn};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper};
+use fencepost_testing::{LONG, SOON, connect, fails, pass, until, within};
 
-use super::common::{LONG, SOON, Site, connect, fails, pass, until, within};
+use super::common::Site;
 use super::ensemble::Three;
 use super::raw::{ALL, Kind, Raw};
 

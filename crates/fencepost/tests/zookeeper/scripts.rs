@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
+use fencepost_testing::{LONG, SOON, fails, now, pass, until};
 
-use super::common::{LONG, SOON, Site, fails, now, pass, until};
+use super::common::Site;
 
 #[tokio::test]
 async fn a_script_renews_in_one_process_after_the_other() {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper};
+use fencepost_testing::{LONG, SOON, connect, fails, pass, until, within};
 
-use super::common::{LONG, SOON, Site, connect, fails, pass, until, within};
+use super::common::Site;
 
 const BRIEF: Duration = Duration::from_secs(1);
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use fencepost::{Guard, Moment};
 use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperMember, wait};
+use fencepost_testing::{LONG, SOON, Ways, connect, ms, now, pass, until, within};
 
-use super::common::{LONG, SOON, Site, Ways, connect, ms, now, pass, until, within};
+use super::common::Site;
 use super::ensemble::Three;
 use super::raw::Raw;
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost_testbed::ZooKeeper;
+use fencepost_testing::{LONG, SOON, fails, log, ms, until};
 
-use crate::common::{LONG, SOON, Site, fails, log, ms, until};
+use crate::common::Site;
 
 /// Sessions of three seconds at most: leases of two.
 fn short_sessions() -> Site {

@@ -8,15 +8,11 @@ use fencepost::{Error, ErrorKind};
 use parking_lot::Mutex;
 
 /// The password of every server that has one: no error and no line of the log may show it.
-pub(crate) const SECRET: &str = "hunter2/and more";
+pub const SECRET: &str = "hunter2/and more";
 
 /// The call failed like this, and says these words: on one line, without the password.
 #[track_caller]
-pub(crate) fn fails<T: Debug>(
-    outcome: fencepost::Result<T>,
-    kind: &ErrorKind,
-    words: &[&str],
-) -> Error {
+pub fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: &ErrorKind, words: &[&str]) -> Error {
     let error = outcome.expect_err("it should fail");
     let message = error.to_string();
     assert_eq!(error.kind(), kind, "{message}");
@@ -51,7 +47,7 @@ impl io::Write for Log {
 }
 
 /// Takes down what the library logs, for all tests of this process.
-pub(super) fn listen() {
+pub(crate) fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
@@ -59,6 +55,13 @@ pub(super) fn listen() {
     });
 }
 
-pub(crate) fn log() -> String {
+/// What the library has logged so far.
+pub fn log() -> String {
     String::from_utf8_lossy(&LOG.lock()).into_owned()
+}
+
+/// Whether one line of the log has all these words. Tests run side by side: one of the words tells whose
+/// line it is.
+pub fn logged(words: &[&str]) -> bool {
+    log().lines().any(|line| words.iter().all(|word| line.contains(word)))
 }

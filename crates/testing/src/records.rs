@@ -7,27 +7,28 @@ use std::time::Duration;
 use fencepost::ledger::State;
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Turn};
 
-use crate::common::{LONG, SOON, fails, ms, until, within};
+use crate::fails;
+use crate::time::{LIMIT, LONG, ms, until, within};
 
 /// Long enough that no record of it ends during a test.
 const KEPT: Duration = Duration::from_hours(1);
 
 /// The key is ours to run.
-pub(crate) async fn begin(client: &Fencepost, key: &str) -> Turn {
+pub async fn begin(client: &Fencepost, key: &str) -> Turn {
     let once = client.once(key).ttl(LONG).keep(KEPT);
-    match within(SOON, "it is ours", once.begin()).await.unwrap() {
+    match within(LIMIT, "it is ours", once.begin()).await.unwrap() {
         Begun::Ours(turn) => turn,
         Begun::Settled(entry) => panic!("{key} is settled: {entry:?}"),
     }
 }
 
 /// Bytes of every kind, as long as a result may be.
-pub(crate) fn long_result() -> Vec<u8> {
+pub fn long_result() -> Vec<u8> {
     (0..64 * 1024_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
 /// Sixteen come together: one runs, and all have its result.
-pub(crate) async fn sixteen_run_once(clients: &[Fencepost]) {
+pub async fn sixteen_run_once(clients: &[Fencepost]) {
     let runs = Arc::new(AtomicUsize::new(0));
     let tasks = (0..16).map(|task| {
         let (client, runs) = (clients[task % clients.len()].clone(), Arc::clone(&runs));
@@ -37,7 +38,7 @@ pub(crate) async fn sixteen_run_once(clients: &[Fencepost]) {
                 runs.fetch_add(1, Ordering::SeqCst);
                 Ok::<_, std::io::Error>(long_result())
             };
-            within(SOON * 3, "it is done", once.run(work)).await.unwrap()
+            within(LIMIT * 3, "it is done", once.run(work)).await.unwrap()
         })
     });
     let mut ran = 0;
@@ -54,7 +55,7 @@ pub(crate) async fn sixteen_run_once(clients: &[Fencepost]) {
 }
 
 /// One that was paused and overtaken can not settle it, before the other has, nor after.
-pub(crate) async fn overtaken_can_not_finish(ours: &Fencepost, theirs: &Fencepost) {
+pub async fn overtaken_can_not_finish(ours: &Fencepost, theirs: &Fencepost) {
     let (early, late) = (begin(ours, "paused").await, begin(ours, "paused-too").await);
     for key in ["once/paused", "once/paused-too"] {
         theirs.break_lock(key).await.unwrap().expect("it was held");
@@ -82,7 +83,7 @@ pub(crate) async fn overtaken_can_not_finish(ours: &Fencepost, theirs: &Fencepos
 
 /// A record goes when its time is over, and the work can be done again. `none` says whether the store has
 /// nothing of it any more.
-pub(crate) async fn keep_runs_out(client: &Fencepost, mut none: impl AsyncFnMut() -> bool) {
+pub async fn keep_runs_out(client: &Fencepost, mut none: impl AsyncFnMut() -> bool) {
     let once = client.once("short").ttl(LONG).keep(ms(1000));
     let run = || once.run(async |_| Ok::<_, std::io::Error>("done"));
     let first = run().await.unwrap();
@@ -94,7 +95,7 @@ pub(crate) async fn keep_runs_out(client: &Fencepost, mut none: impl AsyncFnMut(
 }
 
 /// What failed is tried again, or is recorded; what is done is listed, and can be forgotten.
-pub(crate) async fn listed_and_forgotten(client: &Fencepost) {
+pub async fn listed_and_forgotten(client: &Fencepost) {
     let fail = async |_| Err::<&str, _>(std::io::Error::other("no paper"));
     let again = client.once("again").keep(KEPT);
     fails(again.run(fail).await, &ErrorKind::Failed, &["again"]);
@@ -137,7 +138,7 @@ pub(crate) async fn listed_and_forgotten(client: &Fencepost) {
 }
 
 /// Locks are no records, and records no locks.
-pub(crate) async fn records_are_no_locks(client: &Fencepost) {
+pub async fn records_are_no_locks(client: &Fencepost) {
     let turn = begin(client, "both").await;
     let names = async || {
         let locks = client.list().await.unwrap();

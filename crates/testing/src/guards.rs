@@ -6,10 +6,10 @@ use fencepost::{Fencepost, Guard};
 use fencepost_testbed::{Mode, Proxy};
 use tokio::task::JoinHandle;
 
-use super::{SOON, until, within};
+use crate::time::{LIMIT, until, within};
 
 /// Somebody waits for the lock, as long as it takes.
-pub(crate) fn waits(
+pub fn waits(
     client: &Fencepost,
     name: &str,
     ttl: Duration,
@@ -18,17 +18,14 @@ pub(crate) fn waits(
 }
 
 /// The one who waited has the lock now.
-pub(crate) async fn granted(waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
-    let guard = within(SOON, "the waiter is granted", waiter).await.unwrap().unwrap();
+pub async fn granted(waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
+    let guard = within(LIMIT, "the waiter is granted", waiter).await.unwrap().unwrap();
     guard.check().unwrap();
     guard
 }
 
 /// The call that was to be cut is carried out unheard, and the line stays silent until the next one has the lock.
-pub(crate) async fn granted_unheard(
-    proxy: &Proxy,
-    waiter: JoinHandle<fencepost::Result<Guard>>,
-) -> Guard {
+pub async fn granted_unheard(proxy: &Proxy, waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
     until("the call is carried out", async || proxy.fired() == 1).await;
     proxy.set_mode(Mode::Silent);
     let next = granted(waiter).await;
@@ -37,7 +34,7 @@ pub(crate) async fn granted_unheard(
 }
 
 /// Waits until the guard was renewed that often, and never lost meanwhile.
-pub(crate) async fn until_renewed(guard: &Guard, times: usize) {
+pub async fn until_renewed(guard: &Guard, times: usize) {
     for _ in 0..times {
         let before = guard.deadline();
         until("the guard is renewed", async || {

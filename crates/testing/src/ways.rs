@@ -6,10 +6,11 @@ use std::time::Duration;
 use fencepost::Fencepost;
 use fencepost_testbed::{Mode, Proxy};
 
-use super::{SOON, connect};
+use crate::connect;
+use crate::time::LIMIT;
 
 /// One client's ways to the servers of a store.
-pub(crate) struct Ways {
+pub struct Ways {
     proxies: Vec<Proxy>,
     scheme: String,
     /// What comes after the hosts.
@@ -18,7 +19,7 @@ pub(crate) struct Ways {
 
 impl Ways {
     /// To the servers that this URL names.
-    pub(crate) fn to(url: &str) -> Self {
+    pub fn to(url: &str) -> Self {
         let (scheme, rest) = url.split_once("://").unwrap();
         let (hosts, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let way = |host: &str| Proxy::to(host.parse::<SocketAddr>().unwrap()).unwrap();
@@ -28,11 +29,11 @@ impl Ways {
 
     /// A client that knows all servers and asks this one, until it fails. It has taken a lock with each of
     /// these TTLs: where there are sessions, those for them hang on this server as well.
-    pub(crate) async fn client_at(&self, at: usize, ttls: &[Duration]) -> Fencepost {
+    pub async fn client_at(&self, at: usize, ttls: &[Duration]) -> Fencepost {
         self.shut_but(at);
         let client = connect(&self.url()).await;
         for ttl in ttls {
-            let lock = client.lock("warm").ttl(*ttl).acquire_within(SOON).await;
+            let lock = client.lock("warm").ttl(*ttl).acquire_within(LIMIT).await;
             lock.unwrap().release().await.unwrap();
         }
         self.set(Mode::Pass);
@@ -41,12 +42,13 @@ impl Ways {
     }
 
     /// Shuts all ways but the one to this server.
-    pub(crate) fn shut_but(&self, at: usize) {
+    pub fn shut_but(&self, at: usize) {
         let others = self.proxies.iter().enumerate().filter(|(index, _)| *index != at);
         others.for_each(|(_, way)| way.set_mode(Mode::Refuse));
     }
 
-    pub(crate) fn set(&self, mode: Mode) {
+    /// Has all ways do this.
+    pub fn set(&self, mode: Mode) {
         self.proxies.iter().for_each(|way| way.set_mode(mode));
     }
 
@@ -62,24 +64,31 @@ impl Ways {
 }
 
 /// Three servers, which one is to fail, a client that hangs on that one, and a client that does not.
-pub(crate) struct Scene<T> {
-    pub(crate) three: T,
-    pub(crate) victim: usize,
+pub struct Scene<T> {
+    /// The servers.
+    pub three: T,
+    /// Which one is to fail.
+    pub victim: usize,
     ways: Ways,
-    pub(crate) ours: Fencepost,
-    pub(crate) theirs: Fencepost,
+    /// Hangs on the victim.
+    pub ours: Fencepost,
+    /// Does not.
+    pub theirs: Fencepost,
     _other_ways: Ways,
 }
 
 /// Who is to fail.
 #[derive(Clone, Copy)]
-pub(crate) enum Victim {
+pub enum Victim {
+    /// The one that leads.
     Leader,
+    /// Another one.
     Follower,
 }
 
 impl Victim {
-    pub(crate) fn under(self, leader: usize) -> usize {
+    /// Its number, while this one leads.
+    pub fn under(self, leader: usize) -> usize {
         match self {
             Self::Leader => leader,
             Self::Follower => (leader + 1) % 3,
@@ -89,7 +98,7 @@ impl Victim {
 
 impl<T> Scene<T> {
     /// `url` names the three; the clients have taken locks with these TTLs.
-    pub(crate) async fn with(
+    pub async fn with(
         three: T,
         url: &str,
         victim: usize,
@@ -102,7 +111,7 @@ impl<T> Scene<T> {
     }
 
     /// Our client asks another server by now.
-    pub(crate) fn has_moved_on(&self) -> bool {
+    pub fn has_moved_on(&self) -> bool {
         (0..3).any(|at| at != self.victim && self.ways.used(at))
     }
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 use fencepost::{Fencepost, Leader, Leadership, Observer, Value};
 use tokio::task::JoinHandle;
 
-use crate::common::{LONG, SOON, until, until_waiting, within};
+use crate::time::{LIMIT, LONG, until, within};
+use crate::until_waiting;
 
-pub(crate) fn campaigns(
+/// A candidate that campaigns until it leads.
+pub fn campaigns(
     client: &Fencepost,
     name: &str,
     value: &[u8],
@@ -17,23 +19,25 @@ pub(crate) fn campaigns(
     tokio::spawn(async move { election.campaign(value).await })
 }
 
-pub(crate) async fn leads(campaign: JoinHandle<fencepost::Result<Leadership>>) -> Leadership {
-    within(SOON, "it leads", campaign).await.unwrap().unwrap()
+/// It leads now.
+pub async fn leads(campaign: JoinHandle<fencepost::Result<Leadership>>) -> Leadership {
+    within(LIMIT, "it leads", campaign).await.unwrap().unwrap()
 }
 
-pub(crate) async fn leader(client: &Fencepost, name: &str) -> Option<Leader> {
+/// Who leads.
+pub async fn leader(client: &Fencepost, name: &str) -> Option<Leader> {
     client.election(name).leader().await.unwrap()
 }
 
 /// What the leader says of itself.
-pub(crate) async fn said(client: &Fencepost, name: &str) -> Option<Vec<u8>> {
+pub async fn said(client: &Fencepost, name: &str) -> Option<Vec<u8>> {
     Some(leader(client, name).await?.value?.as_bytes().to_vec())
 }
 
 /// Observes until this is said, and nothing of another term in between.
-pub(crate) async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Option<Leader> {
+pub async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Option<Leader> {
     let wanted = value.map(|value| Value::new(value).unwrap());
-    within(SOON, "the observer sees it", async {
+    within(LIMIT, "the observer sees it", async {
         loop {
             let leader = observer.next().await.unwrap();
             if leader.as_ref().and_then(|leader| leader.value.clone()) == wanted {
@@ -45,9 +49,9 @@ pub(crate) async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Optio
 }
 
 /// A leader says what it will, the next one waits with its own words, and each has the name in its turn.
-pub(crate) async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepost) {
+pub async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepost) {
     let mut observer = theirs.election("e").observe().unwrap();
-    assert_eq!(within(SOON, "it looks", observer.next()).await.unwrap(), None);
+    assert_eq!(within(LIMIT, "it looks", observer.next()).await.unwrap(), None);
     let first = leads(campaigns(ours, "e", b"first", LONG)).await;
     assert_eq!(sees(&mut observer, Some(b"first")).await.unwrap().term, Some(first.term()));
     // Words of any kind, and none at all.
@@ -77,7 +81,7 @@ pub(crate) async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepo
 }
 
 /// Renewals leave the words as they are, and keep them as long as the lock.
-pub(crate) async fn renewals_keep_the_words(ours: &Fencepost, theirs: &Fencepost, ttl: Duration) {
+pub async fn renewals_keep_the_words(ours: &Fencepost, theirs: &Fencepost, ttl: Duration) {
     let leadership = leads(campaigns(ours, "kept", b"before", ttl)).await;
     leadership.proclaim("words").await.unwrap();
     for _ in 0..4 {
@@ -89,7 +93,7 @@ pub(crate) async fn renewals_keep_the_words(ours: &Fencepost, theirs: &Fencepost
 }
 
 /// Who has lost it has nothing to say any more.
-pub(crate) async fn a_deposed_leader_is_not_heard(ours: &Fencepost, theirs: &Fencepost) {
+pub async fn a_deposed_leader_is_not_heard(ours: &Fencepost, theirs: &Fencepost) {
     let old = leads(campaigns(ours, "deposed", b"old", LONG)).await;
     theirs.break_lock("deposed").await.unwrap().unwrap();
     let new = leads(campaigns(theirs, "deposed", b"new", LONG)).await;

@@ -4,25 +4,21 @@ use std::time::Duration;
 
 use fencepost::{Fencepost, LossCause};
 
-use super::{SOON, now, pass, within};
+use crate::time::{LIMIT, now, pass, within};
 
 /// Breaks the grant of a holder that has had it for a moment, as often as `FENCEPOST_BREAK_ROUNDS` says (5 without it), and
 /// prints how long it took until the guard was lost. The next renewal is too far away for it to have been that.
-pub(crate) async fn broken_holder_learns_at_once(
-    holder: &Fencepost,
-    operator: &Fencepost,
-    ttl: Duration,
-) {
+pub async fn broken_holder_learns_at_once(holder: &Fencepost, operator: &Fencepost, ttl: Duration) {
     let rounds = std::env::var("FENCEPOST_BREAK_ROUNDS").ok().and_then(|it| it.parse().ok());
     let (mut took, mut confirmed) = (Vec::new(), 0);
     for _ in 0..rounds.unwrap_or(5) {
-        let guard = holder.lock("notified").ttl(ttl).acquire_within(SOON).await.unwrap();
-        assert!(guard.ttl().as_duration() / 3 > SOON, "the store keeps {:?}", guard.ttl());
+        let guard = holder.lock("notified").ttl(ttl).acquire_within(LIMIT).await.unwrap();
+        assert!(guard.ttl().as_duration() / 3 > LIMIT, "the store keeps {:?}", guard.ttl());
         // The holder subscribes in the background, for a grant that it has had for a moment.
         pass(Duration::from_millis(500)).await;
         let start = now();
         let (broken, lost) = tokio::join!(operator.break_lock("notified"), async {
-            let cause = within(SOON, "the holder learns of it", guard.lost()).await;
+            let cause = within(LIMIT, "the holder learns of it", guard.lost()).await;
             (cause, now().since(start))
         });
         let broken = broken.unwrap().expect("it is held");
