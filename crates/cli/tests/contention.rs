@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::process::Command;
 
-use common::Store;
+use fencepost_testing::command::{Store, now};
 
 /// Reads the counter, dawdles, writes it back; then says under which token.
 const INCREMENT: &str = "value=$(cat counter); sleep 0.002; echo $((value + 1)) > counter; \
@@ -37,11 +35,11 @@ fn count(store: &Store, processes: u64, rounds: u64, command: impl Fn() -> Comma
 fn no_update_is_lost_and_tokens_rise() {
     let (processes, rounds) = (number("FENCEPOST_PROCESSES", 8), number("FENCEPOST_ROUNDS", 10));
     let store = Store::new();
-    let before = common::now();
+    let before = now();
     let counted = count(&store, processes, rounds, || {
         store.fencepost(&["run", "counter", "--", "sh", "-c", INCREMENT])
     });
-    let took = common::now().since(before);
+    let took = now().since(before);
     println!("{processes} processes x {rounds} rounds: {took:.2?}");
     assert_eq!(counted, processes * rounds, "updates were lost");
     let tokens = std::fs::read_to_string(store.path("tokens")).unwrap();

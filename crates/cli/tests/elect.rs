@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::io::BufRead as _;
 
-use common::{LIMIT, Running, Store, running_in_group, wait_for, wait_for_text};
+use fencepost_testing::command::{
+    LIMIT, Running, Store, running_in_group, wait_for, wait_for_text,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
-use common::Store;
 use fencepost_testbed::{Database, Redis};
+use fencepost_testing::command::Store;
 
 /// The command on a fresh database.
 struct Fenced {

@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use common::{LIMIT, Running, Store, heard, wait_for};
 use fencepost_testbed::Nginx;
+use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for};
 use rustix::process::Signal;
 
 /// The command, in front of an nginx.

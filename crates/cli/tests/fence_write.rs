@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Stdio};
 
-use common::{LIMIT, Running, Store, wait_for};
+use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for};
 use rustix::process::Signal;
 
 struct Scene {
@@ -180,7 +178,7 @@ fn what_does_not_fit_leaves_the_file_as_it_was() {
     );
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]).current_dir(scene.store.dir.path());
-    let (code, out, err) = common::heard(&command.output().unwrap());
+    let (code, out, err) = heard(&command.output().unwrap());
     assert_eq!((code, out.as_str()), (Some(78), ""), "{err}");
     assert!(err.contains("larger than this system allows"), "{err}");
     assert_eq!(scene.contents(), "old\n");

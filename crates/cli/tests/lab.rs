@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
-use common::{LIMIT, Store, children_of, is_running, wait_for};
+use fencepost_testing::command::{LIMIT, Running, Store, children_of, heard, is_running, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -242,7 +240,7 @@ fn the_lanes_are_drawn_as_the_locale_allows() {
     let said = |locale: &str| {
         let mut command = store.fencepost(&QUICK[..4]);
         command.env("LC_ALL", locale);
-        common::heard(&command.output().unwrap())
+        heard(&command.output().unwrap())
     };
     let (code, out, err) = said("C.UTF-8");
     assert_eq!(code, Some(0), "{out} {err}");
@@ -450,7 +448,7 @@ fn nothing_is_left_of_a_lab_that_is_ended() {
         let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
         command.env("TMPDIR", store.dir.path());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let mut running = common::Running::new(command.spawn().unwrap());
+        let mut running = Running::new(command.spawn().unwrap());
         let frozen = running.lines().any(|line| line.unwrap().contains("is frozen"));
         assert!(frozen, "it ended before it froze anybody");
         let workers = children_of(running.id(), "__lab-worker");

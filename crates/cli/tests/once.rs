@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::io::Read as _;
 use std::process::Stdio;
 
-use common::{LIMIT, Running, Store, heard, running_in_group, wait_for, wait_for_text};
+use fencepost_testing::command::{
+    LIMIT, Running, Store, heard, running_in_group, wait_for, wait_for_text,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use common::{
-    LIMIT, Store, children_of, heard, is_running, not_ignored, running_in_group, wait_for,
+use fencepost_testing::command::{
+    LIMIT, Store, children_of, heard, is_running, not_ignored, now, running_in_group, wait_for,
     wait_for_text,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -208,11 +206,11 @@ fn the_watchdog_ignores_signals_that_can_be_ignored() {
 fn max_hold_ends_the_command_politely_first() {
     let store = Store::new();
     let script = "trap 'echo asked > asked; exit 0' TERM; while :; do sleep 0.01; done";
-    let before = common::now();
+    let before = now();
     let (code, _, err) = store.say(&["run", "--max-hold", "1s", "x", "--", "sh", "-c", script]);
     assert_eq!(code, Some(76), "{err}");
     // It was granted after `before`, and not asked to end earlier than it may run.
-    assert!(common::now().since(before) >= std::time::Duration::from_secs(1), "{err}");
+    assert!(now().since(before) >= std::time::Duration::from_secs(1), "{err}");
     assert!(err.contains("--max-hold"), "{err}");
     assert_eq!(wait_for_text(&store.path("asked")), "asked");
     store.assert_empty();

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
-use common::{LIMIT, Store, heard, wait_for};
+use fencepost_testing::command::{LIMIT, Store, heard, now, wait_for};
 
 /// The value of a string in a flat JSON object.
 fn field(json: &str, name: &str) -> String {
@@ -68,12 +66,12 @@ fn an_old_owner_changes_nothing() {
 #[test]
 fn a_lock_that_nobody_renews_ends_with_its_ttl_and_not_before() {
     let store = Store::new();
-    let before = common::now();
+    let before = now();
     assert_eq!(store.say(&["acquire", "--ttl", "400ms", "x"]).0, Some(0));
-    assert!(store.holder("x").is_some() || common::now().since(before).as_millis() >= 400);
+    assert!(store.holder("x").is_some() || now().since(before).as_millis() >= 400);
     let (code, ..) = store.say(&["run", "--wait", "10s", "x", "--", "true"]);
     assert_eq!(code, Some(0));
-    assert!(common::now().since(before).as_millis() >= 400);
+    assert!(now().since(before).as_millis() >= 400);
     wait_for("nothing to be held", LIMIT, || store.holder("x").is_none());
 }
 

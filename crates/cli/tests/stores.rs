@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
-use common::Store;
+use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
 use rusqlite::Connection;
 
 const COMMANDS: [&[&str]; 3] = [&["run", "x", "--", "echo", "never"], &["acquire", "x"], &["ls"]];
@@ -53,12 +51,12 @@ fn a_state_directory_that_can_not_be_written() {
     let store = Store::new();
     let mut command = store.fencepost(&["run", "x", "--", "echo", "never"]);
     command.env_remove("FENCEPOST_URL").env("XDG_STATE_HOME", "/proc/fencepost");
-    let (code, out, err) = common::heard(&command.output().unwrap());
+    let (code, out, err) = heard(&command.output().unwrap());
     assert_eq!((code, out.as_str()), (Some(69), ""), "{err}");
     assert!(err.contains("/proc/fencepost") && err.lines().count() == 1, "{err}");
     let mut command = store.fencepost(&["ls"]);
     command.env_remove("FENCEPOST_URL").env_remove("XDG_STATE_HOME").env_remove("HOME");
-    let (code, _, err) = common::heard(&command.output().unwrap());
+    let (code, _, err) = heard(&command.output().unwrap());
     assert_eq!(code, Some(64), "{err}");
 }
 
@@ -204,17 +202,15 @@ fn a_wait_goes_on_through_an_outage() {
     let (store, url) = (Store::new(), server.url());
     let script = "echo up > up; exec sleep 1000";
     let holder = store.start(&["run", "--on", &url, "--ttl", "1s", "x", "--", "sh", "-c", script]);
-    common::wait_for_text(&store.path("up"));
+    wait_for_text(&store.path("up"));
     let log = store.path("log");
     let mut command = store.fencepost(&["run", "--on", &url, "x", "--", "echo", "mine"]);
     command.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(&log).unwrap());
-    let waiter = common::Running::new(command.spawn().unwrap());
+    let waiter = Running::new(command.spawn().unwrap());
     let said = |text: &str| std::fs::read_to_string(&log).unwrap().contains(text);
-    common::wait_for("the waiter", common::LIMIT, || said("fencepost: waiting for \"x\""));
+    wait_for("the waiter", LIMIT, || said("fencepost: waiting for \"x\""));
     server.kill().unwrap();
-    common::wait_for("word of the outage", common::LIMIT, || {
-        said("fencepost: still waiting for \"x\"")
-    });
+    wait_for("word of the outage", LIMIT, || said("fencepost: still waiting for \"x\""));
     let (code, _, err) = store.say(&["run", "--on", &url, "x", "--", "echo", "never"]);
     assert_eq!(code, Some(69), "{err}");
     assert!(err.contains(&url), "{err}");

@@ -7,11 +7,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::time::Duration;
 
-use common::{LIMIT, Running, Store, running_in_group, wait_for, wait_for_text};
+use fencepost_testing::command::{
+    LIMIT, Running, Store, now, running_in_group, wait_for, wait_for_text,
+};
 use rustix::process::Signal;
 
 /// Two processes that work as hard as they can, in the command's group.
@@ -43,10 +43,10 @@ impl Scene {
 
     /// Sends `signal` to the holder; how long it took until the next one's command ran.
     fn strike(&mut self, signal: Signal) -> Duration {
-        let before = common::now();
+        let before = now();
         self.holder.signal(signal);
         assert_eq!(self.next.lines().next().unwrap().unwrap(), "granted");
-        common::now().since(before)
+        now().since(before)
     }
 
     /// Whether the old group wrote anything after the next holder did.

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-
 use std::process::Command;
 
-use common::{Store, heard};
+use fencepost_testing::command::{LIMIT, Store, heard, wait_for};
 
 /// Types and looks as `typist.py` is told. Without python3 there is nobody to type: that is said, not hidden.
 fn at_a_terminal(store: &Store, steps: &[&str]) {
@@ -28,7 +26,7 @@ fn at_a_terminal(store: &Store, steps: &[&str]) {
             let (code, _, err) = heard(&output.unwrap());
             assert_eq!(code, Some(0), "{err}");
             // What the last command printed came before its lock was released.
-            common::wait_for("an empty store", common::LIMIT, || {
+            wait_for("an empty store", LIMIT, || {
                 store.say(&["ls", "--json"]).1.contains(r#""locks":[]"#)
             });
         }
@@ -149,7 +147,7 @@ fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks() {
 fn a_wait_shows_who_holds_the_lock() {
     let store = Store::new();
     let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    wait_for("the holder", LIMIT, || store.holder("x").is_some());
     let leave = format!("type:kill {}\\n", holder.id());
     at_a_terminal(
         &store,
@@ -168,7 +166,7 @@ fn a_wait_shows_who_holds_the_lock() {
 fn break_asks_first() {
     let store = Store::new();
     let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    wait_for("the holder", LIMIT, || store.holder("x").is_some());
     at_a_terminal(
         &store,
         &[
@@ -290,7 +288,7 @@ fn control_c_ends_a_loop_around_us() {
 fn control_c_ends_a_loop_around_a_wait() {
     let store = Store::new();
     let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    common::wait_for("the holder", common::LIMIT, || store.holder("x").is_some());
+    wait_for("the holder", LIMIT, || store.holder("x").is_some());
     let leave = format!("type:kill {}\\n", holder.id());
     at_a_terminal(
         &store,

@@ -14,9 +14,11 @@
 
 mod breaks;
 mod clients;
+pub mod command;
 pub mod elections;
 mod errors;
 mod guards;
+pub mod interop;
 pub mod records;
 mod time;
 mod ways;

@@ -6,7 +6,8 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::common::{Running, now};
+use fencepost_testing::command::{Running, now};
+
 use crate::scene::{Make, Scene};
 
 /// How often each of our loops counts. The others go on until ours are through, so that they meet all along.

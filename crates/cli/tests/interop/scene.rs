@@ -4,10 +4,9 @@ use std::ops::Deref;
 use std::process::Command;
 
 use fencepost_testbed::Redis;
-
-use crate::common::{LIMIT, wait_for};
-use crate::site::Site;
-use crate::worker::{PINNED, TOOLS, Worker, assert_installed, python};
+use fencepost_testing::command::{LIMIT, wait_for};
+use fencepost_testing::interop::site::Site;
+use fencepost_testing::interop::worker::{PINNED, TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,20 +5,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-#[path = "interop/count.rs"]
 mod count;
-#[path = "interop/scene.rs"]
 mod scene;
-#[path = "interop/site.rs"]
-mod site;
-#[path = "interop/worker.rs"]
-mod worker;
 
 use std::time::Duration;
 
-use common::{now, running_in_group, wait_for_text};
 use count::count;
+use fencepost_testing::command::{now, running_in_group, wait_for_text};
 use rustix::process::Signal;
 use scene::{Make, Scene};
 

@@ -1,79 +1,80 @@
 //! Where makes meet, whatever the store: our command on it, a directory, and the name of a lock.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
+use crate::command::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
 
-pub(crate) struct Site {
-    pub(crate) store: Store,
+/// Our command, and where it meets others.
+pub struct Site {
+    /// For our own files.
+    pub store: Store,
     url: String,
     /// Nobody else's: tests share servers.
-    pub(crate) name: String,
+    pub name: String,
 }
 
 impl Site {
-    pub(crate) fn on(url: String) -> Self {
+    /// Where this URL leads.
+    pub fn on(url: String) -> Self {
         static SITES: AtomicUsize = AtomicUsize::new(0);
         let name = format!("lock-{}", SITES.fetch_add(1, Ordering::Relaxed));
         Self { store: Store::new(), url, name }
     }
 
     /// Where the store is.
-    pub(crate) fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         &self.url
     }
 
     /// The same lock, by another URL.
-    pub(crate) fn by(&self, url: String) -> Self {
+    pub fn by(&self, url: String) -> Self {
         Self { store: Store::new(), url, name: self.name.clone() }
     }
 
     /// `fencepost` on this store.
-    pub(crate) fn fencepost(&self, arguments: &[&str]) -> Command {
+    pub fn fencepost(&self, arguments: &[&str]) -> Command {
         let mut command = self.store.fencepost(arguments);
         command.env("FENCEPOST_URL", &self.url);
         command
     }
 
     /// Runs it to its end; exit code, stdout, stderr.
-    pub(crate) fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+    pub fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         heard(&self.fencepost(arguments).output().unwrap())
     }
 
     /// Starts it; it is killed if the test ends first.
-    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+    pub fn start(&self, arguments: &[&str]) -> Running {
         let mut command = self.fencepost(arguments);
         Running::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     /// What `fencepost show` says of a lock.
-    pub(crate) fn show_of(&self, name: &str) -> serde_json::Value {
+    pub fn show_of(&self, name: &str) -> serde_json::Value {
         let (code, out, err) = self.say(&["show", "--json", name]);
         assert_eq!(code, Some(0), "{err}");
         serde_json::from_str(&out).unwrap()
     }
 
     /// What it says of the lock.
-    pub(crate) fn show(&self) -> serde_json::Value {
+    pub fn show(&self) -> serde_json::Value {
         self.show_of(&self.name)
     }
 
     /// Waits until so many stand in line.
-    pub(crate) fn wait_for_waiters(&self, waiters: u64) {
+    pub fn wait_for_waiters(&self, waiters: u64) {
         wait_for("waiters", LIMIT, || self.show()["waiting"] == waiters);
     }
 
     /// Has `fencepost break` end the grant.
-    pub(crate) fn break_it(&self) {
+    pub fn break_it(&self) {
         let (code, out, err) = self.say(&["break", "--yes", &self.name]);
         assert_eq!(code, Some(0), "{out}{err}");
     }
 
     /// Has `fencepost acquire` take a lock, with these words.
-    pub(crate) fn acquire(&self, words: &[&str]) -> Ours {
+    pub fn acquire(&self, words: &[&str]) -> Ours {
         let (code, out, err) = self.say(&[&["acquire", "--json"], words].concat());
         assert_eq!(code, Some(0), "{err}");
         let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -82,7 +83,7 @@ impl Site {
     }
 
     /// Neither this owner, which had the lock, nor one that never had it may renew or release it.
-    pub(crate) fn assert_anothers(&self, name: &str, owner: &str) {
+    pub fn assert_anothers(&self, name: &str, owner: &str) {
         for verb in ["renew", "release"] {
             for owner in [owner, "0123456789abcdef0123456789abcdef"] {
                 let (code, _, err) = self.say(&[verb, name, "--owner", owner]);
@@ -92,7 +93,7 @@ impl Site {
     }
 
     /// Who does not wait for a lock that is held, or not long enough, is told so and runs nothing.
-    pub(crate) fn assert_refused(&self, name: &str) {
+    pub fn assert_refused(&self, name: &str) {
         for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
             let line = [&["run"], patience, &[name, "--", "echo", "never"]].concat();
             let (code, out, err) = self.say(&line);
@@ -102,7 +103,7 @@ impl Site {
 
     /// The lock is held by one who is called this, and neither a look nor a try takes it away; what
     /// `fencepost show` says of it.
-    pub(crate) fn assert_held_by(&self, label: &str, token: u64) -> serde_json::Value {
+    pub fn assert_held_by(&self, label: &str, token: u64) -> serde_json::Value {
         let seen = self.show();
         assert_eq!(seen["holder"]["label"], label, "{seen}");
         assert_eq!(seen["token"], token, "{seen}");
@@ -116,7 +117,7 @@ impl Site {
 
     /// One of ours that holds the lock for two seconds at a time, with processes that it started; their group,
     /// and its token.
-    pub(crate) fn start_group(&self) -> (Running, i32, u64) {
+    pub fn start_group(&self) -> (Running, i32, u64) {
         let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
         let line = ["run", "--ttl", "2s", &self.name, "--", "sh", "-c", work];
         let holder = Running::new(self.fencepost(&line).spawn().unwrap());
@@ -126,7 +127,9 @@ impl Site {
 }
 
 /// A lock that `fencepost acquire` took.
-pub(crate) struct Ours {
-    pub(crate) owner: String,
-    pub(crate) token: u64,
+pub struct Ours {
+    /// Who it was granted to.
+    pub owner: String,
+    /// Its token.
+    pub token: u64,
 }

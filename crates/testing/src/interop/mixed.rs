@@ -2,8 +2,6 @@
 //! exclude each other. Each says when it begins and when it is through, and under which token, at the end of
 //! one file: the kernel puts these lines in order, so no clock is asked.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::fs::{OpenOptions, read_to_string, write};
 use std::io::Write as _;
 use std::path::Path;
@@ -11,42 +9,46 @@ use std::process::Command;
 use std::thread::{ScopedJoinHandle, sleep};
 use std::time::Duration;
 
-use crate::contender::Contender;
-use crate::site::Site;
-use crate::worker::Worker;
+use super::contender::Contender;
+use super::site::Site;
+use super::worker::Worker;
 
 /// A pause that costs little.
-pub(crate) const SHORT: Duration = Duration::from_millis(2);
+pub const SHORT: Duration = Duration::from_millis(2);
 /// A pause that nobody misses who is not kept out.
-pub(crate) const LONG: Duration = Duration::from_millis(30);
+pub const LONG: Duration = Duration::from_millis(30);
 
 /// How often each of our loops counts. The others go on until ours are through, so that they meet all along.
 const ROUNDS: u64 = 6;
 
 /// What a command does under the lock, in the directory of the files, with `who`, `token` and `pause` set.
 /// The workers do the same.
-pub(crate) const INCREMENT: &str = "echo $who $token in >> record; value=$(cat counter); sleep $pause; \
+pub const INCREMENT: &str = "echo $who $token in >> record; value=$(cat counter); sleep $pause; \
                                     echo $((value + 1)) > counter; echo $who $token out >> record";
 
 /// One loop.
-pub(crate) struct Party<'a> {
-    pub(crate) who: String,
-    pub(crate) way: Way<'a>,
+pub struct Party<'a> {
+    /// Its name in the record.
+    pub who: String,
+    /// How it counts.
+    pub way: Way<'a>,
 }
 
-pub(crate) enum Way<'a> {
+/// How a party counts.
+pub enum Way<'a> {
     /// A command that takes the lock, runs [`INCREMENT`] and releases it. It sets the pace.
     Ours(Box<dyn Fn() -> Command + Send + 'a>),
     /// The same of another make, or without a lock.
     Command(Box<dyn Fn() -> Command + Send + 'a>),
     /// It only holds the lock; the work is done from here.
     Holder(Box<dyn Fn() -> Contender + Send + 'a>),
+    /// A worker that counts by itself.
     Worker(Worker),
 }
 
 impl Party<'_> {
     /// One who asks nobody.
-    pub(crate) fn unlocked() -> Self {
+    pub fn unlocked() -> Self {
         let way = Way::Command(Box::new(|| {
             let mut command = Command::new("sh");
             command.args(["-c", INCREMENT]).env("token", "0");
@@ -58,7 +60,7 @@ impl Party<'_> {
 
 impl Site {
     /// One of ours that counts under a lock.
-    pub(crate) fn our_way<'a>(&'a self, name: &'a str) -> Way<'a> {
+    pub fn our_way<'a>(&'a self, name: &'a str) -> Way<'a> {
         Way::Ours(Box::new(move || {
             let script = format!("token=$FENCEPOST_TOKEN; {INCREMENT}");
             self.fencepost(&["run", "--wait", "30s", name, "--", "sh", "-c", &script])
@@ -67,7 +69,7 @@ impl Site {
 }
 
 /// How it went.
-pub(crate) struct Tally {
+pub struct Tally {
     rounds: u64,
     counted: u64,
     /// Who, token, `in` or `out`.
@@ -75,7 +77,7 @@ pub(crate) struct Tally {
 }
 
 /// Has these count together in a directory.
-pub(crate) fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tally {
+pub fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tally {
     write(directory.join("counter"), "0\n").unwrap();
     let enough = &directory.join("enough");
     let until_enough = |once: &dyn Fn()| {
@@ -191,7 +193,7 @@ impl Tally {
 
     /// No update was lost and nobody was in while another was, though all were at it at the same time; and
     /// the tokens of all makes rose together.
-    pub(crate) fn assert_excluded(&self) {
+    pub fn assert_excluded(&self) {
         assert_eq!(self.lost(), 0, "updates were lost");
         assert_eq!(self.overlaps(), 0, "{:?}", self.record);
         let grants = self.grants();
@@ -201,11 +203,12 @@ impl Tally {
     }
 
     /// The checks above can fail: here they would.
-    pub(crate) fn assert_not_excluded(&self) {
+    pub fn assert_not_excluded(&self) {
         assert!(self.lost() > 0 && self.overlaps() > 0, "the check is worth nothing");
     }
 
-    pub(crate) fn report(&self, place: &str) {
+    /// Prints it.
+    pub fn report(&self, place: &str) {
         println!(
             "{place}: {} grants, {} lost, {} overlaps, {} changes of party",
             self.rounds,

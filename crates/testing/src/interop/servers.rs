@@ -5,13 +5,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fencepost_testbed::{Cluster, Clustered};
 
+/// How many servers there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Members {
+pub enum Members {
+    /// One.
     One,
+    /// Three, of which a majority counts.
     Three,
 }
 
-pub(crate) struct Servers<S> {
+/// The servers of one store.
+pub struct Servers<S> {
     all: All<S>,
     /// Clients go to one member after the other.
     next: AtomicUsize,
@@ -23,15 +27,18 @@ enum All<S> {
 }
 
 impl<S: Clustered> Servers<S> {
-    pub(crate) fn one(server: Arc<S>) -> Self {
+    /// A server alone.
+    pub fn one(server: Arc<S>) -> Self {
         Self { all: All::One(server), next: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn three(cluster: Arc<Cluster<S>>) -> Self {
+    /// Three that are one store.
+    pub fn three(cluster: Arc<Cluster<S>>) -> Self {
         Self { all: All::Three(cluster), next: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL of all.
+    pub fn url(&self) -> String {
         match &self.all {
             All::One(server) => format!("{}://{}", S::SCHEME, server.address()),
             All::Three(cluster) => cluster.url(),
@@ -39,7 +46,7 @@ impl<S: Clustered> Servers<S> {
     }
 
     /// A member, each time the next one.
-    pub(crate) fn member(&self) -> &S {
+    pub fn member(&self) -> &S {
         match &self.all {
             All::One(server) => server,
             All::Three(cluster) => {

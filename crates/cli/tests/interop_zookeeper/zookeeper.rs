@@ -6,12 +6,11 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
-
-use crate::contender::{Contender, Ways};
-use crate::mixed::{Party, Tally, Way, count};
-use crate::servers::{Members, Servers};
-use crate::site::Site;
-use crate::worker::{TOOLS, Worker, assert_installed, python};
+use fencepost_testing::interop::contender::{Contender, Ways};
+use fencepost_testing::interop::mixed::{Party, Tally, Way, count};
+use fencepost_testing::interop::servers::{Members, Servers};
+use fencepost_testing::interop::site::Site;
+use fencepost_testing::interop::worker::{TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

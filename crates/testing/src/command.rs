@@ -1,7 +1,5 @@
 //! What the tests of the command share: a store of their own, real processes, and waiting for conditions.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,29 +10,42 @@ use fencepost::clock::{BootClock, Clock as _};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything here takes, even on a busy machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// The command under test. Cargo names it to those that it runs; else it lies above the test program.
+fn program() -> PathBuf {
+    let named = std::env::var_os("CARGO_BIN_EXE_fencepost").map(PathBuf::from);
+    named.unwrap_or_else(|| {
+        let test = std::env::current_exe().unwrap();
+        test.ancestors().nth(2).unwrap().join("fencepost")
+    })
+}
 
 /// A fresh embedded store in a directory that goes with it.
-pub(crate) struct Store {
-    pub(crate) dir: tempfile::TempDir,
+pub struct Store {
+    /// Where its file lies, and what a test writes.
+    pub dir: tempfile::TempDir,
 }
 
 impl Store {
-    pub(crate) fn new() -> Self {
+    /// In a directory of its own.
+    pub fn new() -> Self {
         Self { dir: fencepost_testbed::directory_on_disk().unwrap() }
     }
 
-    pub(crate) fn path(&self, file: &str) -> PathBuf {
+    /// A file in its directory.
+    pub fn path(&self, file: &str) -> PathBuf {
         self.dir.path().join(file)
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// Its URL.
+    pub fn url(&self) -> String {
         format!("sqlite:{}", self.path("locks.db").display())
     }
 
     /// `fencepost` on this store.
-    pub(crate) fn fencepost(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
+    pub fn fencepost(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program());
         command
             .args(arguments)
             .env("FENCEPOST_URL", self.url())
@@ -47,31 +58,31 @@ impl Store {
     }
 
     /// Runs it to its end.
-    pub(crate) fn output(&self, arguments: &[&str]) -> Output {
+    pub fn output(&self, arguments: &[&str]) -> Output {
         self.fencepost(arguments).output().unwrap()
     }
 
     /// Runs it to its end and gives back its exit code and both outputs.
-    pub(crate) fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+    pub fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         heard(&self.output(arguments))
     }
 
     /// Starts it; it is killed if the test ends first.
-    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+    pub fn start(&self, arguments: &[&str]) -> Running {
         let mut command = self.fencepost(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running::new(command.spawn().unwrap())
     }
 
     /// Nobody holds or waits for anything.
-    pub(crate) fn assert_empty(&self) {
+    pub fn assert_empty(&self) {
         let (code, out, err) = self.say(&["ls", "--json"]);
         assert_eq!(code, Some(0), "{err}");
         assert!(out.contains(r#""locks":[]"#), "{out}");
     }
 
     /// Whether `name` is held, by whom it says.
-    pub(crate) fn holder(&self, name: &str) -> Option<String> {
+    pub fn holder(&self, name: &str) -> Option<String> {
         let (code, out, err) = self.say(&["show", "--json", name]);
         assert_eq!(code, Some(0), "{err}");
         let from = out.split_once(r#""label":""#)?.1;
@@ -80,52 +91,54 @@ impl Store {
 }
 
 /// Exit code as a shell shows it (128+N after signal N), stdout, stderr.
-pub(crate) fn heard(output: &Output) -> (Option<i32>, String, String) {
+pub fn heard(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let code = output.status.code().or_else(|| Some(128 + output.status.signal()?));
     (code, text(&output.stdout), text(&output.stderr))
 }
 
 /// A process of ours, killed on drop.
-pub(crate) struct Running(Option<Child>);
+pub struct Running(Option<Child>);
 
 impl Running {
-    pub(crate) fn new(child: Child) -> Self {
+    /// From here on it ends with the test.
+    pub fn new(child: Child) -> Self {
         Self(Some(child))
     }
 
-    pub(crate) fn id(&self) -> i32 {
+    /// Its process id.
+    pub fn id(&self) -> i32 {
         self.0.as_ref().unwrap().id().cast_signed()
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.id()).unwrap(), signal).unwrap();
     }
 
     /// What it prints on stdout, line by line as it comes.
-    pub(crate) fn lines(
-        &mut self,
-    ) -> std::io::Lines<std::io::BufReader<std::process::ChildStdout>> {
+    pub fn lines(&mut self) -> std::io::Lines<std::io::BufReader<std::process::ChildStdout>> {
         use std::io::BufRead as _;
         let stdout = self.0.as_mut().unwrap().stdout.take().unwrap();
         std::io::BufReader::new(stdout).lines()
     }
 
     /// Waits for it to end; exit code, stdout, stderr.
-    pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
+    pub fn end(mut self) -> (Option<i32>, String, String) {
         let child = self.0.as_mut().unwrap();
         wait_for("the process to end", LIMIT, || child.try_wait().unwrap().is_some());
         heard(&self.0.take().unwrap().wait_with_output().unwrap())
     }
 
     /// Waits for it to end; the signal that ended it.
-    pub(crate) fn ended_by(mut self) -> Option<i32> {
+    pub fn ended_by(mut self) -> Option<i32> {
         let child = self.0.as_mut().unwrap();
         wait_for("the process to end", LIMIT, || child.try_wait().unwrap().is_some());
         self.0.take().unwrap().wait().unwrap().signal()
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
         self.0.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 }
@@ -141,7 +154,7 @@ impl Drop for Running {
 
 /// Looks again and again until `come` is true. The one place here that waits.
 #[expect(clippy::disallowed_methods, reason = "a test polls a condition, with a limit, only here")]
-pub(crate) fn wait_for(what: &str, limit: Duration, mut come: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, limit: Duration, mut come: impl FnMut() -> bool) {
     let until = BootClock.now() + limit;
     while !come() {
         assert!(BootClock.now() < until, "waited {limit:?} for {what}");
@@ -150,7 +163,7 @@ pub(crate) fn wait_for(what: &str, limit: Duration, mut come: impl FnMut() -> bo
 }
 
 /// Waits until `file` has something in it, and gives it back.
-pub(crate) fn wait_for_text(file: &Path) -> String {
+pub fn wait_for_text(file: &Path) -> String {
     let mut text = String::new();
     wait_for(&format!("text in {}", file.display()), LIMIT, || {
         text = std::fs::read_to_string(file).unwrap_or_default();
@@ -160,7 +173,7 @@ pub(crate) fn wait_for_text(file: &Path) -> String {
 }
 
 /// Those that do something: whoever started the tests may ignore some (`nohup`), and that is inherited.
-pub(crate) fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
+pub fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
     let ignored = u64::from_str_radix(mask, 16).unwrap();
@@ -172,17 +185,18 @@ pub(crate) fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
     listening
 }
 
-pub(crate) fn now() -> Moment {
+/// What time it is, on the clock that the library reads.
+pub fn now() -> Moment {
     BootClock.now()
 }
 
 /// The processes of a group that run, zombies left out.
-pub(crate) fn running_in_group(group: i32) -> Vec<i32> {
+pub fn running_in_group(group: i32) -> Vec<i32> {
     processes().into_iter().filter(|p| p.group == group && !p.zombie).map(|p| p.id).collect()
 }
 
 /// The children of a process whose command line contains `text`.
-pub(crate) fn children_of(parent: i32, text: &str) -> Vec<i32> {
+pub fn children_of(parent: i32, text: &str) -> Vec<i32> {
     let line = |id: i32| {
         let bytes = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\0', " ")
@@ -193,7 +207,8 @@ pub(crate) fn children_of(parent: i32, text: &str) -> Vec<i32> {
         .collect()
 }
 
-pub(crate) fn is_running(id: i32) -> bool {
+/// Whether there is such a process, zombies left out.
+pub fn is_running(id: i32) -> bool {
     processes().iter().any(|p| p.id == id && !p.zombie)
 }
 

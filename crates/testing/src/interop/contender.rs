@@ -1,22 +1,20 @@
 //! One who holds a lock or waits for it, in a process of its own, whatever its make.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::fmt::Debug;
 
 use rustix::process::Signal;
 
-use crate::site::Site;
-use crate::worker::Worker;
+use super::site::Site;
+use super::worker::Worker;
 
 /// Killed on drop.
-pub(crate) struct Contender {
+pub struct Contender {
     worker: Worker,
     ways: Ways,
 }
 
 /// How one talks to it.
-pub(crate) struct Ways {
+pub struct Ways {
     /// What stands before the token in what it says when it has the lock.
     granted: &'static str,
     release: Release,
@@ -30,11 +28,11 @@ enum Release {
 
 impl Ways {
     /// A worker of ours that uses the other make's library.
-    pub(crate) const WORKER: Self = Self { granted: "granted ", release: Release::Tell };
+    pub const WORKER: Self = Self { granted: "granted ", release: Release::Tell };
     /// `fencepost run NAME -- sh -c` [`HOLD`].
-    pub(crate) const FENCEPOST: Self = Self { granted: "token ", release: Release::HangUp };
+    pub const FENCEPOST: Self = Self { granted: "token ", release: Release::HangUp };
     /// `etcdctl -w fields lock NAME` or `elect NAME PROPOSAL`, which show their key.
-    pub(crate) const ETCDCTL: Self =
+    pub const ETCDCTL: Self =
         Self { granted: "\"CreateRevision\" : ", release: Release::Terminate };
 }
 
@@ -42,23 +40,24 @@ impl Ways {
 const HOLD: &str = "echo token $FENCEPOST_TOKEN; read end || :";
 
 impl Contender {
-    pub(crate) fn new(worker: Worker, ways: Ways) -> Self {
+    /// One that is talked to in this way.
+    pub fn new(worker: Worker, ways: Ways) -> Self {
         Self { worker, ways }
     }
 
     /// Its token, if it has the lock.
-    pub(crate) fn token(&self) -> Option<u64> {
+    pub fn token(&self) -> Option<u64> {
         token_in(&self.worker.lines(), self.ways.granted)
     }
 
     /// Waits until it has the lock; its token.
-    pub(crate) fn granted(&mut self) -> u64 {
+    pub fn granted(&mut self) -> u64 {
         let before = self.ways.granted;
         self.worker.wait_for_line(|lines| token_in(&lines, before))
     }
 
     /// Has it release the lock, and end.
-    pub(crate) fn release(mut self) {
+    pub fn release(mut self) {
         match self.ways.release {
             Release::Tell => {
                 self.worker.tell("release");
@@ -72,7 +71,7 @@ impl Contender {
     }
 
     /// Tells it something; what it says behind `before`.
-    pub(crate) fn ask(&mut self, order: &str, before: &str) -> String {
+    pub fn ask(&mut self, order: &str, before: &str) -> String {
         let heard = self.worker.lines().len();
         self.worker.tell(order);
         self.worker.wait_for_line(|lines| {
@@ -82,18 +81,19 @@ impl Contender {
     }
 
     /// `kill -9`.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         self.worker.kill();
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
         self.worker.has_ended()
     }
 }
 
 impl Site {
     /// One of ours that holds a lock as soon as it gets it.
-    pub(crate) fn ours(&self, name: &str, ttl: u32) -> Contender {
+    pub fn ours(&self, name: &str, ttl: u32) -> Contender {
         let ttl = format!("{ttl}s");
         let command = self.fencepost(&["run", "--ttl", &ttl, name, "--", "sh", "-c", HOLD]);
         Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::FENCEPOST)
@@ -101,7 +101,7 @@ impl Site {
 
     /// Has these stand in line, one behind the other. First come, first served, whoever it is, and the tokens of
     /// all rise together.
-    pub(crate) fn assert_served_in_line<M: Copy + Debug>(
+    pub fn assert_served_in_line<M: Copy + Debug>(
         &self,
         makes: &[M],
         contend: impl Fn(M) -> Contender,

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Fencepost, Leader, Leadership, Observer};
+use fencepost_testing::command::{LIMIT, now, wait_for};
+use fencepost_testing::interop::contender::{Contender, Ways};
+use fencepost_testing::interop::servers::Members;
+use fencepost_testing::interop::worker::Worker;
 
-use crate::common::{LIMIT, now, wait_for};
-use crate::contender::{Contender, Ways};
 use crate::etcd::{Make, Scene};
-use crate::servers::Members;
-use crate::worker::Worker;
 
 /// What `etcdctl elect` is told to say here.
 const THEIRS: &[u8] = b"node-3";

@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use fencepost::{Fencepost, Leader};
+use fencepost_testing::command::{LIMIT, now, wait_for};
+use fencepost_testing::interop::contender::{Contender, Ways};
+use fencepost_testing::interop::servers::Members;
+use fencepost_testing::interop::worker::{Worker, python};
 
-use crate::common::{LIMIT, now, wait_for};
-use crate::contender::{Contender, Ways};
-use crate::servers::Members;
-use crate::worker::{Worker, python};
 use crate::zookeeper::{Scene, java};
 
 /// Whose candidate it is.

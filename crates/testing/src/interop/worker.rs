@@ -1,7 +1,5 @@
 //! Processes of other makes, and what they say.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::fs::{File, read_to_string};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,15 +7,15 @@ use std::process::{ChildStdin, Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::common::{LIMIT, Running, Store, wait_for};
+use crate::command::{LIMIT, Running, Store, wait_for};
 
 /// Where the workers lie, and what they need.
-pub(crate) const PINNED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
+pub const PINNED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients");
 /// Where `scripts/clients` puts that.
-pub(crate) const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools");
+pub const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools");
 
 /// Fails unless what is pinned here is what was installed.
-pub(crate) fn assert_installed(pinned: &str, installed: &str) {
+pub fn assert_installed(pinned: &str, installed: &str) {
     let pinned = read_to_string(format!("{PINNED}/{pinned}")).unwrap();
     let installed = read_to_string(format!("{TOOLS}/{installed}")).unwrap_or_default();
     assert!(
@@ -27,7 +25,7 @@ pub(crate) fn assert_installed(pinned: &str, installed: &str) {
 }
 
 /// A worker in Python, with the pinned packages.
-pub(crate) fn python(worker: &str) -> Command {
+pub fn python(worker: &str) -> Command {
     assert_installed("requirements.txt", "python/requirements.txt");
     let mut command = Command::new(format!("{TOOLS}/python/bin/python"));
     // It leaves nothing beside the sources.
@@ -36,7 +34,7 @@ pub(crate) fn python(worker: &str) -> Command {
 }
 
 /// A process that uses another make's lock, as it is told line by line. Killed on drop.
-pub(crate) struct Worker {
+pub struct Worker {
     process: Running,
     /// Until it is to hear no more.
     orders: Option<ChildStdin>,
@@ -48,14 +46,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Returns when the client is ready.
-    pub(crate) fn start(command: Command, store: &Store) -> Self {
+    pub fn start(command: Command, store: &Store) -> Self {
         let mut worker = Self::spawn(command, store.dir.path());
         assert_eq!(worker.answer(), "ready");
         worker
     }
 
     /// Starts a process that may never say `ready`, with a directory for what it says.
-    pub(crate) fn spawn(mut command: Command, directory: &Path) -> Self {
+    pub fn spawn(mut command: Command, directory: &Path) -> Self {
         let said = tempfile::tempdir_in(directory).unwrap().keep();
         let (answers, errors) = (said.join("answers"), said.join("errors"));
         command.stdin(Stdio::piped());
@@ -67,12 +65,12 @@ impl Worker {
     }
 
     /// Tells it what to do next.
-    pub(crate) fn tell(&mut self, order: &str) {
+    pub fn tell(&mut self, order: &str) {
         writeln!(self.orders.as_ref().unwrap(), "{order}").unwrap();
     }
 
     /// Waits for its next answer.
-    pub(crate) fn answer(&mut self) -> String {
+    pub fn answer(&mut self) -> String {
         let heard = self.heard;
         let answer = self.wait_for_line(|lines| lines.into_iter().nth(heard));
         self.heard += 1;
@@ -80,7 +78,7 @@ impl Worker {
     }
 
     /// Waits until `find` finds what it looks for in the lines that the process has said.
-    pub(crate) fn wait_for_line<T>(&mut self, find: impl Fn(Vec<String>) -> Option<T>) -> T {
+    pub fn wait_for_line<T>(&mut self, find: impl Fn(Vec<String>) -> Option<T>) -> T {
         let mut found = None;
         wait_for("an answer of another make", LIMIT, || {
             let ended = self.process.has_ended();
@@ -92,42 +90,45 @@ impl Worker {
     }
 
     /// What it has said, in whole lines.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let said = read_to_string(&self.answers).unwrap();
         let lines = said.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         lines.map(str::to_owned).collect()
     }
 
-    pub(crate) fn errors(&self) -> String {
+    /// What it has said on standard error.
+    pub fn errors(&self) -> String {
         read_to_string(&self.errors).unwrap()
     }
 
     /// Tells it what to do and waits for the answer.
-    pub(crate) fn ask(&mut self, order: &str) -> String {
+    pub fn ask(&mut self, order: &str) -> String {
         self.tell(order);
         self.answer()
     }
 
     /// Tells it that there is no more to do.
-    pub(crate) fn hang_up(&mut self) {
+    pub fn hang_up(&mut self) {
         self.orders = None;
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
     /// `kill -9`.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
         self.process.has_ended()
     }
 
     /// Waits for its end; its exit code.
-    pub(crate) fn end(self) -> Option<i32> {
+    pub fn end(self) -> Option<i32> {
         self.process.end().0
     }
 }

@@ -4,26 +4,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-#[path = "interop/contender.rs"]
-mod contender;
-#[path = "interop/elections.rs"]
 mod elections;
-#[path = "interop/etcd.rs"]
 mod etcd;
-#[path = "interop/mixed.rs"]
-mod mixed;
-#[path = "interop/servers.rs"]
-mod servers;
-#[path = "interop/site.rs"]
-mod site;
-#[path = "interop/worker.rs"]
-mod worker;
 
-use common::{LIMIT, now, running_in_group, wait_for};
 use etcd::{Make, Scene};
-use mixed::{LONG, Party, SHORT};
-use servers::Members;
+use fencepost_testing::command::{LIMIT, now, running_in_group, wait_for};
+use fencepost_testing::interop::mixed::{self, LONG, Party, SHORT};
+use fencepost_testing::interop::servers::Members;
+use fencepost_testing::interop::worker::Worker;
 
 const OTHERS: [Make; 3] = [Make::Lock, Make::Elect, Make::Service];
 
@@ -281,7 +269,7 @@ fn what_etcdctl_hands_its_command_is_no_token() {
     let mut command = member.etcdctl_command();
     command.args(["lock", &scene.name, "--", "sh", "-c", script]);
     command.env("member", member.address().to_string());
-    let mut waiter = worker::Worker::spawn(command, scene.store.dir.path());
+    let mut waiter = Worker::spawn(command, scene.store.dir.path());
     scene.wait_for_waiters(1);
     let mut behind = scene.contend(Make::Fencepost, 30);
     scene.wait_for_waiters(2);

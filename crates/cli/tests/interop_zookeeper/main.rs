@@ -6,28 +6,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-mod common;
-#[path = "interop/contender.rs"]
-mod contender;
-#[path = "interop/zookeeper_elections.rs"]
 mod elections;
-#[path = "interop/mixed.rs"]
-mod mixed;
-#[path = "interop/servers.rs"]
-mod servers;
-#[path = "interop/site.rs"]
-mod site;
-#[path = "interop/worker.rs"]
-mod worker;
-#[path = "interop/zookeeper.rs"]
 mod zookeeper;
 
 use std::time::Duration;
 
-use common::{LIMIT, now, running_in_group, wait_for};
-use mixed::{LONG, Party, SHORT};
+use fencepost_testing::command::{LIMIT, now, running_in_group, wait_for};
+use fencepost_testing::interop::mixed::{self, LONG, Party, SHORT};
+use fencepost_testing::interop::servers::Members;
+use fencepost_testing::interop::worker::Worker;
 use rustix::process::Signal;
-use servers::Members;
 use zookeeper::{Make, Scene};
 
 /// Those of ours that exclude another make, and are excluded by it.
@@ -127,7 +115,7 @@ fn who_waits_for_whom() {
         assert!(matches!(code, Some(0 | 75)), "{err}");
         code == Some(0)
     };
-    let is_granted = |worker: &mut worker::Worker| {
+    let is_granted = |worker: &mut Worker| {
         let answer = worker.ask("try");
         let granted = answer.starts_with("granted ");
         assert!(granted || answer == "refused", "{answer}");
