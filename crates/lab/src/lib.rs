@@ -3,7 +3,7 @@
 //!
 //! The workers are real processes: this same program, started with a hidden command ([`WORKER`]). They are
 //! frozen, woken and killed by their process ids, and they end with the lab on every path: each is killed when
-//! its handle is dropped, the kernel kills it when the lab's main thread ends, and a worker that finds its
+//! its handle is dropped, the kernel kills it when the lab ends, and a worker that finds its
 //! standard input closed ends by itself.
 //!
 //! A lab takes place in a [`Scene`], which its caller sets and clears on every path: what the lab puts into a database

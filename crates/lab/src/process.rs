@@ -1,12 +1,12 @@
 //! The lab's end of its workers. Each is killed, by its id, on every path.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
+use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Error, ErrorKind, Moment};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use fencepost_process::Process;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::event::{Event, What, Who};
@@ -14,14 +14,10 @@ use crate::scene::{Fault, Result, SOON, Scene, now, within};
 use crate::worker::{Kind, Report, Role, Task, WORKER};
 
 /// A worker that runs.
-pub(crate) struct Worker {
-    child: Child,
-    pid: Pid,
-}
+pub(crate) struct Worker(Process);
 
 impl Worker {
-    /// Starts one, from the main thread, whose end the worker shares. What it says comes out of `heard` with
-    /// `mark` on it; `None` is its end.
+    /// Starts one. What it says comes out of `heard` with `mark` on it; `None` is its end.
     pub(crate) fn start<M: Copy + Send + 'static>(
         scene: &Scene,
         task: &Task,
@@ -29,92 +25,53 @@ impl Worker {
         heard: UnboundedSender<(M, Option<Report>)>,
     ) -> Result<Self> {
         let fault = |error: std::io::Error| Fault::system("start a worker", &error);
-        let mut child = Command::new(&scene.program)
-            .arg(WORKER)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // What a terminal sends at ^C is for the lab, which ends its workers itself.
-            .process_group(0)
-            .spawn()
-            .map_err(fault)?;
-        let pid = Pid::from_child(&child);
-        let out = child.stdout.take();
-        let mut worker = Self { child, pid };
-        std::thread::Builder::new()
-            .name("fencepost-lab".into())
-            .spawn(move || {
-                let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
-                for line in lines.map_while(std::io::Result::ok) {
-                    let Ok(report) = serde_json::from_str(&line) else { break };
-                    if heard.send((mark, Some(report))).is_err() {
-                        return;
-                    }
-                }
-                let _ = heard.send((mark, None));
-            })
-            .map_err(fault)?;
         let task = serde_json::to_string(task).map_err(|error| fault(error.into()))?;
+        let mut command = Command::new(&scene.program);
+        // What a terminal sends at ^C is for the lab, which ends its workers itself.
+        command.arg(WORKER).process_group(0);
+        let process = Process::start(command, move |line| {
+            let report = line.and_then(|line| serde_json::from_str(&line).ok());
+            let goes_on = report.is_some();
+            heard.send((mark, report)).is_ok() && goes_on
+        });
+        let mut worker = Self(process.map_err(fault)?);
         worker.tell(&task)?;
         Ok(worker)
     }
 
     /// Sends a line. A frozen worker finds it when it wakes.
     pub(crate) fn tell(&mut self, order: &str) -> Result<()> {
-        let stdin = self.child.stdin.as_mut();
-        let told = stdin.map_or(Ok(()), |stdin| writeln!(stdin, "{order}"));
-        told.map_err(|error| Fault::system("talk to a worker", &error))
+        self.0.tell(order).map_err(|error| Fault::system("talk to a worker", &error))
     }
 
     /// Freezes the worker, and waits until it stands.
     pub(crate) async fn freeze(&self) -> Result<()> {
-        self.signal(Signal::STOP)?;
-        let flags = WaitIdOptions::STOPPED
-            | WaitIdOptions::EXITED
-            | WaitIdOptions::NOHANG
-            | WaitIdOptions::NOWAIT;
+        signalled(self.0.freeze())?;
         within(SOON, "a worker stands still", async {
-            loop {
-                let status = waitid(WaitId::Pid(self.pid), flags)
-                    .map_err(|error| Fault::system("look after a worker", &error))?;
-                match status {
-                    Some(status) if status.stopped() => return Ok(()),
-                    Some(_) => return Err(Fault::System("a worker ended unasked".into())),
-                    None => pass(Duration::from_millis(1)).await,
+            while !self.0.is_frozen() {
+                if !self.0.is_running() {
+                    return Err(Fault::System("a worker ended unasked".into()));
                 }
+                BootClock.alarm(now() + Duration::from_millis(1)).await;
             }
+            Ok(())
         })
         .await
     }
 
     /// Lets it go on.
     pub(crate) fn wake(&self) -> Result<()> {
-        self.signal(Signal::CONT)
+        signalled(self.0.wake())
     }
 
     /// Ends it as a crash would, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> Result<()> {
-        self.signal(Signal::KILL)?;
-        self.child.wait().map_err(|error| Fault::system("see a worker's end", &error))?;
-        Ok(())
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        kill_process(self.pid, signal)
-            .map_err(|error| Fault::system("send a signal to a worker", &error))
+        signalled(self.0.kill())
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Harmless if it has ended already: until it is waited for, its id is not used again.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-async fn pass(span: Duration) {
-    use fencepost::clock::{BootClock, Clock as _};
-    BootClock.alarm(now() + span).await;
+fn signalled(sent: std::io::Result<()>) -> Result<()> {
+    sent.map_err(|error| Fault::system("send a signal to a worker", &error))
 }
 
 /// The two workers of one lock, what they do, and a clock that began with them.

@@ -9,8 +9,9 @@ use std::io::{BufRead as _, Write as _};
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, Guard, GuardState, LockName, Moment};
+use fencepost_process::worker::{self, end_with_parent, orders};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::event::What;
 use crate::resource::{Fence, Resource, Session};
@@ -85,12 +86,7 @@ pub(crate) enum Kind {
 
 /// The whole of a worker process, on a current-thread runtime. Returns its exit code.
 pub async fn worker_main() -> u8 {
-    #[cfg(target_os = "linux")]
-    {
-        // A frozen process does not see its input end; the kernel ends it all the same.
-        use rustix::process::{Signal, set_parent_process_death_signal};
-        let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    }
+    end_with_parent();
     let mut line = String::new();
     let _ = std::io::stdin().lock().read_line(&mut line);
     let Ok(task) = serde_json::from_str(&line) else {
@@ -265,22 +261,7 @@ fn happened(what: What) {
 }
 
 fn say(report: &Report) {
-    let Ok(line) = serde_json::to_string(report) else { return };
-    let mut out = std::io::stdout().lock();
-    // Whoever would hear of a failure here is the one who is gone.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// What the lab says, line by line. With its last word the process ends, as if it had crashed.
-fn orders() -> UnboundedReceiver<String> {
-    let (said, orders) = unbounded_channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
-            if said.send(line).is_err() {
-                return;
-            }
-        }
-        std::process::exit(3);
-    });
-    orders
+    if let Ok(line) = serde_json::to_string(report) {
+        worker::say(&line);
+    }
 }

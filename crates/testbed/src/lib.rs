@@ -63,6 +63,7 @@
 //! # }
 //! ```
 
+mod bound;
 mod client;
 mod cluster;
 mod disk;
@@ -81,7 +82,6 @@ mod reply;
 mod seaweed;
 mod server;
 mod shared;
-mod spawner;
 mod tls;
 mod url;
 mod valve;

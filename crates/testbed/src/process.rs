@@ -1,17 +1,13 @@
-//! One server process: started, frozen, crashed, ended, always by its pid.
-//!
-//! What must hold: a signal reaches this process or nobody. A pid is free for others as soon as the process
-//! has been waited for, so only [`kill`](Process::kill), [`terminate`](Process::terminate) and drop wait
-//! for it, and after them no signal is sent. Looking whether it runs leaves it unwaited.
+//! One server process, with its log: started, frozen, crashed, ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::Signal;
 
-use crate::spawner;
+use crate::bound::bound;
 use crate::wait::{SOON, until};
 
 /// How many lines of a log an error shows.
@@ -21,12 +17,10 @@ const TAIL: usize = 20;
 /// that ends (on Linux with `setpriv` from util-linux installed).
 #[derive(Debug)]
 pub struct Process {
-    child: Child,
-    pid: Pid,
+    child: fencepost_process::Process,
     log: PathBuf,
     /// Where in the log this run of the server begins.
     log_start: u64,
-    waited_for: bool,
 }
 
 impl Process {
@@ -36,9 +30,10 @@ impl Process {
     pub fn spawn(command: &Command, log_file: &Path) -> io::Result<Self> {
         let log = OpenOptions::new().create(true).append(true).open(log_file)?;
         let log_start = log.metadata()?.len();
-        let child = spawner::spawn(command, &log)?;
-        let pid = Pid::from_child(&child);
-        Ok(Self { child, pid, log: log_file.to_owned(), log_start, waited_for: false })
+        let mut command = bound(command)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = fencepost_process::Process::spawn(command)?;
+        Ok(Self { child, log: log_file.to_owned(), log_start })
     }
 
     /// The process id.
@@ -50,17 +45,15 @@ impl Process {
     /// Whether it has not ended. A frozen process runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        let flags = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !self.waited_for && matches!(waitid(WaitId::Pid(self.pid), flags), Ok(None))
+        self.child.is_running()
     }
 
     /// Freezes the process (SIGSTOP), and waits until it stands.
     pub fn stop(&self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
-        let flags = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         until(SOON, &format!("process {} stands still", self.pid()), || {
             self.must_run()?;
-            Ok(waitid(WaitId::Pid(self.pid), flags)?.is_some_and(|status| status.stopped()))
+            Ok(self.child.is_frozen())
         })
     }
 
@@ -71,10 +64,7 @@ impl Process {
 
     /// Ends the process as a crash would (SIGKILL), frozen or not, and waits until it is gone.
     pub fn kill(&mut self) -> io::Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        self.waited_for = true;
-        Ok(())
+        self.child.kill()
     }
 
     /// Asks the process to end (SIGTERM), wakes it if it is frozen, and kills it if it does not end in time.
@@ -120,7 +110,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) -> io::Result<()> {
         self.must_run()?;
-        Ok(kill_process(self.pid, signal)?)
+        self.child.signal(signal)
     }
 
     fn must_run(&self) -> io::Result<()> {
@@ -129,13 +119,5 @@ impl Process {
         }
         let message = format!("process {} has ended", self.pid());
         Err(io::Error::new(io::ErrorKind::NotFound, message))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Harmless if it has ended already: until it is waited for, its id is not used again.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -1,11 +1,10 @@
 //! The suite's end of a worker process. It is killed, by its id, on every path.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use fencepost_core::Token;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use fencepost_process::Process;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::harness::Harness;
@@ -13,8 +12,7 @@ use super::scene::{SOON, Stop, Verdict, ensure, until, within};
 use super::worker::WORKER;
 
 pub(super) struct Worker {
-    child: Child,
-    pid: Pid,
+    process: Process,
     lines: UnboundedReceiver<String>,
 }
 
@@ -25,25 +23,11 @@ impl Worker {
         url: &str,
         arguments: &[&str],
     ) -> Verdict<Self> {
-        let mut child = Command::new(harness.worker()?)
-            .env(WORKER, harness.name())
-            .args([role, url])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let pid = Pid::from_child(&child);
+        let mut command = Command::new(harness.worker()?);
+        command.env(WORKER, harness.name()).args([role, url]).args(arguments);
         let (heard, lines) = unbounded_channel();
-        if let Some(out) = child.stdout.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
-                    if heard.send(line).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        Ok(Self { child, pid, lines })
+        let hear = move |line: Option<String>| line.is_some_and(|line| heard.send(line).is_ok());
+        Ok(Self { process: Process::start(command, hear)?, lines })
     }
 
     /// The next line that the worker says.
@@ -78,9 +62,7 @@ impl Worker {
     }
 
     pub(super) fn tell(&mut self, order: &str) -> Verdict {
-        let stdin = self.child.stdin.as_mut();
-        let stdin = stdin.ok_or_else(|| Stop::Failed("a worker has no standard input".into()))?;
-        Ok(writeln!(stdin, "{order}")?)
+        Ok(self.process.tell(order)?)
     }
 
     /// Waits for the grant of a `hold` worker: its token, and whether the store sees its process end.
@@ -94,17 +76,13 @@ impl Worker {
 
     /// Freezes the worker, and waits until it stands.
     pub(super) async fn stop(&self) -> Verdict {
-        kill_process(self.pid, Signal::STOP)?;
-        let flags = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        until(SOON, "a worker stands still", async || {
-            Ok(waitid(WaitId::Pid(self.pid), flags)?.is_some_and(|status| status.stopped()))
-        })
-        .await
+        self.process.freeze()?;
+        until(SOON, "a worker stands still", async || Ok(self.process.is_frozen())).await
     }
 
     /// Lets a frozen worker go on.
     pub(super) fn resume(&self) -> Verdict {
-        Ok(kill_process(self.pid, Signal::CONT)?)
+        Ok(self.process.wake()?)
     }
 
     /// Ends the worker as a crash would, and waits until it is gone.
@@ -114,16 +92,6 @@ impl Worker {
 
     /// The same, for one that is still talked of.
     pub(super) fn end(&mut self) -> Verdict {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Harmless if it has ended already: until it is waited for, its id is not used again.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ok(self.process.kill()?)
     }
 }

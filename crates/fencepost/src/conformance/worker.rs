@@ -17,12 +17,13 @@ pub(super) mod runner;
 
 use std::fs::OpenOptions;
 use std::future::Future;
-use std::io::{BufRead as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use fencepost_process::worker::{end_with_parent, orders, say};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use self::leader::Candidate;
 use super::scene::{Stop, Verdict, now, pass};
@@ -67,6 +68,7 @@ where
     let [role, url, rest @ ..] = arguments.as_slice() else {
         return Err(Stop::Failed("a worker needs a role and a URL".into()));
     };
+    end_with_parent();
     let mut orders = orders();
     let client = connect((*url).to_owned()).await?;
     say("ready");
@@ -169,24 +171,4 @@ async fn hold(guard: Guard, orders: &mut UnboundedReceiver<String>) {
             _ => {}
         }
     }
-}
-
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    // Whoever would hear of a failure here is the one who is gone.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// What the suite says, line by line. With its last word the process ends, as if it had crashed.
-fn orders() -> UnboundedReceiver<String> {
-    let (said, orders) = unbounded_channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
-            if said.send(line).is_err() {
-                break;
-            }
-        }
-        std::process::exit(3);
-    });
-    orders
 }

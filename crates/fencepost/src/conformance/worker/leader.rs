@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
+use fencepost_process::worker::say;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{LossWatch, say};
+use super::LossWatch;
 use crate::client::Fencepost;
 use crate::conformance::scene::{Verdict, pass};
 use crate::election::Leadership;

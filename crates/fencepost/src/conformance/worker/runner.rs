@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use fencepost_process::worker::say;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::say;
 use crate::client::Fencepost;
 use crate::conformance::diary::Diary;
 use crate::conformance::scene::{Dice, Stop, Verdict, pass};

@@ -5,47 +5,15 @@
 //! asks the kernel to kill this process when its parent ends, and then becomes the server; the pid stays.
 //! Doing the same between fork and exec ourselves would need unsafe code.
 //!
-//! To the kernel the parent is the *thread* that started the process, and a test's thread ends with the
-//! test. Hence one thread for all of them, which lives as long as the process.
-//!
 //! Without `setpriv` a server is started as it is, and only its handle ends it.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
-use std::sync::mpsc::{Sender, channel};
-
-struct Order {
-    command: Command,
-    answer: Sender<io::Result<Child>>,
-}
-
-static SPAWNER: LazyLock<Sender<Order>> = LazyLock::new(|| {
-    let (sender, orders) = channel::<Order>();
-    std::thread::spawn(move || {
-        for mut order in orders {
-            // Whoever asked waits for the answer.
-            let _ = order.answer.send(order.command.spawn());
-        }
-    });
-    sender
-});
-
-/// Starts the command, with what it says going to `log`. The child ends with this process.
-pub(crate) fn spawn(command: &Command, log: &File) -> io::Result<Child> {
-    let mut command = bound(command)?;
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-    let (answer, child) = channel();
-    let gone = || io::Error::other("the thread that starts servers has ended");
-    SPAWNER.send(Order { command, answer }).map_err(|_| gone())?;
-    child.recv().map_err(|_| gone())?
-}
+use std::process::Command;
 
 /// The same command, through `setpriv` where there is one.
-fn bound(command: &Command) -> io::Result<Command> {
+pub(crate) fn bound(command: &Command) -> io::Result<Command> {
     // Looked up here because a failure inside `setpriv` would be an exit status, not an error.
     let program = find(command.get_program())?;
     let mut bound = match find(OsStr::new("setpriv")) {
