@@ -128,7 +128,7 @@ fn a_killed_leader_is_followed_by_the_next() {
 #[test]
 fn a_frozen_leader_loses_its_command_and_stands_for_election_again() {
     let store = Store::new();
-    let mut first = candidate(&store, "a", "2s");
+    let first = candidate(&store, "a", "2s");
     let led_by = group(&store, "a");
     let second = candidate(&store, "b", "1m");
     wait_for_waiters(&store, "web", 1);

@@ -271,7 +271,7 @@ fn it_takes_no_more_connections_than_it_has_files_for() {
     ]);
     command.args(["--upstream", "http://127.0.0.1:1", "--name-header", "X", "--marks"]).arg(marks);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut running = Running::new(command.spawn().unwrap());
+    let mut running = Running::new(command);
     running.lines().next().unwrap().unwrap();
     running.signal(Signal::TERM);
     let (code, _, err) = running.end();

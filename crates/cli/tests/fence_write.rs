@@ -23,9 +23,9 @@ impl Scene {
         let arguments = ["fence", "write", "report", "--name", "report", "--token", token];
         let mut command = self.store.fencepost(&arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let stdin = child.stdin.take().unwrap();
-        (Running::new(child), stdin)
+        let mut running = Running::new(command);
+        let stdin = running.stdin();
+        (running, stdin)
     }
 
     fn write(&self, token: &str, data: &str) -> (Option<i32>, String, String) {

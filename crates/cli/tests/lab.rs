@@ -448,7 +448,7 @@ fn nothing_is_left_of_a_lab_that_is_ended() {
         let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
         command.env("TMPDIR", store.dir.path());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let mut running = Running::new(command.spawn().unwrap());
+        let mut running = Running::new(command);
         let frozen = running.lines().any(|line| line.unwrap().contains("is frozen"));
         assert!(frozen, "it ended before it froze anybody");
         let workers = children_of(running.id(), "__lab-worker");

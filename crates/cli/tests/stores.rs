@@ -206,7 +206,7 @@ fn a_wait_goes_on_through_an_outage() {
     let log = store.path("log");
     let mut command = store.fencepost(&["run", "--on", &url, "x", "--", "echo", "mine"]);
     command.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(&log).unwrap());
-    let waiter = Running::new(command.spawn().unwrap());
+    let waiter = Running::new(command);
     let said = |text: &str| std::fs::read_to_string(&log).unwrap().contains(text);
     wait_for("the waiter", LIMIT, || said("fencepost: waiting for \"x\""));
     server.kill().unwrap();

@@ -1,13 +1,15 @@
 //! What the tests of the command share: a store of their own, real processes, and waiting for conditions.
 
+use std::io::{BufRead as _, BufReader, Lines, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use fencepost::Moment;
 use fencepost::clock::{BootClock, Clock as _};
-use rustix::process::{Pid, Signal, kill_process};
+use fencepost_process::Process;
+use rustix::process::Signal;
 
 /// Longer than anything here takes, even on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -71,7 +73,7 @@ impl Store {
     pub fn start(&self, arguments: &[&str]) -> Running {
         let mut command = self.fencepost(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running::new(command.spawn().unwrap())
+        Running::new(command)
     }
 
     /// Nobody holds or waits for anything.
@@ -98,57 +100,59 @@ pub fn heard(output: &Output) -> (Option<i32>, String, String) {
 }
 
 /// A process of ours, killed on drop.
-pub struct Running(Option<Child>);
+pub struct Running(pub(crate) Process);
 
 impl Running {
-    /// From here on it ends with the test.
-    pub fn new(child: Child) -> Self {
-        Self(Some(child))
+    /// Starts it; from here on it ends with the test.
+    pub fn new(command: Command) -> Self {
+        Self(Process::spawn(command).unwrap())
     }
 
     /// Its process id.
     pub fn id(&self) -> i32 {
-        self.0.as_ref().unwrap().id().cast_signed()
+        self.0.id().cast_signed()
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.id()).unwrap(), signal).unwrap();
+        self.0.signal(signal).unwrap();
+    }
+
+    /// What it reads.
+    pub fn stdin(&mut self) -> ChildStdin {
+        self.0.stdin().unwrap()
     }
 
     /// What it prints on stdout, line by line as it comes.
-    pub fn lines(&mut self) -> std::io::Lines<std::io::BufReader<std::process::ChildStdout>> {
-        use std::io::BufRead as _;
-        let stdout = self.0.as_mut().unwrap().stdout.take().unwrap();
-        std::io::BufReader::new(stdout).lines()
+    pub fn lines(&mut self) -> Lines<BufReader<ChildStdout>> {
+        BufReader::new(self.0.stdout().unwrap()).lines()
     }
 
     /// Waits for it to end; exit code, stdout, stderr.
     pub fn end(mut self) -> (Option<i32>, String, String) {
-        let child = self.0.as_mut().unwrap();
-        wait_for("the process to end", LIMIT, || child.try_wait().unwrap().is_some());
-        heard(&self.0.take().unwrap().wait_with_output().unwrap())
+        let mut output = Output { status: self.wait(), stdout: Vec::new(), stderr: Vec::new() };
+        if let Some(mut stdout) = self.0.stdout() {
+            stdout.read_to_end(&mut output.stdout).unwrap();
+        }
+        if let Some(mut stderr) = self.0.stderr() {
+            stderr.read_to_end(&mut output.stderr).unwrap();
+        }
+        heard(&output)
     }
 
     /// Waits for it to end; the signal that ended it.
     pub fn ended_by(mut self) -> Option<i32> {
-        let child = self.0.as_mut().unwrap();
-        wait_for("the process to end", LIMIT, || child.try_wait().unwrap().is_some());
-        self.0.take().unwrap().wait().unwrap().signal()
+        self.wait().signal()
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        wait_for("the process to end", LIMIT, || self.has_ended());
+        self.0.wait().unwrap()
     }
 
     /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.0.as_mut().unwrap().try_wait().unwrap().is_some()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+    pub fn has_ended(&self) -> bool {
+        !self.0.is_running()
     }
 }
 
@@ -212,14 +216,15 @@ pub fn is_running(id: i32) -> bool {
     processes().iter().any(|p| p.id == id && !p.zombie)
 }
 
-struct Process {
+/// A process as `/proc` shows it.
+struct Seen {
     id: i32,
     parent: i32,
     group: i32,
     zombie: bool,
 }
 
-fn processes() -> Vec<Process> {
+fn processes() -> Vec<Seen> {
     let entries = std::fs::read_dir("/proc").unwrap();
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     ids.filter_map(|id| {
@@ -228,7 +233,7 @@ fn processes() -> Vec<Process> {
         let mut fields = rest.split_ascii_whitespace();
         let zombie = matches!(fields.next()?, "Z" | "X");
         let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        Some(Process { id, parent, group, zombie })
+        Some(Seen { id, parent, group, zombie })
     })
     .collect()
 }

@@ -1,7 +1,6 @@
 //! Processes of several makes do a read, a pause and a write on one file, which loses updates unless they
 //! exclude each other.
 
-use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -66,12 +65,12 @@ pub(crate) fn count(scene: &Scene, crew: &[Make], outsider: Option<Make>) -> Tal
 fn increment(scene: &Scene, key: &str) -> Duration {
     let before = now();
     let mut command = scene.fencepost(&["run", "--wait", "30s", key, "--", "sh", "-c", INCREMENT]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::new(command);
+    let said = running.lines().next().unwrap().unwrap();
     let wait = now().since(before);
-    let (code, _, err) = Running::new(child).end();
-    assert_eq!((said.as_str(), code), ("granted\n", Some(0)), "{err}");
+    let (code, _, err) = running.end();
+    assert_eq!((said.as_str(), code), ("granted", Some(0)), "{err}");
     wait
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fencepost::fences::object::ObjectFence;
 use fencepost::object_store::aws::AmazonS3Builder;
+use fencepost_process::Process;
 use fencepost_testbed::gate::Act;
 
 use super::{Site, name, text, token};
@@ -45,18 +46,17 @@ async fn what_a_killed_writer_leaves_is_never_seen_and_is_swept() {
         death.recv().unwrap();
     };
     gate.once("PUT", site.ends("p"), Act::LoseRequest(Box::new(hold)));
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", "killed::the_writer_that_is_killed", "--ignored"])
         .env(ENDPOINT, gate.endpoint())
         .env(BUCKET, site.server.bucket())
         .env(FOLDER, &site.folder)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+        .stdout(Stdio::null());
+    let mut writer = Process::spawn(command).unwrap();
     arrival.recv_timeout(Duration::from_mins(1)).unwrap();
     assert_eq!(site.files("p.data").await.len(), 2, "its data are there");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    writer.kill().unwrap();
     killed.send(()).unwrap();
     assert_eq!(pointer.read(&name(), token(35)).await.unwrap().unwrap(), "old");
     assert_eq!(pointer.sweep(Duration::from_hours(1)).await.unwrap(), 0, "it might be slow");

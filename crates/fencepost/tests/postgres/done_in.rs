@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use fencepost::{ErrorKind, LossCause};
+use fencepost_process::Process;
 use fencepost_testbed::Database;
 use fencepost_testing::{LONG, connect, fails, two};
 use tokio_postgres::{Client, Transaction};
@@ -293,16 +294,13 @@ async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_lef
     for committed in [false, true] {
         let (database, db) = place().await;
         let client = connect(&database.url()).await;
-        let mut worker = Command::new(std::env::current_exe().unwrap())
-            .args(["done_in::worker", "--exact", "--nocapture"])
-            .env(WORKER, format!("{committed} {}", database.url()))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["done_in::worker", "--exact", "--nocapture"]).stdout(Stdio::piped());
+        command.env(WORKER, format!("{committed} {}", database.url()));
+        let mut worker = Process::spawn(command).unwrap();
+        let lines = BufReader::new(worker.stdout().unwrap()).lines();
         let ready = lines.map_while(Result::ok).any(|line| line == "worker: ready");
         worker.kill().unwrap();
-        worker.wait().unwrap();
         assert!(ready, "the worker should have come so far");
         // Its lease would run for another minute.
         client.break_lock("once/x").await.unwrap();

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, LossCause};
+use fencepost_process::Process;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::records::{LONG, begin, runs};
@@ -279,16 +280,13 @@ async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_lef
         let place = place();
         let fp = connect(&place.path).await.unwrap();
         edit(&place.path, INVOICES);
-        let mut worker = Command::new(std::env::current_exe().unwrap())
-            .args(["done_in::worker", "--exact", "--nocapture"])
-            .env(WORKER, format!("{committed} {}", place.path.display()))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["done_in::worker", "--exact", "--nocapture"]).stdout(Stdio::piped());
+        command.env(WORKER, format!("{committed} {}", place.path.display()));
+        let mut worker = Process::spawn(command).unwrap();
+        let lines = BufReader::new(worker.stdout().unwrap()).lines();
         let ready = lines.map_while(Result::ok).any(|line| line == "worker: ready");
         worker.kill().unwrap();
-        worker.wait().unwrap();
         assert!(ready, "the worker should have come so far");
         assert_eq!(runs(&fp, "x", "ours").await.unwrap(), !committed);
         let effects: &[&str] = if committed { &["worker"] } else { &[] };

@@ -1,13 +1,15 @@
 //! Another process, of another user if this one is root: this test program again, with only the test `other::process`.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock as _};
+use fencepost_process::Process;
 
 /// Says that this process is the other one, and what it is to do: role, URL, lock.
 const ORDER: &str = "FENCEPOST_TEST_OTHER";
@@ -21,9 +23,8 @@ pub(crate) type User = (u32, u32);
 
 /// The other process, from here.
 pub(crate) struct Other {
-    child: Child,
-    orders: ChildStdin,
-    says: BufReader<ChildStdout>,
+    process: Process,
+    says: Receiver<String>,
 }
 
 impl Other {
@@ -33,41 +34,30 @@ impl Other {
         let run = format!("umask {umask}; exec \"$0\" other::process --exact --nocapture");
         command.args(["-c", &run]).arg(std::env::current_exe().unwrap());
         command.env(ORDER, format!("{role} {url}")).current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some((user, group)) = user {
             command.uid(user).gid(group);
         }
-        let mut child = command.spawn().unwrap();
-        let (orders, says) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, orders, says: BufReader::new(says) }
+        let (heard, says) = channel();
+        let hear = move |line: Option<String>| line.is_some_and(|line| heard.send(line).is_ok());
+        Self { process: Process::start(command, hear).unwrap(), says }
     }
 
     /// The next thing that it says.
     pub(crate) fn says(&mut self) -> String {
-        let mut line = String::new();
-        while self.says.read_line(&mut line).unwrap() > 0 {
+        loop {
+            let line = self.says.recv_timeout(LIFE).expect("the other process says something");
             if let Some(said) = line.strip_prefix("other: ") {
                 return said.trim().to_owned();
             }
-            line.clear();
         }
-        panic!("the other process ended");
     }
 
     pub(crate) fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
+        self.process.tell(order).unwrap();
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill().unwrap();
     }
 }
 

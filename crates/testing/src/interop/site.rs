@@ -47,7 +47,8 @@ impl Site {
     /// Starts it; it is killed if the test ends first.
     pub fn start(&self, arguments: &[&str]) -> Running {
         let mut command = self.fencepost(arguments);
-        Running::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::new(command)
     }
 
     /// What `fencepost show` says of a lock.
@@ -120,7 +121,7 @@ impl Site {
     pub fn start_group(&self) -> (Running, i32, u64) {
         let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
         let line = ["run", "--ttl", "2s", &self.name, "--", "sh", "-c", work];
-        let holder = Running::new(self.fencepost(&line).spawn().unwrap());
+        let holder = Running::new(self.fencepost(&line));
         let number = |file| wait_for_text(&self.store.path(file));
         (holder, number("group").parse().unwrap(), number("token").parse().unwrap())
     }

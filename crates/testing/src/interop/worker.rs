@@ -1,10 +1,10 @@
 //! Processes of other makes, and what they say.
 
 use std::fs::{File, read_to_string};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use fencepost_process::Process;
 use rustix::process::Signal;
 
 use crate::command::{LIMIT, Running, Store, wait_for};
@@ -36,8 +36,6 @@ pub fn python(worker: &str) -> Command {
 /// A process that uses another make's lock, as it is told line by line. Killed on drop.
 pub struct Worker {
     process: Running,
-    /// Until it is to hear no more.
-    orders: Option<ChildStdin>,
     /// A file, since a pipe could not be read with a limit.
     answers: PathBuf,
     errors: PathBuf,
@@ -58,15 +56,14 @@ impl Worker {
         let (answers, errors) = (said.join("answers"), said.join("errors"));
         command.stdin(Stdio::piped());
         command.stdout(File::create(&answers).unwrap()).stderr(File::create(&errors).unwrap());
-        let mut child =
-            command.spawn().expect("a client of another make starts: run scripts/clients");
-        let orders = child.stdin.take();
-        Self { process: Running::new(child), orders, answers, errors, heard: 0 }
+        let process = Process::spawn(command);
+        let process = process.expect("a client of another make starts: run scripts/clients");
+        Self { process: Running(process), answers, errors, heard: 0 }
     }
 
     /// Tells it what to do next.
     pub fn tell(&mut self, order: &str) {
-        writeln!(self.orders.as_ref().unwrap(), "{order}").unwrap();
+        self.process.0.tell(order).unwrap();
     }
 
     /// Waits for its next answer.
@@ -109,7 +106,7 @@ impl Worker {
 
     /// Tells it that there is no more to do.
     pub fn hang_up(&mut self) {
-        self.orders = None;
+        drop(self.process.0.stdin());
     }
 
     /// Sends it a signal.
