@@ -75,7 +75,7 @@ pub(crate) fn fail_in_eval(code: u8) {
 pub(crate) async fn renew(args: &Renew, at: &Target, json: bool) -> Result<u8, Failure> {
     let owner = owner(args.owner.as_deref())?;
     let ttl = args.ttl.map(Ttl::new).transpose().map_err(fencepost::Error::from)?;
-    let renewed = at.open_shared().await?.renew(&args.name, owner, ttl).await?;
+    let renewed = at.open_shared().await?.renew(&args.name, owner, ttl).await?.value;
     if json {
         let ttl_ms = renewed.ttl.as_millis();
         out::json(&json!({ "name": args.name, "token": renewed.token.get(), "ttl_ms": ttl_ms }))?;

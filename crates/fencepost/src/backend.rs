@@ -1,109 +1,128 @@
-//! What a store must do to arbitrate locks. Guards, heartbeats, deadlines and undo are written once above.
+//! What a store must do to grant locks. Guards, heartbeats, deadlines and limits are written once, above it.
 //!
-//! A backend implements [`Backend`], [`Observe`] if it can tell of changes, and [`Ledger`] if it can keep
-//! records. It keeps these rules:
+//! A store implements [`Backend`] and [`Observe`], and [`Ledger`] if it can keep records. The rules:
 //!
-//! - `acquire`, `renew` and `release` are idempotent by owner: a retry changes nothing and gets the same
-//!   token.
-//! - A future of a backend may be dropped at any await. Whatever an `acquire` left behind then is undone
-//!   by the caller with `release`, which must take effect after it.
-//! - `sent` in an answer is read from the clock before the request leaves, so that a deadline counted from
-//!   it can not lie after the store's own.
+//! - Each verb is idempotent by [`GrantId`]: a retry changes nothing and returns the same token.
+//! - A future may be dropped at any await. `release` undoes what it left behind, and takes effect after it.
+//! - A grant that a retry may have found already made restarts its lease, or sets `queued` (P4).
+//! - A decision about the lock is a value (`Held`, [`NotHeld`]). A [`StoreError`] means that the store did not decide.
+//! - Answer or fail before `limit`: only the backend can say why. The library can only say that it is late.
 
 use std::fmt;
 use std::future::Future;
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+use tokio_util::task::TaskTracker;
 
-use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::hold::Hold;
-use crate::keeper::Keeper;
 use crate::ledger::Ledger;
+pub use crate::retry::{Reply, StoreResult};
+pub use crate::store_error::{Outcome, StoreError, StoreErrorKind};
 
 /// A boxed future, so that the traits here can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A store that arbitrates.
+/// A call to a store.
+pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;
+
+/// Grants and ends. Reads are in [`Observe`], records of `once` in [`Ledger`].
 pub trait Backend: Send + Sync + 'static {
-    /// Takes the lock in one atomic step, or waits for it in the store's queue as `wait` says.
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>>;
+    /// Tries once, in one atomic step. If the lock is held, `Queue::Join` takes or refreshes a position and answers
+    /// `Queued`; `Queue::Skip` leaves nothing behind and answers `Held`.
+    fn try_acquire(&self, request: Request, queue: Queue, limit: Moment)
+    -> StoreCall<'_, Acquired>;
+
+    /// Waits at the position that `try_acquire` took, until it is granted or gone. At `limit` it answers `Queued`, and
+    /// the position stays until it is released or its lease ends.
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired>;
 
     /// Renews a batch of grants. The answers stand in the order of the batch.
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>>;
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>>;
 
-    /// Ends what `owner` has under `name`: a grant, a place in the queue, or an acquire whose fate is
-    /// unknown. `NotHeld` if there was nothing.
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>>;
+    /// Ends what the owner has under the name: a grant, a position, or an acquire whose outcome is unknown.
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>>;
 
-    /// Ends the current grant of `name`, whoever holds it; with a token, only the grant that has it. `None` if
-    /// there is no such grant. Then it waits until `confirm_until` for the holder to confirm that it knows, which
-    /// the holder does with a `release`; a third-party holder is not waited for.
+    /// Ends the current grant of `name`, whoever holds it; with a token, only the grant that has it. `None` if there is
+    /// no such grant. Then it waits until `confirm_until` for the holder to confirm, which the holder does with a
+    /// `release`; a third-party holder is not waited for.
     fn break_lock(
         &self,
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>>;
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>>;
 
-    /// Who holds `name` and who waits for it.
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>>;
-
-    /// Every lock that is held or waited for, ordered by name, without the waiters' names.
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>>;
-
-    /// What this store keeps under which fault.
+    /// What this store keeps under which fault. Sends nothing.
     fn guarantees(&self) -> Guarantees;
 
-    /// Resolves once nothing is under way that a caller left to the backend; soon in any case.
+    /// Resolves once nothing is under way that a caller left to the backend; soon in any case. A backend that runs such
+    /// work on [`Surroundings::tasks`] does not need it.
     fn drained(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 }
 
-/// A store that can tell when a lock changes hands.
+/// Reads: who holds what, and when that changes.
 pub trait Observe: Send + Sync + 'static {
+    /// Who holds `name` and who waits for it.
+    fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo>;
+
+    /// Every lock that is held or waited for, ordered by name, without the waiters' names.
+    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>>;
+
     /// Resolves with the state of `name` once it differs from `seen`; at once if nothing was seen yet.
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>>;
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo>;
 }
 
 /// An opened store: what it can do, as the objects that do it.
 #[derive(Clone)]
 pub struct Store {
-    /// Arbitrates locks.
+    /// Grants locks and ends them.
     pub backend: Arc<dyn Backend>,
-    /// Tells of changes, if the store can.
-    pub observe: Option<Arc<dyn Observe>>,
+    /// Reads them.
+    pub observe: Arc<dyn Observe>,
     /// Keeps records of what was done, if the store can.
     pub ledger: Option<Arc<dyn Ledger>>,
 }
 
 impl Store {
-    /// A store that arbitrates and tells of changes, but keeps no records.
+    /// A store that keeps no records.
     pub fn without_ledger<B: Backend + Observe>(store: Arc<B>) -> Self {
-        Self { backend: store.clone(), observe: Some(store), ledger: None }
+        Self { backend: store.clone(), observe: store, ledger: None }
     }
 }
 
 impl<B: Backend + Observe + Ledger> From<Arc<B>> for Store {
     fn from(store: Arc<B>) -> Self {
-        Self { backend: store.clone(), observe: Some(store.clone()), ledger: Some(store) }
+        Self { backend: store.clone(), observe: store.clone(), ledger: Some(store) }
     }
+}
+
+/// A lock and an owner: what each verb is idempotent by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GrantId {
+    /// The lock.
+    pub name: LockName,
+    /// The id made for this acquisition.
+    pub owner: OwnerId,
 }
 
 /// Who asks for what.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The lock.
-    pub name: LockName,
-    /// The id made for this acquisition.
-    pub owner: OwnerId,
+    /// The lock, and the id made for this acquisition.
+    pub grant: GrantId,
     /// How long the store keeps the grant without a renewal.
     pub ttl: Ttl,
     /// What a person reads as the holder.
@@ -125,15 +144,13 @@ pub enum Liveness {
     LeaseOnly,
 }
 
-/// How long an acquire waits.
+/// What a try does if the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all.
-    No,
-    /// Until this moment.
-    Until(Moment),
-    /// Without limit.
-    Forever,
+pub enum Queue {
+    /// Takes a position in the queue, or refreshes the one that this owner has.
+    Join,
+    /// Nothing.
+    Skip,
 }
 
 /// The answer to an acquire.
@@ -141,7 +158,12 @@ pub enum Wait {
 pub enum Acquired {
     /// The lock is ours.
     Granted(Grant),
-    /// Somebody else has it, or is first in line; nothing of ours is left at the store.
+    /// Others are ahead, and this owner has a position in the queue.
+    Queued {
+        /// How many positions are ahead, as far as the store tells.
+        ahead: u64,
+    },
+    /// Another client has it, or waiters are ahead. This request left nothing at the store.
     Held(Option<HolderInfo>),
     /// Our place in the queue ended while we waited, with its lease or by somebody's hand. A fresh owner
     /// gets a fresh one.
@@ -155,8 +177,6 @@ pub struct Grant {
     pub token: Token,
     /// The TTL that the store really keeps.
     pub ttl: Ttl,
-    /// When the request left that this grant answers.
-    pub sent: Moment,
     /// The store made this grant while we waited in its queue: it counts only once a renewal confirms it.
     pub queued: bool,
     /// The open file that shows the holder lives, where the store uses one.
@@ -166,10 +186,8 @@ pub struct Grant {
 /// A grant to renew.
 #[derive(Clone, Debug)]
 pub struct Renewal {
-    /// The lock.
-    pub name: LockName,
-    /// Who holds it.
-    pub owner: OwnerId,
+    /// The lock and who holds it.
+    pub grant: GrantId,
     /// A longer TTL from now on. A shorter one is not taken: a guard counts on the lease it was promised.
     pub ttl: Option<Ttl>,
     /// The token that it was granted with, if the caller knows: a grant with another is not the one meant.
@@ -185,9 +203,11 @@ pub struct Renewed {
     pub token: Token,
     /// The TTL that the store really keeps.
     pub ttl: Ttl,
-    /// When the request left to which this renewal is credited.
-    pub sent: Moment,
 }
+
+/// The owner has no grant there, and why, if the store knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotHeld(pub Option<LossCause>);
 
 /// A grant that an operator ended.
 #[derive(Clone, Debug)]
@@ -372,12 +392,23 @@ impl LossCause {
     }
 }
 
+/// What a store's notification about one grant reaches.
+pub(crate) trait OnLoss: Send + Sync + fmt::Debug {
+    /// Renews at once, or as soon as it is granted.
+    fn renew_now(&self);
+    /// Turns the guard lost.
+    fn lose(&self, cause: LossCause);
+    /// Lowers what the guard counts on. See [`LossSignal::shorten`].
+    fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment>;
+    /// Turns the guard lost if its time has come.
+    fn settle(&self);
+    /// Whether the guard lives.
+    fn is_connected(&self) -> bool;
+}
+
 /// By which a backend tells a guard that its grant is gone, before the guard's own deadline.
 #[derive(Clone, Debug, Default)]
-pub struct LossSignal {
-    hold: Weak<Hold>,
-    heartbeat: Weak<Keeper>,
-}
+pub struct LossSignal(Option<Arc<dyn OnLoss>>);
 
 impl LossSignal {
     /// A signal that nobody hears, for a caller without a guard.
@@ -386,22 +417,22 @@ impl LossSignal {
         Self::default()
     }
 
-    pub(crate) fn to(hold: &Arc<Hold>, heartbeat: &Arc<Keeper>) -> Self {
-        Self { hold: Arc::downgrade(hold), heartbeat: Arc::downgrade(heartbeat) }
+    pub(crate) fn to(on_loss: Arc<dyn OnLoss>) -> Self {
+        Self(Some(on_loss))
     }
 
     /// The store notified us that the grant may have ended: the heartbeat renews it now, and the answer decides. So
     /// a notification that is wrong, forged or repeated costs a renewal and nothing else.
     pub fn renew_now(&self) {
-        if let (Some(hold), Some(heartbeat)) = (self.hold.upgrade(), self.heartbeat.upgrade()) {
-            heartbeat.renew_now(&hold);
+        if let Some(on_loss) = &self.0 {
+            on_loss.renew_now();
         }
     }
 
     /// The grant is gone. The first cause stays; a released guard does not mind.
     pub fn fire(&self, cause: LossCause) {
-        if let (Some(hold), Some(heartbeat)) = (self.hold.upgrade(), self.heartbeat.upgrade()) {
-            heartbeat.lose(&hold, cause);
+        if let Some(on_loss) = &self.0 {
+            on_loss.lose(cause);
         }
     }
 
@@ -409,20 +440,20 @@ impl LossSignal {
     /// than `sent + ttl` for all that was asked before `sent`. Gives when it ends; `None` if it has.
     #[must_use = "nobody who waits hears of that end unless it is settled then"]
     pub fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
-        self.hold.upgrade()?.shorten(sent, ttl)
+        self.0.as_ref()?.shorten(sent, ttl)
     }
 
     /// Turns the guard lost if its time has come, for those who wait to hear of it.
     pub fn settle(&self) {
-        if let Some(hold) = self.hold.upgrade() {
-            hold.settle();
+        if let Some(on_loss) = &self.0 {
+            on_loss.settle();
         }
     }
 
     /// Whether anybody still hears it.
     #[must_use]
     pub fn is_heard(&self) -> bool {
-        self.hold.strong_count() > 0
+        self.0.as_ref().is_some_and(|on_loss| on_loss.is_connected())
     }
 }
 
@@ -481,6 +512,8 @@ pub struct Surroundings {
     pub clock: Arc<dyn crate::clock::Clock>,
     /// The client's own runtime, on a thread of its own, for tasks and sockets.
     pub runtime: tokio::runtime::Handle,
+    /// Runs what must come to its end after its caller is gone. A client that closes waits for it.
+    pub tasks: TaskTracker,
     /// Whether to create what is not there yet: a file, a schema. If not, a store that does not exist answers as an
     /// empty one, and refuses to grant.
     pub create: bool,

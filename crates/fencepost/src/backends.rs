@@ -1,10 +1,18 @@
 //! The stores that can arbitrate, one module each.
 
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, reason = "each of them uses a part")
+)]
+mod bridge;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod ears;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod memory;
+#[cfg(feature = "postgres")]
+mod polling;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -18,18 +26,22 @@ mod unanswered;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::time::Duration;
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use crate::backend::{Backend, Glimpse, LockInfo};
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+use self::bridge::Bridge;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
 use crate::backend::{Store, Surroundings};
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::clock::Clock;
 use crate::error::Result;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::retry::CALL_TIMEOUT;
 use crate::url::Url;
 
 #[cfg_attr(
@@ -60,33 +72,38 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         #[cfg(all(feature = "sqlite", unix))]
         Url::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
-        Url::Etcd(url) => Ok(etcd::Etcd::open(*url, &around).await?.into()),
+        Url::Etcd(url) => Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock)),
         #[cfg(feature = "redis")]
-        Url::Redis(url) => Ok(redis::Redis::open(*url, &around).await?.into()),
+        Url::Redis(url) => {
+            Ok(Bridge::store(redis::Redis::open(*url, &around).await?, &around.clock))
+        }
         #[cfg(feature = "redis")]
         Url::Redlock(url) => {
-            Ok(Store::without_ledger(redlock::Redlock::open(*url, &around).await?))
+            let redlock = redlock::Redlock::open(*url, &around).await?;
+            Ok(Bridge::without_ledger(redlock, &around.clock))
         }
         #[cfg(feature = "postgres")]
         Url::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
-        Url::ZooKeeper(url) => Ok(zookeeper::ZooKeeper::open(*url, &around).await?.into()),
+        Url::ZooKeeper(url) => {
+            Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
+        }
     }
 }
 
-/// For stores that tell nobody of a change: looks again and again until there is one.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-async fn look_until_changed(
-    store: &dyn Backend,
+/// For stores that notify nobody of a change: inspects until there is one.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+async fn inspect_until_changed(
+    store: &dyn Observe,
     clock: &dyn Clock,
     every: Duration,
     name: LockName,
     seen: Option<Glimpse>,
-) -> Result<LockInfo> {
+) -> StoreResult<LockInfo> {
     loop {
-        let info = store.inspect(name.clone()).await?;
-        if seen != Some(info.glimpse()) {
-            return Ok(info);
+        let reply = store.inspect(name.clone(), clock.now() + CALL_TIMEOUT).await?;
+        if seen != Some(reply.value.glimpse()) {
+            return Ok(reply);
         }
         clock.alarm(clock.now() + every).await;
     }

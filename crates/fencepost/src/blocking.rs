@@ -28,11 +28,12 @@ use fencepost_core::{OwnerId, Token, Ttl};
 
 pub use self::election::{Election, Leadership, Observer};
 pub use self::once::{Begun, Claims, Once, Run, SingleFlight, Turn};
-use crate::backend::{Broken, LockInfo, LossCause, Renewed};
+use crate::backend::{Broken, LockInfo, LossCause, Renewed, Reply};
 use crate::counts::Counts;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 use crate::ledger::Entry;
+use crate::options::acquire_options;
 
 thread_local! {
     static WAITING: Cell<bool> = const { Cell::new(false) };
@@ -156,7 +157,7 @@ impl Fencepost {
     }
 
     /// See [`crate::Fencepost::renew`].
-    pub fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
+    pub fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Reply<Renewed>> {
         block_on(self.0.renew(name, owner, ttl))
     }
 
@@ -203,32 +204,9 @@ impl Watch {
 #[must_use = "nothing is locked until an acquire is called"]
 pub struct Lock(crate::Lock);
 
+acquire_options!(wraps Lock);
+
 impl Lock {
-    /// See [`crate::Lock::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// See [`crate::Lock::label`].
-    pub fn label(self, label: impl Into<String>) -> Self {
-        Self(self.0.label(label))
-    }
-
-    /// See [`crate::Lock::for_correctness`].
-    pub fn for_correctness(self) -> Self {
-        Self(self.0.for_correctness())
-    }
-
-    /// See [`crate::Lock::max_hold`].
-    pub fn max_hold(self, max: Duration) -> Self {
-        Self(self.0.max_hold(max))
-    }
-
-    /// See [`crate::Lock::progress_within`].
-    pub fn progress_within(self, span: Duration) -> Self {
-        Self(self.0.progress_within(span))
-    }
-
     /// See [`crate::Lock::lease_only`].
     pub fn lease_only(self) -> Self {
         Self(self.0.lease_only())

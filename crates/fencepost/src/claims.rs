@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::{ErrorKind, Result};
 use crate::once::{Begun, Once, Turn};
+use crate::options::acquire_options;
 
 /// Things of which each is to be done once, by one worker. Made by [`Fencepost::claim`](crate::Fencepost::claim).
 ///
@@ -30,6 +31,8 @@ pub struct Claims {
     each: Once,
 }
 
+acquire_options!(Claims, each.lock.options);
+
 impl Claims {
     pub(crate) fn new(client: &Arc<Client>, items: Vec<String>) -> Self {
         let each = Once::new(client, "").wait_at_most(Duration::ZERO);
@@ -39,18 +42,6 @@ impl Claims {
     /// How long it is remembered that an item is done: see [`Once::keep`].
     pub fn keep(mut self, keep: Duration) -> Self {
         self.each = self.each.keep(keep);
-        self
-    }
-
-    /// After how long a worker that is not heard of is taken over: see [`Once::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.each = self.each.ttl(ttl);
-        self
-    }
-
-    /// What a person reads as the worker: see [`Once::label`].
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.each = self.each.label(label);
         self
     }
 

@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
 
-use crate::backend::{Broken, LockInfo, Observe, Renewal, Renewed, Store, Surroundings, short};
+use crate::backend::{
+    Broken, GrantId, LockInfo, NotHeld, Renewal, Renewed, Reply, Store, Surroundings,
+};
+use crate::bounded_store::BoundedStore;
 use crate::claims::Claims;
 use crate::clock::{BootClock, Clock};
 use crate::counts::{Counts, Tally};
@@ -20,13 +24,9 @@ use crate::flight::{Flights, SingleFlight};
 use crate::guarantees::{Guarantees, Records};
 use crate::keeper::Keeper;
 use crate::ledger::{Entry, Ledger};
-use crate::lock::{Lock, PATIENCE};
+use crate::lock::Lock;
 use crate::once::{self, Once};
-use crate::race::{First, race};
 use crate::watch::Watch;
-
-/// How long `break` waits for the holder to confirm that it knows.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the last client that goes waits for what was dropped to be released.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,7 +51,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Fencepost(pub(crate) Arc<Client>);
 
 pub(crate) struct Client {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<BoundedStore>,
+    ledger: Option<Arc<dyn Ledger>>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) clock: Arc<dyn Clock>,
     /// `host:pid`, what a guard is labelled with unless the caller says otherwise.
@@ -63,6 +64,7 @@ pub(crate) struct Client {
     /// It was said that the store keeps other TTLs than it is asked for.
     pub(crate) ttl_warned: AtomicBool,
     closed: AtomicBool,
+    tasks: TaskTracker,
     background: Background,
 }
 
@@ -99,32 +101,38 @@ impl Fencepost {
         F: Future<Output = Result<Store>> + Send + 'static,
     {
         crate::clock::start()?;
-        let background = Background::start()?;
+        let tasks = TaskTracker::new();
+        let (background, opened) = Background::start(tasks.clone())?;
         let runtime = background.runtime.clone();
-        let around =
-            Surroundings { clock: Arc::clone(&clock), runtime: runtime.clone(), create: true };
+        let around = Surroundings {
+            clock: Arc::clone(&clock),
+            runtime: runtime.clone(),
+            tasks: tasks.clone(),
+            create: true,
+        };
         // On the client's own thread: a caller that goes away does not leave a half-opened store.
         let store = runtime
             .spawn(open(around))
             .await
             .map_err(|_| Error::unreachable("opening the store panicked; please report this"))??;
-        let keeper = Keeper::start(Arc::clone(&store.backend), Arc::clone(&clock), &runtime);
-        background.drain_with(&keeper);
-        let label = default_label()?;
         let longest = store.backend.guarantees().longest;
-        let (flights, closed) = (Flights::default(), AtomicBool::new(false));
-        let tally = Arc::default();
-        let ttl_warned = AtomicBool::new(false);
+        let ledger = store.ledger.clone();
+        let store = Arc::new(BoundedStore::new(store, Arc::clone(&clock)));
+        // Before it ends, the thread waits until the backend has nothing left to do, too.
+        let _ = opened.send(Arc::clone(&store));
+        let keeper = Keeper::start(Arc::clone(&store), Arc::clone(&clock), &runtime, tasks.clone());
         let client = Client {
             store,
+            ledger,
             keeper,
             clock,
-            label,
+            label: default_label()?,
             longest,
-            flights,
-            tally,
-            ttl_warned,
-            closed,
+            flights: Flights::default(),
+            tally: Arc::default(),
+            ttl_warned: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            tasks,
             background,
         };
         Ok(Self(Arc::new(client)))
@@ -159,7 +167,7 @@ impl Fencepost {
     /// The records of [`once`](Self::once), ordered by key, without their results; with their keys.
     pub async fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
         let ledger = self.0.ledger(true)?;
-        let entries = self.0.bounded("list the records", ledger.entries(once::PREFIX)).await?;
+        let entries = self.0.store.entries(&*ledger, once::PREFIX).await?;
         let key = |entry: &Entry| Some(entry.name.as_str().strip_prefix(once::PREFIX)?.to_owned());
         Ok(entries.into_iter().filter_map(|entry| Some((key(&entry)?, entry))).collect())
     }
@@ -167,7 +175,7 @@ impl Fencepost {
     /// What this store keeps under which fault.
     #[must_use]
     pub fn guarantees(&self) -> Guarantees {
-        self.0.store.backend.guarantees()
+        self.0.store.guarantees()
     }
 
     /// What this client has seen so far: grants, losses, near misses.
@@ -178,19 +186,17 @@ impl Fencepost {
 
     /// Who holds `name` and who waits for it.
     pub async fn inspect(&self, name: &str) -> Result<LockInfo> {
-        let name = LockName::new(name)?;
-        let verb = format!("inspect \"{name}\"");
-        self.0.bounded(&verb, self.0.store.backend.inspect(name)).await
+        self.0.store.inspect(LockName::new(name)?).await
     }
 
     /// Every lock that is held or waited for.
     pub async fn list(&self) -> Result<Vec<LockInfo>> {
-        self.0.bounded("list the locks", self.0.store.backend.list()).await
+        self.0.store.list().await
     }
 
     /// Follows the changes of `name`.
     pub fn watch(&self, name: &str) -> Result<Watch> {
-        Ok(Watch::new(self.0.observe()?, LockName::new(name)?))
+        Ok(Watch::new(&self.0.store, LockName::new(name)?))
     }
 
     /// Ends the current grant of `name`, whoever holds it. `None` if nobody does.
@@ -207,20 +213,25 @@ impl Fencepost {
     }
 
     /// Renews a grant by its owner, for a script that acquired it in another process.
-    pub async fn renew(&self, name: &str, owner: OwnerId, ttl: Option<Ttl>) -> Result<Renewed> {
-        let batch =
-            vec![Renewal { name: LockName::new(name)?, owner, ttl, token: None, value: None }];
-        let renew = async {
-            let answer = self.0.store.backend.renew(batch).await.pop();
-            answer.unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")))
-        };
-        self.0.bounded(&format!("renew \"{name}\""), renew).await
+    pub async fn renew(
+        &self,
+        name: &str,
+        owner: OwnerId,
+        ttl: Option<Ttl>,
+    ) -> Result<Reply<Renewed>> {
+        let name = LockName::new(name)?;
+        let grant = GrantId { name: name.clone(), owner };
+        let renewal = Renewal { grant, ttl, token: None, value: None };
+        let Reply { value, sent, retried } = self.0.store.renew(renewal).await?;
+        let value = value.map_err(|NotHeld(cause)| Error::not_held(&name, cause))?;
+        Ok(Reply { value, sent, retried })
     }
 
     /// Releases a grant by its owner, for a script that acquired it in another process.
     pub async fn release(&self, name: &str, owner: OwnerId) -> Result<()> {
-        let release = self.0.store.backend.release(LockName::new(name)?, owner);
-        self.0.bounded(&format!("release \"{name}\""), release).await
+        let grant = GrantId { name: LockName::new(name)?, owner };
+        let released = self.0.store.release(&grant, None).await?;
+        released.map_err(|NotHeld(cause)| Error::not_held(&grant.name, cause))
     }
 
     /// Refuses new acquires and waits until everything dropped so far is released at the store, or its
@@ -228,7 +239,9 @@ impl Fencepost {
     /// held.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
-        self.0.keeper.drained().await;
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+        self.0.store.drained().await;
     }
 }
 
@@ -237,37 +250,8 @@ impl Client {
         if self.closed.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
     }
 
-    /// A call to the store, with a limit: whatever the store does, the caller gets an answer.
-    pub(crate) async fn bounded<T>(
-        &self,
-        verb: &str,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        self.bounded_until(self.clock.now() + PATIENCE, verb, call).await
-    }
-
-    async fn bounded_until<T>(
-        &self,
-        limit: Moment,
-        verb: &str,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let start = self.clock.now();
-        match race(call, self.clock.alarm(limit)).await {
-            First::Left(answer) => answer,
-            First::Right(()) => Err(Error::unreachable(format!(
-                "cannot {verb}: the {} store did not answer within {}; check that it is up and reachable",
-                self.store.backend.guarantees().backend,
-                short(limit.since(start)),
-            ))),
-        }
-    }
-
     async fn break_lock(&self, name: &str, token: Option<Token>) -> Result<Option<Broken>> {
-        let confirm_until = self.clock.now() + CONFIRM_TIMEOUT;
-        let call = self.store.backend.break_lock(LockName::new(name)?, token, confirm_until);
-        let verb = format!("break \"{name}\"");
-        let broken = self.bounded_until(confirm_until + PATIENCE, &verb, call).await?;
+        let broken = self.store.break_lock(LockName::new(name)?, token).await?;
         if let Some(broken) = &broken {
             let (token, confirmed) = (broken.token, broken.confirmed);
             tracing::warn!(name, ?token, holder = %broken.label, confirmed, "broken");
@@ -275,19 +259,12 @@ impl Client {
         Ok(broken)
     }
 
-    pub(crate) fn observe(&self) -> Result<Arc<dyn Observe>> {
-        self.store.observe.clone().ok_or_else(|| {
-            let backend = self.store.backend.guarantees().backend;
-            Error::refused(format!("the {backend} backend can not watch"))
-        })
-    }
-
     /// Where records are kept. Refused if the store has none, or may lose them though that matters.
     pub(crate) fn ledger(&self, may_lose: bool) -> Result<Arc<dyn Ledger>> {
         self.check_open()?;
-        let guarantees = self.store.backend.guarantees();
+        let guarantees = self.store.guarantees();
         let backend = guarantees.backend;
-        match (guarantees.records, &self.store.ledger) {
+        match (guarantees.records, &self.ledger) {
             (Records::Kept, Some(ledger)) => Ok(Arc::clone(ledger)),
             (Records::MayBeLost { .. }, Some(ledger)) if may_lose => Ok(Arc::clone(ledger)),
             (Records::MayBeLost { why, remedy }, Some(_)) => Err(Error::refused(format!(
@@ -330,13 +307,13 @@ pub(crate) fn default_label() -> Result<Label> {
 struct Background {
     runtime: tokio::runtime::Handle,
     stop: Mutex<Option<oneshot::Sender<()>>>,
-    drain: Mutex<Option<oneshot::Sender<Arc<Keeper>>>>,
     thread: std::thread::ThreadId,
     drained: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Background {
-    fn start() -> Result<Self> {
+    /// Starts the thread. Before it ends, it waits until `tasks` have come to their end.
+    fn start(tasks: TaskTracker) -> Result<(Self, oneshot::Sender<Arc<BoundedStore>>)> {
         let failed = |error: std::io::Error| {
             Error::unreachable("can not start the client's background thread").because(error)
         };
@@ -344,7 +321,7 @@ impl Background {
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
-        let (drain, keeper) = oneshot::channel::<Arc<Keeper>>();
+        let (opened, store) = oneshot::channel::<Arc<BoundedStore>>();
         let (done, drained) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("fencepost-keeper".into())
@@ -352,8 +329,10 @@ impl Background {
                 runtime.block_on(async move {
                     // An error is a dropped sender: the client is gone, which is what we wait for.
                     let _ = stopped.await;
-                    if let Ok(keeper) = keeper.await {
-                        keeper.drained().await;
+                    tasks.close();
+                    tasks.wait().await;
+                    if let Ok(store) = store.await {
+                        store.drained().await;
                     }
                 });
                 // Nobody listens any more if the wait for it timed out.
@@ -362,20 +341,13 @@ impl Background {
                 runtime.shutdown_background();
             })
             .map_err(failed)?;
-        Ok(Self {
+        let background = Self {
             runtime: handle,
             stop: Mutex::new(Some(stop)),
-            drain: Mutex::new(Some(drain)),
             thread: thread.thread().id(),
             drained: Mutex::new(drained),
-        })
-    }
-
-    /// Before it stops, the thread waits until this keeper has nothing left to undo.
-    fn drain_with(&self, keeper: &Arc<Keeper>) {
-        if let Some(drain) = self.drain.lock().take() {
-            let _ = drain.send(Arc::clone(keeper));
-        }
+        };
+        Ok((background, opened))
     }
 
     fn stop(&self) {
@@ -388,8 +360,7 @@ impl Background {
     fn wait_until_drained(&self) {
         // The thread cannot wait for itself: one of its own tasks may be the last to let go of the client.
         if std::thread::current().id() != self.thread {
-            let drained = self.drained.lock();
-            let _ = drained.recv_timeout(DRAIN_TIMEOUT);
+            let _ = self.drained.lock().recv_timeout(DRAIN_TIMEOUT);
         }
     }
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 use fencepost_core::{Label, LockName, Token, Value};
 use tokio::sync::Mutex;
 
-use crate::backend::{Glimpse, HolderInfo, LockInfo, LossCause, Observe, Renewal, short};
+use crate::backend::{Glimpse, HolderInfo, LockInfo, LossCause, NotHeld, Renewal};
+use crate::bounded_store::BoundedStore;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
-use crate::lock::{Lock, PATIENCE};
-use crate::once::answered;
-use crate::race::{First, race};
+use crate::lock::Lock;
+use crate::options::acquire_options;
 
 /// How long `lead` leaves a store alone that could not be reached.
 const BREATH: Duration = Duration::from_secs(1);
@@ -51,40 +51,12 @@ pub struct Election {
     lock: Lock,
 }
 
+acquire_options!(Election, lock.options);
+
 impl Election {
     pub(crate) fn new(client: &Arc<Client>, name: &str) -> Self {
         let lock = Lock::new(Arc::clone(client), name);
         Self { client: Arc::clone(client), name: name.to_owned(), lock }
-    }
-
-    /// How long a leader that is not heard of stays leader: see [`Lock::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.lock = self.lock.ttl(ttl);
-        self
-    }
-
-    /// What a person reads as the candidate: see [`Lock::label`].
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.lock = self.lock.label(label);
-        self
-    }
-
-    /// Two leaders would corrupt, not only waste: see [`Lock::for_correctness`].
-    pub fn for_correctness(mut self) -> Self {
-        self.lock = self.lock.for_correctness();
-        self
-    }
-
-    /// Leads no longer than this at a stretch: see [`Lock::max_hold`].
-    pub fn max_hold(mut self, max: Duration) -> Self {
-        self.lock = self.lock.max_hold(max);
-        self
-    }
-
-    /// Ties leadership to progress: see [`Lock::progress_within`].
-    pub fn progress_within(mut self, span: Duration) -> Self {
-        self.lock = self.lock.progress_within(span);
-        self
     }
 
     /// Waits until it is our turn to lead. Dropping the future withdraws the candidature.
@@ -142,16 +114,14 @@ impl Election {
 
     /// Who leads now; `None` if nobody does.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let asked = self.client.store.backend.inspect(LockName::new(&self.name)?);
-        let info = answered(&self.client, asked).await?;
+        let info = self.client.store.inspect(LockName::new(&self.name)?).await?;
         Ok(info.holder.map(Leader::from))
     }
 
     /// Follows who leads.
     pub fn observe(&self) -> Result<Observer> {
-        let observe = self.client.observe()?;
         Ok(Observer {
-            observe,
+            store: Arc::clone(&self.client.store),
             name: LockName::new(&self.name)?,
             seen: None,
             last: None,
@@ -191,32 +161,19 @@ impl Term {
         let hold = self.standing.hold();
         self.standing.trusted()?;
         hold.progress();
-        let (name, token) = (hold.name.clone(), Some(self.standing.own_token()));
-        let renewal = Renewal { name, owner: hold.owner, ttl: None, token, value };
-        let clock = &self.client.clock;
-        let call = self.client.store.backend.renew(vec![renewal]);
-        let answer = match race(call, clock.alarm(clock.now() + PATIENCE)).await {
-            First::Left(mut answers) => answers.pop(),
-            First::Right(()) => None,
-        };
-        match answer {
-            Some(Ok(renewed)) => {
-                hold.renewed(&renewed);
+        let (grant, token) = (hold.grant.clone(), Some(self.standing.own_token()));
+        let renewal = Renewal { grant, ttl: None, token, value };
+        let reply = self.client.store.renew(renewal).await?;
+        match reply.value {
+            Ok(renewed) => {
+                hold.renewed(reply.sent, renewed.ttl);
                 Ok(())
             }
-            Some(Err(error)) => match error.kind() {
-                ErrorKind::NotHeld(cause) => {
-                    let cause = cause.unwrap_or(LossCause::Expired);
-                    hold.lose(cause);
-                    Err(Error::lost(&hold.name, cause))
-                }
-                _ => Err(error),
-            },
-            None => Err(Error::unreachable(format!(
-                "the store did not answer the proclamation for \"{}\" within {}",
-                hold.name,
-                short(PATIENCE)
-            ))),
+            Err(NotHeld(cause)) => {
+                let cause = cause.unwrap_or(LossCause::Expired);
+                hold.lose(cause);
+                Err(Error::lost(&hold.grant.name, cause))
+            }
         }
     }
 }
@@ -305,7 +262,7 @@ impl From<HolderInfo> for Leader {
 /// be skipped; the last one never is. Where a store's tokens fall, as after a restore from a backup, terms that
 /// are lower than one that was told before are not told: begin to observe anew.
 pub struct Observer {
-    observe: Arc<dyn Observe>,
+    store: Arc<BoundedStore>,
     name: LockName,
     seen: Option<Glimpse>,
     /// Who was told last, once anything was.
@@ -320,7 +277,7 @@ impl Observer {
     /// Dropping the future loses nothing, and after an error the next call goes on.
     pub async fn next(&mut self) -> Result<Option<Leader>> {
         loop {
-            let info = self.observe.changed(self.name.clone(), self.seen.clone()).await?;
+            let info = self.store.changed(self.name.clone(), self.seen.clone()).await?;
             self.seen = Some(info.glimpse());
             if self.is_news(&info) {
                 return Ok(self.last.clone());

@@ -5,13 +5,15 @@ use std::fmt;
 use fencepost_core::{Invalid, LockName};
 
 use crate::backend::{HolderInfo, LossCause};
+use crate::store_error::{Source, StoreError};
 
 /// What went wrong, in the one form that every call here returns.
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-    for_good: bool,
+    source: Option<Source>,
+    /// The store may answer again without anybody's doing.
+    transient: bool,
 }
 
 /// What the caller can do about an [`Error`].
@@ -45,13 +47,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of this kind. For backends; a message is one line, without secrets.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None, for_good: false }
+        let transient = kind == ErrorKind::Unreachable;
+        Self { kind, message: message.into(), source: None, transient }
     }
 
     /// The same error with what it comes from.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
+        self.source = Some(Source::from(source.into()));
         self
     }
 
@@ -98,16 +101,19 @@ impl Error {
         Self::new(ErrorKind::Closed, "this client is closed: connect again")
     }
 
-    /// Waiting does not help: a wait ends with this error. Only a store in a file knows that.
-    #[cfg(all(feature = "sqlite", unix))]
-    pub(crate) const fn for_good(mut self) -> Self {
-        self.for_good = true;
-        self
+    /// What a store said that did not decide.
+    pub(crate) const fn of_store(
+        kind: ErrorKind,
+        transient: bool,
+        message: String,
+        source: Option<Source>,
+    ) -> Self {
+        Self { kind, message, source, transient }
     }
 
-    /// Whether the store may answer again without anybody's doing.
+    /// Whether the store may answer again without anybody's doing: a wait goes on.
     pub(crate) const fn is_outage(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unreachable) && !self.for_good
+        self.transient
     }
 
     /// What to do about it.
@@ -146,8 +152,24 @@ impl fmt::Debug for Error {
     }
 }
 
-// `source` stays with us: the message above already carries it, and reporters would print it twice.
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// What went wrong before a call reached the store, as when it had to be opened first.
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        let made = match error.kind {
+            ErrorKind::Unreachable if error.transient => Self::unavailable(error.message),
+            ErrorKind::Unreachable => Self::unusable(error.message),
+            ErrorKind::Invalid => Self::invalid(error.message),
+            _ => Self::refused(error.message),
+        };
+        made.with_shared_source(error.source)
+    }
+}
 
 impl From<Invalid> for Error {
     fn from(invalid: Invalid) -> Self {

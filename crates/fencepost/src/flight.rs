@@ -14,13 +14,14 @@ use fencepost_core::LockName;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use crate::backend::Wait;
+use crate::bounded_store::Wait;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
-use crate::lock::{DEFAULT_TTL, Lock};
-use crate::once::{LOOK_AGAIN, answered, check_keep, look_up, name_of, settled};
+use crate::lock::Lock;
+use crate::once::{LOOK_AGAIN, check_keep, name_of, settled};
+use crate::options::acquire_options;
 use crate::race::{First, race};
 
 const PREFIX: &str = "flight/";
@@ -48,7 +49,6 @@ pub struct SingleFlight {
     keep: Duration,
     stale_for: Duration,
     wait: Duration,
-    ttl: Duration,
     lock: Lock,
 }
 
@@ -58,6 +58,8 @@ type Flight = OnceCell<std::result::Result<Vec<u8>, (ErrorKind, String)>>;
 /// Callers of this process that wait for one value, by the record's name.
 pub(crate) type Flights = Mutex<HashMap<LockName, Weak<Flight>>>;
 
+acquire_options!(SingleFlight, lock.options);
+
 impl SingleFlight {
     pub(crate) fn new(client: &Arc<Client>, key: &str) -> Self {
         Self {
@@ -66,7 +68,6 @@ impl SingleFlight {
             keep: DEFAULT_FRESH,
             stale_for: Duration::ZERO,
             wait: Duration::MAX,
-            ttl: DEFAULT_TTL,
             lock: Lock::new(Arc::clone(client), PREFIX),
         }
     }
@@ -81,19 +82,6 @@ impl SingleFlight {
     /// take the old one meanwhile instead of waiting. So does that one, if it fails to compute.
     pub fn stale_for(mut self, span: Duration) -> Self {
         self.stale_for = span;
-        self
-    }
-
-    /// After how long one who computes and is not heard of is taken over: see [`Lock::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self.lock = self.lock.ttl(ttl);
-        self
-    }
-
-    /// Who computes may take this long, however well it seems to be: see [`Lock::max_hold`].
-    pub fn max_hold(mut self, max: Duration) -> Self {
-        self.lock = self.lock.max_hold(max);
         self
     }
 
@@ -118,7 +106,7 @@ impl SingleFlight {
         let name = self.name()?;
         check_keep(self.keep)?;
         check_keep(self.keep.saturating_add(self.stale_for))?;
-        let old = match look_up(&self.client, &*ledger, &name).await? {
+        let old = match self.client.store.look_up(&*ledger, &name).await? {
             Some(entry) if self.is_fresh(&entry) => return Ok(entry.result),
             old => old.filter(|entry| self.will_do(entry)),
         };
@@ -149,8 +137,9 @@ impl SingleFlight {
             found.map_err(|error| (error.kind().clone(), error.to_string()))
         }));
         // Whoever computes for all of this process may not be polled any more: others may have the value.
-        let fresh =
-            settled(&self.client, &*ledger, &name, self.ttl / 3, |entry| self.is_fresh(entry));
+        let fresh = settled(&self.client, &*ledger, &name, self.lock.options.ttl / 3, |entry| {
+            self.is_fresh(entry)
+        });
         let found = race(shared, race(fresh, self.client.clock.alarm(until))).await;
         match found {
             First::Left(Ok(value)) => Ok(value.clone()),
@@ -164,8 +153,8 @@ impl SingleFlight {
     pub async fn forget(&self) -> Result<bool> {
         let ledger = self.client.ledger(true)?;
         let name = self.name()?;
-        match look_up(&self.client, &*ledger, &name).await? {
-            Some(entry) => answered(&self.client, ledger.forget(name, entry.token)).await,
+        match self.client.store.look_up(&*ledger, &name).await? {
+            Some(entry) => self.client.store.forget(&*ledger, name, entry.token).await,
             None => Ok(false),
         }
     }
@@ -196,7 +185,7 @@ impl SingleFlight {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         // Somebody may have been faster between our look and our lock.
-        if let Some(entry) = look_up(&self.client, ledger, guard.name()).await?
+        if let Some(entry) = self.client.store.look_up(ledger, guard.name()).await?
             && self.is_fresh(&entry)
         {
             return Ok(entry.result);
@@ -229,13 +218,13 @@ impl SingleFlight {
         let finish = Finish {
             name: guard.name().clone(),
             token: guard.own_token(),
-            label: self.client.label.clone(),
+            label: self.lock.shown_label()?,
             outcome: Outcome::Done(value.to_vec()),
             keep: self.keep.saturating_add(self.stale_for),
             over: Over::Older,
         };
         // False if a later one was faster: ours is as good, for us.
-        answered(&self.client, ledger.finish(finish)).await?;
+        self.client.store.finish(ledger, finish).await?;
         guard.release().await
     }
 

@@ -10,11 +10,16 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 use tokio::sync::watch;
 
-use crate::backend::{LossCause, Presence, short};
+use crate::backend::{
+    Grant, GrantId, HolderInfo, LossCause, LossSignal, NotHeld, Presence, Renewal, short,
+};
 use crate::client::Client;
-use crate::error::{Error, ErrorKind, Result};
-use crate::hold::{GuardState, Hold, Status};
-use crate::race::{First, race};
+use crate::error::{Error, Result};
+use crate::hold::{Bounds, GuardState, Hold, Status};
+use crate::owner::draw_owner;
+
+/// How long after the end of its lease a release may still be answered.
+const LAST_RELEASE: Duration = Duration::from_millis(100);
 
 /// A lock that is held. It is renewed in the background until it is released, dropped or lost.
 ///
@@ -22,25 +27,21 @@ use crate::race::{First, race};
 /// [`token`](Standing::token) with every write: a lock alone can not stop a holder that froze past its lease.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct Guard {
+    client: Arc<Client>,
     standing: Standing,
     presence: Option<Presence>,
-    unread: Unread,
-    undo: Undo,
+    /// Cleared once nothing of it can be left at the store.
+    release_on_drop: bool,
 }
 
 /// What can be asked of a grant. Cheap to clone, so that work can take one with it: it does not keep the lock,
 /// and turns lost with the guard.
 #[derive(Clone)]
 pub struct Standing {
-    token: Token,
     hold: Arc<Hold>,
 }
 
 impl Standing {
-    pub(crate) const fn new(token: Token, hold: Arc<Hold>) -> Self {
-        Self { token, hold }
-    }
-
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
     }
@@ -48,19 +49,19 @@ impl Standing {
     /// What is locked.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        &self.hold.name
+        &self.hold.grant.name
     }
 
     /// The fencing token: higher than that of every earlier grant of this name.
     #[must_use]
     pub fn token(&self) -> Token {
         self.hold.token_was_read();
-        self.token
+        self.own_token()
     }
 
     /// The same for the library's own use, which no fence sees.
-    pub(crate) const fn own_token(&self) -> Token {
-        self.token
+    pub(crate) fn own_token(&self) -> Token {
+        self.hold.token().expect("a guard is handed out after its grant came")
     }
 
     /// The TTL that the store really keeps.
@@ -162,9 +163,73 @@ impl Standing {
 }
 
 impl Guard {
-    pub(crate) fn new(standing: Standing, presence: Option<Presence>, undo: Undo) -> Self {
-        let unread = Unread(Some(Arc::clone(&standing.hold)));
-        Self { standing, presence, unread, undo }
+    /// Made before the request leaves. From here on every exit returns this guard or drops it, and a dropped guard
+    /// releases what may have been granted (P6).
+    pub(crate) fn pending(
+        client: &Arc<Client>,
+        name: &LockName,
+        ttl: Ttl,
+        bounds: Bounds,
+    ) -> Result<Self> {
+        let grant = GrantId { name: name.clone(), owner: draw_owner()? };
+        let (clock, tally) = (Arc::clone(&client.clock), Arc::clone(&client.tally));
+        let standing = Standing { hold: Hold::new(grant, ttl, bounds, clock, tally) };
+        Ok(Self { client: Arc::clone(client), standing, presence: None, release_on_drop: true })
+    }
+
+    pub(crate) fn id(&self) -> &GrantId {
+        &self.hold().grant
+    }
+
+    pub(crate) fn loss_signal(&self) -> LossSignal {
+        self.client.keeper.loss_signal(self.hold())
+    }
+
+    /// From when a grant counts, and for how long. One that was made while we waited may be as old as our position: it
+    /// is renewed first, and counts from that (P4). `None` if it is over.
+    pub(crate) async fn confirm(
+        &self,
+        grant: &Grant,
+        sent: Moment,
+    ) -> Result<Option<(Moment, Ttl)>> {
+        if !grant.queued {
+            return Ok(Some((sent, grant.ttl)));
+        }
+        let (id, token) = (self.id().clone(), Some(grant.token));
+        let renewal = Renewal { grant: id, ttl: None, token, value: None };
+        let reply = self.client.store.renew(renewal).await?;
+        Ok(reply.value.ok().map(|renewed| (reply.sent, renewed.ttl)))
+    }
+
+    /// The grant is there: counts its deadline from `sent`, and renews it from now on. False if it is over already.
+    pub(crate) fn start(&mut self, grant: Grant, sent: Moment, ttl: Ttl) -> bool {
+        self.presence = grant.presence;
+        self.hold().start(grant.token, sent, ttl);
+        if self.state() != GuardState::Held {
+            return false;
+        }
+        self.client.keeper.keep(self.hold());
+        true
+    }
+
+    /// Nothing of it can be at the store: for a try that was refused and not retried.
+    pub(crate) const fn forget(&mut self) {
+        self.release_on_drop = false;
+    }
+
+    /// Gives up a position whose time is over, and says who has the lock, if the store answers soon. If it does not,
+    /// the drop releases in the background.
+    pub(crate) async fn withdraw(&mut self) -> Option<HolderInfo> {
+        let holder = self.client.store.withdraw(self.id()).await.ok()?;
+        self.forget();
+        holder
+    }
+
+    /// Releases what a failed acquire may have left. If that fails or is dropped, the drop releases in the background.
+    pub(crate) async fn undo(&mut self) -> Result<()> {
+        let _ = self.client.store.release(self.id(), None).await?;
+        self.forget();
+        Ok(())
     }
 
     /// What the work under this guard can take with it.
@@ -176,7 +241,7 @@ impl Guard {
     /// The secret that proves who may renew and release.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
-        self.hold().owner
+        self.hold().grant.owner
     }
 
     /// The open file that shows this holder lives, where the store uses one: let a child process inherit
@@ -188,51 +253,48 @@ impl Guard {
 
     /// Gives the lock back. `Lost` if it was not ours any more. When the store can not be reached the
     /// release goes on in the background until the lease is over.
-    pub async fn release(self) -> Result<()> {
-        let Self { mut undo, standing, unread, .. } = self;
-        drop(unread);
-        let token = standing.token;
-        let (client, hold) = (Arc::clone(&undo.client), Arc::clone(&undo.hold));
+    pub async fn release(mut self) -> Result<()> {
+        let hold = Arc::clone(self.hold());
+        hold.report_unread();
         let status = hold.status();
         hold.released();
-        client.keeper.forget(&hold);
-        // Dropped here, `undo` releases in the background: a cancelled release is still a release.
-        let call = client.store.backend.release(hold.name.clone(), hold.owner);
-        let limit = status.deadline.max(client.clock.now()) + Duration::from_millis(100);
-        let outcome = match race(call, client.clock.alarm(limit)).await {
-            First::Left(outcome) => outcome,
-            First::Right(()) => Err(Error::unreachable(format!(
-                "the store did not answer the release of \"{}\" before its lease ran out",
-                hold.name
-            ))),
-        };
-        let gone = match outcome {
-            Ok(()) => None,
-            Err(error) => match error.kind() {
-                ErrorKind::NotHeld(cause) => Some((*cause).unwrap_or(LossCause::Expired)),
-                _ => return Err(error),
-            },
-        };
-        undo.disarm();
-        tracing::debug!(name = %hold.name, token = %token, "released");
-        match (status.state, gone) {
-            (GuardState::Lost(cause), _) | (_, Some(cause)) => Err(Error::lost(&hold.name, cause)),
-            _ => Ok(()),
+        self.client.keeper.forget(&hold);
+        // Dropped here, the guard releases in the background: a cancelled release is still a release.
+        let lease_end = status.deadline.max(self.client.clock.now()) + LAST_RELEASE;
+        let released = self.client.store.release(&hold.grant, Some(lease_end)).await?;
+        self.forget();
+        tracing::debug!(name = %hold.grant.name, token = %self.own_token(), "released");
+        match (status.state, released) {
+            (GuardState::Lost(cause), _) => Err(Error::lost(&hold.grant.name, cause)),
+            (_, Err(NotHeld(cause))) => {
+                Err(Error::lost(&hold.grant.name, cause.unwrap_or(LossCause::Expired)))
+            }
+            (_, Ok(())) => Ok(()),
         }
     }
 
     /// Lets go of the guard without releasing: the grant stays until its lease ends or the returned owner
     /// releases it. Meant for a [`lease_only`](crate::Lock::lease_only) lock.
     #[must_use = "without the owner nobody can renew or release the grant"]
-    pub fn detach(self) -> OwnerId {
-        let Self { mut undo, mut unread, .. } = self;
-        // Whoever goes on with the grant has its own way to the token.
-        unread.0 = None;
+    pub fn detach(mut self) -> OwnerId {
         // Over before it is forgotten, or a renewal under way would put it back on the wheel.
-        undo.hold.released();
-        undo.client.keeper.forget(&undo.hold);
-        undo.disarm();
-        undo.hold.owner
+        self.hold().released();
+        self.client.keeper.forget(self.hold());
+        // Whoever goes on with the grant has its own way to the token.
+        self.forget();
+        self.owner()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.release_on_drop {
+            let ttl = self.ttl();
+            self.hold().report_unread();
+            self.hold().released();
+            self.client.keeper.forget(self.hold());
+            self.client.keeper.undo(self.id().clone(), ttl);
+        }
     }
 }
 
@@ -254,7 +316,7 @@ impl fmt::Debug for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
             .field("name", self.name())
-            .field("token", &self.token)
+            .field("token", &self.hold.token())
             .field("state", &self.state())
             .field("remaining", &short(self.remaining()))
             .finish_non_exhaustive()
@@ -277,60 +339,5 @@ impl Changes {
         self.hold.settle();
         let status = self.status.borrow_and_update();
         (status.state, status.end())
-    }
-}
-
-/// Tells, when its guard goes, that nobody read the token though it mattered.
-struct Unread(Option<Arc<Hold>>);
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        if let Some(hold) = &self.0 {
-            hold.report_unread();
-        }
-    }
-}
-
-/// Gives back what an acquisition took, or may have taken, unless it is disarmed (P6).
-pub(crate) struct Undo {
-    client: Arc<Client>,
-    hold: Arc<Hold>,
-    ttl: Ttl,
-    armed: bool,
-}
-
-impl Undo {
-    pub(crate) const fn armed(client: Arc<Client>, hold: Arc<Hold>, ttl: Ttl) -> Self {
-        Self { client, hold, ttl, armed: true }
-    }
-
-    pub(crate) fn name(&self) -> &LockName {
-        &self.hold.name
-    }
-
-    /// Releases now and tells how that went. Dropped before that, it goes on in the background.
-    pub(crate) async fn release_now(&mut self) -> Result<()> {
-        let release = self.client.store.backend.release(self.hold.name.clone(), self.hold.owner);
-        let verb = format!("release \"{}\"", self.hold.name);
-        let released = self.client.bounded(&verb, release).await;
-        match &released {
-            Err(error) if !matches!(error.kind(), ErrorKind::NotHeld(_)) => {}
-            _ => self.disarm(),
-        }
-        released
-    }
-
-    pub(crate) const fn disarm(&mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        if self.armed {
-            self.hold.released();
-            self.client.keeper.forget(&self.hold);
-            self.client.keeper.undo(self.hold.name.clone(), self.hold.owner, self.ttl);
-        }
     }
 }

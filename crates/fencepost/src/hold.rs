@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{Moment, Token, Ttl};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::backend::{LossCause, Renewed};
+use crate::backend::{GrantId, LossCause};
 use crate::clock::Clock;
 use crate::counts::{Tally, up};
 use crate::error::Error;
@@ -92,8 +92,7 @@ impl Status {
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) id: u64,
-    pub(crate) name: LockName,
-    pub(crate) owner: OwnerId,
+    pub(crate) grant: GrantId,
     token: OnceLock<Token>,
     bounds: Bounds,
     clock: Arc<dyn Clock>,
@@ -112,8 +111,7 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) fn new(
-        name: LockName,
-        owner: OwnerId,
+        grant: GrantId,
         ttl: Ttl,
         bounds: Bounds,
         clock: Arc<dyn Clock>,
@@ -127,8 +125,7 @@ impl Hold {
         let status = Status { state, deadline, until, near, ttl, sent: now, cap };
         Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            name,
-            owner,
+            grant,
             token: OnceLock::new(),
             bounds,
             clock,
@@ -162,7 +159,7 @@ impl Hold {
         self.token.get().copied()
     }
 
-    pub(crate) fn renewed(&self, renewed: &Renewed) {
+    pub(crate) fn renewed(&self, sent: Moment, ttl: Ttl) {
         self.settle();
         self.status.send_if_modified(|status| {
             if status.over() {
@@ -170,11 +167,11 @@ impl Hold {
             }
             status.state = GuardState::Held;
             *self.renewal_error.lock() = None;
-            let (deadline, ttl) = status.promised(renewed.sent, renewed.ttl);
+            let (deadline, ttl) = status.promised(sent, ttl);
             status.ttl = ttl;
             // Answers may overtake each other; the later request's word stands.
-            if renewed.sent > status.sent {
-                (status.sent, status.deadline) = (renewed.sent, deadline);
+            if sent > status.sent {
+                (status.sent, status.deadline) = (sent, deadline);
             }
             true
         });
@@ -226,7 +223,7 @@ impl Hold {
             if self.token.get().is_some() {
                 up(&self.tally.losses);
             }
-            tracing::warn!(name = %self.name, cause = cause.word(), "lost");
+            tracing::warn!(name = %self.grant.name, cause = cause.word(), "lost");
         }
         lost
     }
@@ -301,16 +298,19 @@ fn deadline(sent: Moment, ttl: Ttl) -> Moment {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::{LockName, OwnerId};
+
     use super::*;
     use crate::clock::ManualClock;
 
     fn hold(ttl: Ttl) -> (Arc<Hold>, Moment) {
         let (name, owner) = (LockName::new("a").unwrap(), OwnerId::from_bits(1));
+        let grant = GrantId { name, owner };
         let (bounds, tally) = (Bounds::default(), Arc::default());
         // It shows an hour, whatever the uptime of this machine.
         let clock = ManualClock::new();
         let now = clock.now();
-        (Hold::new(name, owner, ttl, bounds, Arc::new(clock), tally), now)
+        (Hold::new(grant, ttl, bounds, Arc::new(clock), tally), now)
     }
 
     #[test]
@@ -324,12 +324,12 @@ mod tests {
         hold.start(token, now, long);
         assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(at, short), short));
         let sent = now + Duration::from_millis(500);
-        hold.renewed(&Renewed { token, ttl: long, sent });
+        hold.renewed(sent, long);
         assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(at, short), short));
         // Never raised by it; but a renewal that left later has its whole lease.
         assert_eq!(hold.shorten(at + Duration::from_secs(2), long), Some(deadline(at, short)));
         let sent = at + Duration::from_secs(3);
-        hold.renewed(&Renewed { token, ttl: long, sent });
+        hold.renewed(sent, long);
         assert_eq!((hold.status().deadline, hold.status().ttl), (deadline(sent, long), long));
         // One that is over already is lost.
         assert_eq!(hold.shorten(now.back(Duration::from_mins(1)), short), None);

@@ -7,30 +7,73 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Ttl};
+use fencepost_core::{Moment, Ttl};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use crate::backend::{Backend, LossCause, Renewal, Renewed};
+use crate::backend::{GrantId, LossCause, LossSignal, NotHeld, OnLoss, Renewal, Renewed, Reply};
+use crate::bounded_store::BoundedStore;
 use crate::clock::Clock;
-use crate::counted::Counted;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::hold::Hold;
-use crate::race::{First, race};
+use crate::race::race;
 
 pub(crate) struct Keeper {
-    backend: Arc<dyn Backend>,
+    store: Arc<BoundedStore>,
     clock: Arc<dyn Clock>,
     runtime: Handle,
+    /// What goes on after its caller is gone: releases, ends of runs.
+    tasks: TaskTracker,
     wheel: Mutex<Wheel>,
     earlier: Notify,
-    undoing: watch::Sender<usize>,
+}
+
+/// What a store's notification about one grant reaches.
+#[derive(Debug)]
+struct Notified {
+    hold: Weak<Hold>,
+    heartbeat: Weak<Keeper>,
+}
+
+impl Notified {
+    fn both(&self) -> Option<(Arc<Hold>, Arc<Keeper>)> {
+        Some((self.hold.upgrade()?, self.heartbeat.upgrade()?))
+    }
+}
+
+impl OnLoss for Notified {
+    fn renew_now(&self) {
+        if let Some((hold, heartbeat)) = self.both() {
+            heartbeat.renew_now(&hold);
+        }
+    }
+
+    fn lose(&self, cause: LossCause) {
+        if let Some((hold, heartbeat)) = self.both() {
+            heartbeat.lose(&hold, cause);
+        }
+    }
+
+    fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
+        self.hold.upgrade()?.shorten(sent, ttl)
+    }
+
+    fn settle(&self) {
+        if let Some(hold) = self.hold.upgrade() {
+            hold.settle();
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.hold.strong_count() > 0
+    }
 }
 
 /// The next event of every hold.
@@ -50,17 +93,18 @@ impl Wheel {
 
 impl Keeper {
     pub(crate) fn start(
-        backend: Arc<dyn Backend>,
+        store: Arc<BoundedStore>,
         clock: Arc<dyn Clock>,
         runtime: &Handle,
+        tasks: TaskTracker,
     ) -> Arc<Self> {
         let keeper = Arc::new(Self {
-            backend,
+            store,
             clock,
             runtime: runtime.clone(),
+            tasks,
             wheel: Mutex::new(Wheel { events: BTreeMap::new(), awake_at: Moment::NEVER }),
             earlier: Notify::new(),
-            undoing: watch::Sender::new(0),
         });
         let supervised = Arc::clone(&keeper);
         runtime.spawn(async move {
@@ -73,6 +117,12 @@ impl Keeper {
             }
         });
         keeper
+    }
+
+    /// By which the store notifies a grant.
+    pub(crate) fn loss_signal(self: &Arc<Self>, hold: &Arc<Hold>) -> LossSignal {
+        let (hold, heartbeat) = (Arc::downgrade(hold), Arc::downgrade(self));
+        LossSignal::to(Arc::new(Notified { hold, heartbeat }))
     }
 
     /// Renews `hold` from now on, until it is over or forgotten.
@@ -162,57 +212,46 @@ impl Keeper {
         let renewals = batch
             .iter()
             .map(|hold| Renewal {
-                name: hold.name.clone(),
-                owner: hold.owner,
+                grant: hold.grant.clone(),
                 ttl: Some(hold.status().ttl),
                 token: hold.token(),
                 value: None,
             })
             .collect();
         let shortest = batch.iter().map(|hold| hold.status().ttl).min().unwrap_or(Ttl::MIN);
-        let outcomes = self.call_renew(renewals, shortest.as_duration() / 3).await;
-        let mut outcomes = outcomes.into_iter();
+        let (store, timeout) = (Arc::clone(&self.store), shortest.as_duration() / 3);
+        // On a task of its own, so that a panic stays there.
+        let call = self.runtime.spawn(async move { store.renew_batch(renewals, timeout).await });
+        let mut outcomes = call.await.unwrap_or_default().into_iter();
         for hold in &batch {
             let outcome = outcomes
                 .next()
-                .unwrap_or_else(|| Err(Error::unreachable("the backend left out an answer")));
+                .unwrap_or_else(|| Err(Error::unreachable("the backend's renewal panicked")));
             self.renewal_answered(hold, outcome);
         }
     }
 
-    /// One call to the backend, with a limit, on a task of its own so that a panic stays there.
-    async fn call_renew(&self, renewals: Vec<Renewal>, limit: Duration) -> Vec<Result<Renewed>> {
-        let count = renewals.len();
-        let all = |message: &str| (0..count).map(|_| Err(Error::unreachable(message))).collect();
-        let backend = Arc::clone(&self.backend);
-        let mut call = self.runtime.spawn(async move { backend.renew(renewals).await });
-        match race(&mut call, self.clock.alarm(self.clock.now() + limit)).await {
-            First::Left(Ok(outcomes)) => outcomes,
-            First::Left(Err(_)) => all("the backend's renewal panicked"),
-            First::Right(()) => {
-                call.abort();
-                all("the store did not answer the renewal in time")
-            }
-        }
-    }
-
-    fn renewal_answered(self: &Arc<Self>, hold: &Arc<Hold>, outcome: Result<Renewed>) {
-        // Before it counts: one that came late is late, though it came.
+    fn renewal_answered(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        outcome: Result<Reply<Result<Renewed, NotHeld>>>,
+    ) {
+        // Warn first: a renewal that succeeds late is still a near miss.
         hold.look_back();
+        let name = &hold.grant.name;
         match outcome {
-            Ok(renewed) => {
-                hold.renewed(&renewed);
-                tracing::trace!(name = %hold.name, token = %renewed.token, "renewed");
+            Ok(Reply { value: Ok(renewed), sent, .. }) => {
+                hold.renewed(sent, renewed.ttl);
+                tracing::trace!(%name, token = %renewed.token, "renewed");
                 self.keep(hold);
             }
+            Ok(Reply { value: Err(NotHeld(cause)), .. }) => {
+                self.lose(hold, cause.unwrap_or(LossCause::Expired));
+            }
             Err(error) => {
-                if let ErrorKind::NotHeld(cause) = error.kind() {
-                    self.lose(hold, (*cause).unwrap_or(LossCause::Expired));
-                } else {
-                    hold.renewal_failed(&error);
-                    tracing::warn!(name = %hold.name, %error, "renewal is failing");
-                    self.retry_later(hold);
-                }
+                hold.renewal_failed(&error);
+                tracing::warn!(%name, %error, "renewal is failing");
+                self.retry_later(hold);
             }
         }
     }
@@ -224,7 +263,7 @@ impl Keeper {
         let lost = hold.lose(cause);
         self.forget(hold);
         if lost && cause == LossCause::Broken {
-            self.undo(hold.name.clone(), hold.owner, ttl);
+            self.undo(hold.grant.clone(), ttl);
         }
     }
 
@@ -233,32 +272,27 @@ impl Keeper {
         self.schedule(hold, (self.clock.now() + retry_gap(status.ttl)).min(status.end()));
     }
 
-    /// Releases in the background whatever `owner` has or may have, for as long as a lease could last.
-    pub(crate) fn undo(self: &Arc<Self>, name: LockName, owner: OwnerId, ttl: Ttl) {
+    /// Releases in the background whatever the owner has or may have, for as long as a lease could last.
+    pub(crate) fn undo(self: &Arc<Self>, grant: GrantId, ttl: Ttl) {
         let keeper = Arc::clone(self);
-        let counted = Counted::new(&self.undoing);
-        self.runtime.spawn(async move {
-            let _counted = counted;
-            let give_up = keeper.clock.now() + ttl.as_duration();
-            while keeper.clock.now() < give_up {
-                let call = keeper.backend.release(name.clone(), owner);
-                let limit = (ttl.as_duration() / 3).min(CALL_LIMIT);
-                let limit = (keeper.clock.now() + limit).min(give_up);
-                match race(call, keeper.clock.alarm(limit)).await {
-                    First::Left(Ok(())) => return,
-                    First::Left(Err(error)) if matches!(error.kind(), ErrorKind::NotHeld(_)) => {
-                        return;
-                    }
+        let undo = async move {
+            let (clock, name) = (&keeper.clock, &grant.name);
+            let give_up = clock.now() + ttl.as_duration();
+            while clock.now() < give_up {
+                let timeout = (ttl.as_duration() / 3).min(CALL_LIMIT);
+                let limit = (clock.now() + timeout).min(give_up);
+                match keeper.store.release(&grant, Some(limit)).await {
+                    Ok(_) => return,
                     // A refusal too: a failover or a changed right may end before the lease does.
-                    First::Left(Err(error)) => {
+                    Err(error) => {
                         tracing::warn!(%name, %error, "release failed; retrying");
-                        keeper.clock.alarm(keeper.clock.now() + retry_gap(ttl)).await;
+                        clock.alarm(clock.now() + retry_gap(ttl)).await;
                     }
-                    First::Right(()) => {}
                 }
             }
             tracing::warn!(%name, "gave up on a release; its lease has run out by itself");
-        });
+        };
+        self.tasks.spawn_on(undo, &self.runtime);
     }
 
     /// Carries `work` to its end on the client's own thread, whoever waits for it; a client that closes waits.
@@ -266,19 +300,13 @@ impl Keeper {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> tokio::task::JoinHandle<T> {
-        let counted = Counted::new(&self.undoing);
-        self.runtime.spawn(async move {
-            let _counted = counted;
-            work.await
-        })
+        self.tasks.spawn_on(work, &self.runtime)
     }
+}
 
-    /// Resolves once nothing is left to undo.
-    pub(crate) async fn drained(&self) {
-        let mut undoing = self.undoing.subscribe();
-        // The sender lives as long as we do, so this can not fail.
-        let _ = undoing.wait_for(|count| *count == 0).await;
-        self.backend.drained().await;
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keeper")
     }
 }
 

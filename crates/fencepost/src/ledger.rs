@@ -16,10 +16,9 @@
 use std::time::Duration;
 
 pub use fencepost_core::records::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 
-use crate::backend::BoxFuture;
-use crate::error::Result;
+use crate::backend::StoreCall;
 
 /// What is said of an end that was sent, was not heard of, and then met no record.
 pub(crate) fn nobody_knows(name: &LockName) -> String {
@@ -35,19 +34,19 @@ pub const LONGEST_RUN: Duration = Duration::from_hours(7 * 24);
 /// A store that keeps records.
 pub trait Ledger: Send + Sync + 'static {
     /// Makes the record `running` under this token, unless it is settled or a higher token has it.
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>>;
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed>;
 
     /// Settles a record that the caller may settle. False, with nothing changed, if it may not.
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>>;
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool>;
 
     /// The record under `name`, if there is one whose time is not over.
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>>;
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>>;
 
     /// All records whose names start so, ordered by name, without their results.
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>>;
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>>;
 
     /// Removes the record under `name` if it bears this token. False if there was none such.
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>>;
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool>;
 
     /// Which store this is, as no other is called: a caller's own transaction settles a record only in this one.
     /// `None` if no transaction of a caller's can reach it. Asked after a claim.

@@ -31,11 +31,13 @@
 pub mod backend;
 pub mod backends;
 pub mod blocking;
+mod bounded_store;
 mod claims;
 mod client;
 pub mod clock;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod counted;
 mod counts;
 #[cfg(unix)]
@@ -51,10 +53,14 @@ mod keeper;
 pub mod ledger;
 mod lock;
 mod once;
+mod options;
 mod outage;
+mod owner;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod race;
+mod retry;
+mod store_error;
 mod url;
 mod watch;
 
@@ -69,10 +75,11 @@ pub use flight::SingleFlight;
 pub use guard::{Changes, Guard, Standing};
 pub use hold::GuardState;
 pub use ledger::Ledger;
-pub use lock::{DEFAULT_TTL, Lock};
+pub use lock::Lock;
 pub use once::{
     Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Transaction, Turn,
 };
+pub use options::DEFAULT_TTL;
 pub use url::{default_url, env_url, server_of};
 pub use watch::Watch;
 

@@ -23,12 +23,13 @@ use fencepost_core::{LockName, Token};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::turn::marked_already;
 pub use self::turn::{Run, Transaction, Turn};
-use crate::backend::{BoxFuture, Wait};
+use crate::bounded_store::Wait;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Claim, Claimed, Entry, LONGEST_RUN, Ledger, State};
 use crate::lock::Lock;
+use crate::options::acquire_options;
 use crate::race::{First, race};
 
 /// What the locks and records of keys begin with.
@@ -71,7 +72,7 @@ pub struct Once {
     key: String,
     keep: Duration,
     /// Whatever the key: its TTL, label and bounds.
-    lock: Lock,
+    pub(crate) lock: Lock,
     wait: Option<Duration>,
     on_failure: OnFailure,
     may_repeat: bool,
@@ -107,6 +108,8 @@ pub enum Begun {
     Settled(Entry),
 }
 
+acquire_options!(Once, lock.options);
+
 impl Once {
     pub(crate) fn new(client: &Arc<Client>, key: &str) -> Self {
         Self {
@@ -123,30 +126,6 @@ impl Once {
     /// How long the record is kept once it is done or failed; seven days unless set.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = keep;
-        self
-    }
-
-    /// After how long a runner that is not heard of is taken over: see [`Lock::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.lock = self.lock.ttl(ttl);
-        self
-    }
-
-    /// What a person reads as the runner: see [`Lock::label`].
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.lock = self.lock.label(label);
-        self
-    }
-
-    /// A run is lost after this long, however well the runner seems to be: see [`Lock::max_hold`].
-    pub fn max_hold(mut self, max: Duration) -> Self {
-        self.lock = self.lock.max_hold(max);
-        self
-    }
-
-    /// Ties a run to its progress: see [`Lock::progress_within`].
-    pub fn progress_within(mut self, span: Duration) -> Self {
-        self.lock = self.lock.progress_within(span);
         self
     }
 
@@ -244,7 +223,7 @@ impl Once {
         let ledger = self.client.ledger(self.may_repeat)?;
         let name = self.name()?;
         check_keep(self.keep)?;
-        if let Some(entry) = look_up(&self.client, &*ledger, &name).await?
+        if let Some(entry) = self.client.store.look_up(&*ledger, &name).await?
             && entry.is_settled()
         {
             return Ok(Begun::Settled(entry));
@@ -263,7 +242,7 @@ impl Once {
                 First::Left(entry) => return Ok(Begun::Settled(entry)),
                 First::Right(Err(error)) if matches!(error.kind(), ErrorKind::Held(_)) => {
                     // It may have been done since the last look.
-                    let entry = look_up(&self.client, &*ledger, &name).await?;
+                    let entry = self.client.store.look_up(&*ledger, &name).await?;
                     let settled = entry.filter(Entry::is_settled);
                     return settled.map(Begun::Settled).ok_or(error);
                 }
@@ -295,7 +274,7 @@ impl Once {
     /// The record of this key, if there is one.
     pub async fn entry(&self) -> Result<Option<Entry>> {
         let ledger = self.client.ledger(true)?;
-        look_up(&self.client, &*ledger, &self.name()?).await
+        self.client.store.look_up(&*ledger, &self.name()?).await
     }
 
     /// Removes the record, so that the work can be done again. False if there was none. Refused, with the kind
@@ -305,8 +284,10 @@ impl Once {
         let name = self.name()?;
         // Under the lock: a runner at work must not find its record gone.
         let guard = self.lock.clone().named(&name).take(Wait::No).await?;
-        let Some(entry) = look_up(&self.client, &*ledger, &name).await? else { return Ok(false) };
-        let forgotten = answered(&self.client, ledger.forget(name, entry.token)).await?;
+        let Some(entry) = self.client.store.look_up(&*ledger, &name).await? else {
+            return Ok(false);
+        };
+        let forgotten = self.client.store.forget(&*ledger, name, entry.token).await?;
         if let Err(error) = guard.release().await {
             tracing::debug!(key = self.key, %error, "the lock was gone before it was forgotten");
         }
@@ -333,7 +314,7 @@ impl Once {
         };
         let clock = &self.client.clock;
         loop {
-            match answered(&self.client, ledger.claim(claim.clone())).await {
+            match self.client.store.claim(ledger, claim.clone()).await {
                 Err(error)
                     if *error.kind() == ErrorKind::Unreachable && guard.trusted().is_ok() =>
                 {
@@ -397,19 +378,6 @@ pub(crate) fn check_keep(keep: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What the store answers, if it does in time.
-pub(crate) async fn answered<T>(client: &Client, call: BoxFuture<'_, Result<T>>) -> Result<T> {
-    client.bounded("use the records", call).await
-}
-
-pub(crate) async fn look_up(
-    client: &Client,
-    ledger: &dyn Ledger,
-    name: &LockName,
-) -> Result<Option<Entry>> {
-    answered(client, ledger.look_up(name.clone())).await
-}
-
 /// Resolves once the record is one that `will_do`; looks this often.
 pub(crate) async fn settled(
     client: &Client,
@@ -421,7 +389,7 @@ pub(crate) async fn settled(
     loop {
         client.clock.alarm(client.clock.now() + every).await;
         // A store that can not be reached is the acquire's matter.
-        if let Ok(Some(entry)) = look_up(client, ledger, name).await
+        if let Ok(Some(entry)) = client.store.look_up(ledger, name).await
             && will_do(&entry)
         {
             return entry;

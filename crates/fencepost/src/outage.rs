@@ -1,11 +1,11 @@
 //! An outage of the store during a wait: the wait goes on, and says so now and then.
 
+use std::fmt;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment};
 
 use crate::backend::short;
-use crate::error::Error;
 
 /// What an outage is logged under, so that a program can show it.
 pub(crate) const OUTAGE: &str = "fencepost::outage";
@@ -22,7 +22,7 @@ pub(crate) struct Outage {
 
 impl Outage {
     /// Logs the outage when it starts, and then once a minute.
-    pub(crate) fn log(&mut self, now: Moment, name: &LockName, error: &Error) {
+    pub(crate) fn log(&mut self, now: Moment, name: &LockName, error: &impl fmt::Display) {
         let start = *self.start.get_or_insert(now);
         if self.logged.is_some_and(|logged| now < logged + LOG_EVERY) {
             return;

@@ -14,4 +14,4 @@ pub(crate) mod trust;
 
 pub(crate) use self::address::PostgresUrl;
 pub(crate) use self::faults::{Fault, FaultKind};
-pub(crate) use self::pool::{Heard, Parameter, Pool, Use};
+pub(crate) use self::pool::{Parameter, Pool, Use};

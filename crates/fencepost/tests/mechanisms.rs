@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use fencepost::backend::BoxFuture;
-use fencepost::backend::Store;
+use fencepost::backend::{Store, StoreCall, StoreError};
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
 use fencepost::conformance::{Line, Severable};
 use fencepost::ledger::{Claim, Claimed, Entry, Finish, State};
-use fencepost::{Begun, ErrorKind, Fencepost, Ledger, LockName, LossCause, OnFailure, Token, Turn};
+use fencepost::{
+    Begun, ErrorKind, Fencepost, Ledger, LockName, LossCause, Moment, OnFailure, Token, Turn,
+};
 
 /// A client whose line to the store can be cut, another that is never cut, and the clock of both.
 struct World {
@@ -108,31 +109,29 @@ struct Busy {
 }
 
 impl Ledger for Busy {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, fencepost::Result<Claimed>> {
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
         let left =
             self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
         match left {
-            Ok(_) => {
-                Box::pin(async { Err(fencepost::Error::unreachable("somebody keeps the row")) })
-            }
-            Err(_) => self.memory.claim(claim),
+            Ok(_) => Box::pin(async { Err(StoreError::unavailable("somebody keeps the row")) }),
+            Err(_) => self.memory.claim(claim, limit),
         }
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, fencepost::Result<bool>> {
-        self.memory.finish(finish)
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+        self.memory.finish(finish, limit)
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, fencepost::Result<Option<Entry>>> {
-        self.memory.look_up(name)
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
+        self.memory.look_up(name, limit)
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, fencepost::Result<Vec<Entry>>> {
-        self.memory.entries(prefix)
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+        self.memory.entries(prefix, limit)
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, fencepost::Result<bool>> {
-        self.memory.forget(name, token)
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
+        self.memory.forget(name, token, limit)
     }
 }
 
@@ -168,7 +167,7 @@ async fn a_mark_in_doubt_whose_record_has_gone_is_not_told_as_overtaken() {
         world.clock.advance(Duration::from_millis(200));
         BootClock.alarm(BootClock.now() + Duration::from_millis(2)).await;
     }
-    assert!(world.memory.forget(name, token).await.unwrap());
+    assert!(world.memory.forget(name, token, Moment::NEVER).await.unwrap().value);
     world.line.set(Line::Whole);
     let error = soon(&world, done).await.unwrap().unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
@@ -176,7 +175,7 @@ async fn a_mark_in_doubt_whose_record_has_gone_is_not_told_as_overtaken() {
     // The control: asked but once, it is told that there is no record of its own.
     let turn = ours(&world.client, "b").await;
     let (name, token) = (turn.name().clone(), turn.token());
-    assert!(world.memory.forget(name, token).await.unwrap());
+    assert!(world.memory.forget(name, token, Moment::NEVER).await.unwrap().value);
     let error = soon(&world, turn.done("result")).await.unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Lost(LossCause::TakenOver));
 }

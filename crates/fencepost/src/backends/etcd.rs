@@ -60,10 +60,8 @@ use self::keys::{Prefix, lease_of};
 use self::line::{Place, Waited, token_from};
 use self::link::Link;
 use self::through::Through;
-use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, Observe, Renewal, Renewed,
-    Request, Surroundings, Wait,
-};
+use crate::backend::{BoxFuture, Broken, Glimpse, LockInfo, Surroundings};
+use crate::backends::bridge::{Acquired, Backend, Grant, Observe, Renewal, Renewed, Request, Wait};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};

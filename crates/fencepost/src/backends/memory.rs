@@ -22,11 +22,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, HolderInfo, LockInfo, LossCause,
-    LossSignal, Observe, Renewal, Renewed, Request, Wait, WaiterInfo,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, GrantId, HolderInfo, LockInfo, LossCause,
+    LossSignal, NotHeld, Observe, Queue, Renewal, Renewed, Reply, Request, StoreCall, StoreError,
+    StoreResult, WaiterInfo,
 };
 use crate::clock::{BootClock, Clock};
-use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Kept, Records};
 use crate::race::{First, race};
 
@@ -100,85 +100,88 @@ impl Memory {
         answer
     }
 
-    fn enter(&self, request: &Request, queue: bool) -> Result<Entered> {
+    fn enter(&self, request: &Request, queue: bool) -> StoreResult<Acquired> {
         let (mut state, now) = self.state();
-        let sent = now;
-        let command = Command::Acquire {
-            name: request.name.clone(),
-            owner: request.owner,
-            ttl: request.ttl,
-            label: request.label.clone(),
-            queue,
-        };
-        let entered = match state.apply(command, now) {
+        let GrantId { name, owner } = request.grant.clone();
+        let command =
+            Command::Acquire { name, owner, ttl: request.ttl, label: request.label.clone(), queue };
+        let acquired = match state.apply(command, now) {
             Some(Effect::Granted { token, ttl, .. }) => {
                 state.know(request, now);
-                let queued = false;
-                Entered::Granted(Grant { token, ttl, sent, queued, presence: None })
+                Acquired::Granted(Grant { token, ttl, queued: false, presence: None })
             }
             Some(Effect::Queued { .. }) => {
                 let turn = &mut state.know(request, now).turn;
-                // A retry listens beside the first try.
-                Entered::Queued(turn.get_or_insert_with(|| watch::Sender::new(None)).subscribe())
+                turn.get_or_insert_with(|| watch::Sender::new(None));
+                Acquired::Queued { ahead: state.ahead_of(&request.grant) }
             }
             Some(Effect::Exhausted { .. }) => {
-                return Err(Error::refused(
+                return Err(StoreError::refused(
                     "this memory: store has no tokens left: start a new one",
                 ));
             }
-            _ => Entered::Held(state.holder_info(&request.name, now)),
+            _ => Acquired::Held(state.holder_info(&request.grant.name, now)),
         };
         self.version.send_modify(|version| *version += 1);
-        Ok(entered)
+        Ok(Reply::new(acquired, now))
     }
 
-    async fn wait_in_line(
-        &self,
-        request: &Request,
-        until: Moment,
-        mut turn: watch::Receiver<Option<Turn>>,
-    ) -> Option<Acquired> {
-        let mut keep_place = self.clock.now() + request.ttl.as_duration() / 3;
+    async fn wait_in_line(&self, request: &Request, limit: Moment) -> Acquired {
+        let GrantId { name, owner } = &request.grant;
+        let mut keep_position = self.clock.now() + request.ttl.as_duration() / 3;
+        // A retry listens beside the first call.
+        let turn = self
+            .state()
+            .0
+            .owners
+            .get(owner)
+            .and_then(|known| known.turn.as_ref()?.subscribe().into());
+        let Some(mut turn) = turn else { return self.without_turn(&request.grant) };
         loop {
             let expiry = {
                 let (state, _) = self.state();
-                let holder = state.machine.holder(&request.name).map(|grant| grant.token);
+                let holder = state.machine.holder(name).map(|grant| grant.token);
                 holder.and_then(|token| state.wheel.deadline(Lease::Held(token)))
             };
-            let alarm = expiry.unwrap_or(Moment::NEVER).min(until).min(keep_place);
+            let alarm = expiry.unwrap_or(Moment::NEVER).min(limit).min(keep_position);
             if let First::Left(told) = race(turn.changed(), self.clock.alarm(alarm)).await {
-                let told = told.ok().and_then(|()| *turn.borrow());
-                return match told {
+                return match told.ok().and_then(|()| *turn.borrow()) {
                     Some(Turn::Granted(token, ttl)) => {
-                        let sent = self.clock.now();
-                        let queued = true;
-                        Some(Acquired::Granted(Grant { token, ttl, sent, queued, presence: None }))
+                        Acquired::Granted(Grant { token, ttl, queued: true, presence: None })
                     }
-                    Some(Turn::PlaceGone) | None => None,
+                    Some(Turn::PlaceGone) | None => Acquired::PlaceLost,
                 };
             }
             let now = self.clock.now();
-            if now >= until {
-                let (mut state, now) = self.state();
+            if now >= limit {
                 // The grant may have come in this very moment; then it is taken.
+                let (state, _) = self.state();
                 if turn.borrow().is_some() {
                     continue;
                 }
-                let (name, owner) = (request.name.clone(), request.owner);
-                state.apply(Command::Cancel { name, owner }, now);
-                self.version.send_modify(|version| *version += 1);
-                return Some(Acquired::Held(state.holder_info(&request.name, now)));
+                return Acquired::Queued { ahead: state.ahead_of(&request.grant) };
             }
-            if now >= keep_place {
-                let (name, owner) = (request.name.clone(), request.owner);
-                self.apply(Command::Renew { name, owner });
-                keep_place = now + request.ttl.as_duration() / 3;
+            if now >= keep_position {
+                self.apply(Command::Renew { name: name.clone(), owner: *owner });
+                keep_position = now + request.ttl.as_duration() / 3;
             }
         }
     }
 
-    fn renew_one(&self, renewal: Renewal) -> Result<Renewed> {
-        let Renewal { name, owner, ttl, value, .. } = renewal;
+    /// The answer to a wait of an owner that has no position: it may have been granted since.
+    fn without_turn(&self, id: &GrantId) -> Acquired {
+        let (state, _) = self.state();
+        match state.machine.holder(&id.name).filter(|grant| grant.owner == id.owner) {
+            Some(grant) => {
+                let (token, ttl) = (grant.token, grant.ttl);
+                Acquired::Granted(Grant { token, ttl, queued: true, presence: None })
+            }
+            None => Acquired::PlaceLost,
+        }
+    }
+
+    fn renew_one(&self, renewal: Renewal) -> Reply<Result<Renewed, NotHeld>> {
+        let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
         let (mut state, now) = self.state();
         // A renewal keeps the TTL; a longer one is a retry of the acquire by its holder. A shorter one is
         // not taken: the guard counts on the lease that it was promised.
@@ -190,29 +193,35 @@ impl Memory {
             }
             _ => Command::Renew { name: name.clone(), owner },
         };
-        match state.apply(command, now) {
+        let renewed = match state.apply(command, now) {
             Some(Effect::Renewed { token, ttl, .. } | Effect::Granted { token, ttl, .. }) => {
                 if let (Some(value), Some(known)) = (value, state.owners.get_mut(&owner)) {
                     known.value = Some(value);
                     self.version.send_modify(|version| *version += 1);
                 }
-                Ok(Renewed { token, ttl, sent: now })
+                Ok(Renewed { token, ttl })
             }
             _ => Err(state.not_held(&name)),
-        }
+        };
+        Reply::new(renewed, now)
     }
-}
 
-enum Entered {
-    Granted(Grant),
-    Queued(watch::Receiver<Option<Turn>>),
-    Held(Option<HolderInfo>),
+    /// Answers under the state's lock, when it is awaited and not before.
+    fn answer<'a, T>(
+        &'a self,
+        act: impl FnOnce(&mut State, Moment) -> T + Send + 'a,
+    ) -> StoreCall<'a, T> {
+        Box::pin(async move {
+            let (mut state, now) = self.state();
+            Ok(Reply::new(act(&mut state, now), now))
+        })
+    }
 }
 
 impl State {
     fn know(&mut self, request: &Request, now: Moment) -> &mut Owner {
         let fresh = || Owner { since: now, loss: LossSignal::unheard(), value: None, turn: None };
-        let owner = self.owners.entry(request.owner).or_insert_with(fresh);
+        let owner = self.owners.entry(request.grant.owner).or_insert_with(fresh);
         owner.loss = request.loss.clone();
         if request.value.is_some() {
             owner.value.clone_from(&request.value);
@@ -260,8 +269,12 @@ impl State {
         }
     }
 
-    fn not_held(&self, name: &LockName) -> Error {
-        Error::not_held(name, self.machine.holder(name).map(|_| LossCause::TakenOver))
+    fn not_held(&self, name: &LockName) -> NotHeld {
+        NotHeld(self.machine.holder(name).map(|_| LossCause::TakenOver))
+    }
+
+    fn ahead_of(&self, id: &GrantId) -> u64 {
+        self.machine.waiters(&id.name).take_while(|waiter| waiter.owner != id.owner).count() as u64
     }
 
     fn holder_info(&self, name: &LockName, now: Moment) -> Option<HolderInfo> {
@@ -296,41 +309,35 @@ impl State {
 }
 
 impl Backend for Memory {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        _limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { self.enter(&request, queue == Queue::Join) })
+    }
+
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
         Box::pin(async move {
-            let until = match wait {
-                Wait::No => {
-                    return Ok(match self.enter(&request, false)? {
-                        Entered::Granted(grant) => Acquired::Granted(grant),
-                        Entered::Held(holder) => Acquired::Held(holder),
-                        Entered::Queued(_) => Acquired::Held(None),
-                    });
-                }
-                Wait::Until(until) => until,
-                Wait::Forever => Moment::NEVER,
-            };
-            loop {
-                match self.enter(&request, true)? {
-                    Entered::Granted(grant) => return Ok(Acquired::Granted(grant)),
-                    Entered::Held(holder) => return Ok(Acquired::Held(holder)),
-                    Entered::Queued(turn) => {
-                        // A place that lapsed while we were frozen is taken again, at the end.
-                        if let Some(end) = self.wait_in_line(&request, until, turn).await {
-                            return Ok(end);
-                        }
-                    }
-                }
-            }
+            let sent = self.clock.now();
+            Ok(Reply::new(self.wait_in_line(&request, limit).await, sent))
         })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
-        Box::pin(async move { batch.into_iter().map(|renewal| self.renew_one(renewal)).collect() })
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        _limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+        Box::pin(
+            async move { batch.into_iter().map(|renewal| Ok(self.renew_one(renewal))).collect() },
+        )
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            let (mut state, now) = self.state();
+    fn release(&self, grant: GrantId, _limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
+        let GrantId { name, owner } = grant;
+        self.answer(move |state, now| {
             let effect = state.apply(Command::Cancel { name: name.clone(), owner }, now);
             self.version.send_modify(|version| *version += 1);
             match effect {
@@ -345,12 +352,12 @@ impl Backend for Memory {
         name: LockName,
         token: Option<Token>,
         _confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move {
-            let (mut state, now) = self.state();
+        _limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
+        self.answer(move |state, now| {
             let holder = state.machine.holder(&name);
             if token.is_some() && holder.map(|grant| grant.token) != token {
-                return Ok(None);
+                return None;
             }
             let known = holder.map(|grant| (grant.label.clone(), grant.owner));
             // The guard is in this process: one that lives is lost at once.
@@ -359,28 +366,12 @@ impl Backend for Memory {
             });
             let effect = state.apply(Command::Break { name }, now);
             self.version.send_modify(|version| *version += 1);
-            Ok(match (effect, known) {
+            match (effect, known) {
                 (Some(Effect::Broken { token, floor, .. }), Some((label, _))) => {
                     Some(Broken { label, token: Some(token), floor, confirmed })
                 }
                 _ => None,
-            })
-        })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            let (state, now) = self.state();
-            Ok(state.info(&name, now, LockInfo::SHOWN_WAITERS))
-        })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        Box::pin(async move {
-            let (state, now) = self.state();
-            let mut names: Vec<_> = state.machine.locks().map(|(name, _)| name.clone()).collect();
-            names.sort_unstable();
-            Ok(names.iter().map(|name| state.info(name, now, 0)).collect())
+            }
         })
     }
 
@@ -415,18 +406,30 @@ impl Backend for Memory {
 }
 
 impl Observe for Memory {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+    fn inspect(&self, name: LockName, _limit: Moment) -> StoreCall<'_, LockInfo> {
+        self.answer(move |state, now| state.info(&name, now, LockInfo::SHOWN_WAITERS))
+    }
+
+    fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        self.answer(|state, now| {
+            let mut names: Vec<_> = state.machine.locks().map(|(name, _)| name.clone()).collect();
+            names.sort_unstable();
+            names.iter().map(|name| state.info(name, now, 0)).collect()
+        })
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
         Box::pin(async move {
             let mut version = self.version.subscribe();
             loop {
                 version.mark_unchanged();
-                let (info, next) = {
+                let (info, now, next) = {
                     let (state, now) = self.state();
                     let info = state.info(&name, now, LockInfo::SHOWN_WAITERS);
-                    (info, state.wheel.next().unwrap_or(Moment::NEVER))
+                    (info, now, state.wheel.next().unwrap_or(Moment::NEVER))
                 };
                 if seen != Some(info.glimpse()) {
-                    return Ok(info);
+                    return Ok(Reply::new(info, now));
                 }
                 // A lease that ends unrenewed changes the state without anybody's call.
                 race(version.changed(), self.clock.alarm(next)).await;

@@ -44,13 +44,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl, Value};
+use fencepost_core::{LockName, Moment, Token, Ttl, Value};
 use futures_util::future::join;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
-use self::answers::{Asked, Holder, number, text};
+use self::answers::{Holder, number, text};
 use self::breaks::{BROKEN, Breaks, CONFIRMED};
 use self::found::Found;
 use self::listen::Listener;
@@ -58,23 +58,20 @@ pub use self::parts::{Installed, install};
 use self::parts::{LOCKS, RECORDS};
 use self::upkeep::keep_up;
 use super::ears::{Ears, client_id};
+use super::polling::{Polled, wait_by_polling};
 use super::unanswered::Unanswered;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
-    Renewed, Request, Surroundings, Wait,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, GrantId, LockInfo, LossCause, NotHeld,
+    Observe, Queue, Renewal, Renewed, Reply, Request, StoreCall, StoreResult, Surroundings,
 };
 use crate::clock::Clock;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::postgres::{Fault, FaultKind, Heard, Parameter, Pool, PostgresUrl, Use, trust};
+use crate::postgres::{Fault, Parameter, Pool, PostgresUrl, Use, trust};
 use crate::race::{First, race};
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long a waiter puts up with a server that can not be reached.
-const OUTAGE: Duration = Duration::from_secs(5);
-/// How long it leaves a server alone that just failed it.
-const BREATH: Duration = Duration::from_millis(50);
 /// How long an owner is remembered that was released before it came, in milliseconds.
 const REMEMBER: i64 = 60_000;
 /// How long after it left an acquire may be carried out: far more than a request spends under way.
@@ -177,16 +174,16 @@ impl Postgres {
         !self.create && fault.is_missing()
     }
 
-    /// One try, which stands in line if `waits`.
-    async fn ask(&self, request: &Request, waits: bool) -> Result<Asked, Fault> {
-        let Request { name, owner, ttl, label, value, .. } = request;
+    /// One try, which stands in line if it is to.
+    async fn poll(&self, request: &Request, queue: Queue, limit: Moment) -> StoreResult<Polled> {
+        let Request { grant: GrantId { name, owner }, ttl, label, value, .. } = request;
         if value.is_some() {
             self.with_records().await?;
         }
         // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
         let known = !self.unanswered.note(*owner, self.now());
         let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
-        let channel = waits.then(|| self.listener.channel());
+        let channel = (queue == Queue::Join).then(|| self.listener.channel());
         let (named, called) = (name.as_str(), label.as_str());
         let value = value.as_ref().map(Value::as_bytes);
         let parameters: [Parameter<'_>; 6] = [
@@ -198,94 +195,75 @@ impl Postgres {
             (&value, Type::BYTEA),
         ];
         let heard = match value {
-            None => self.pool.call(Use::Asking, ACQUIRE, &parameters[..5]).await,
-            Some(_) => self.pool.call(Use::Asking, leaders::CAMPAIGN, &parameters).await,
+            None => self.pool.call(Use::Asking, ACQUIRE, &parameters[..5], limit).await,
+            Some(_) => self.pool.call(Use::Asking, leaders::CAMPAIGN, &parameters, limit).await,
         };
         // One that was sent before may still be under way.
         let late =
-            known || heard.as_ref().map_or_else(|fault| fault.unanswered, |heard| heard.again);
+            known || heard.as_ref().map_or_else(|fault| fault.unanswered, |reply| reply.retried);
         if !late {
             self.unanswered.clear(*owner);
         }
-        let Heard { rows, sent, .. } = heard?;
-        let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
-        Ok(match answers::status(row, "acquire")? {
-            1 => {
-                let token = answers::token(row, "r_token", "acquire")?;
-                let ttl = answers::ttl(row, "r_ttl", "acquire")?;
-                let grant = Grant { token, ttl, sent, queued: false, presence: None };
-                self.breaks.granted(*owner, token, request.loss.clone());
-                self.listener.start_if_held();
-                Asked::Ended(Acquired::Granted(grant))
-            }
-            2 => {
-                let left = number(row, "r_left").map(Duration::from_millis);
-                // Only the first in line counts on the lease's end: one is enough to see it.
-                let first = number(row, "r_ahead") == Some(0);
-                let nap = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
-                Asked::InLine { nap: if first { nap } else { LOOK_AGAIN } }
-            }
-            0 => Asked::Ended(Acquired::Held(Holder::read(row).into_info())),
-            _ => {
-                return Err(Fault::new(
-                    FaultKind::Cut,
-                    format!("this acquire of \"{name}\" was withdrawn before it arrived"),
-                ));
-            }
+        heard?.try_map(|rows| {
+            let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
+            let mut poll_after = LOOK_AGAIN;
+            let acquired = match answers::status(row, "acquire")? {
+                1 => {
+                    let token = answers::token(row, "r_token", "acquire")?;
+                    let ttl = answers::ttl(row, "r_ttl", "acquire")?;
+                    self.breaks.granted(*owner, token, request.loss.clone());
+                    self.listener.start_if_held();
+                    Acquired::Granted(Grant { token, ttl, queued: false, presence: None })
+                }
+                2 => {
+                    let left = number(row, "r_left").map(Duration::from_millis);
+                    let ahead = number(row, "r_ahead").unwrap_or(1);
+                    // Only the first in line counts on the lease's end: one is enough to see it.
+                    if ahead == 0 {
+                        poll_after = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+                    }
+                    Acquired::Queued { ahead }
+                }
+                0 => Acquired::Held(Holder::read(row).into_info()),
+                // It was released before it arrived.
+                _ => Acquired::PlaceLost,
+            };
+            Ok(Polled { acquired, poll_after })
         })
     }
 
-    async fn wait_in_line(&self, request: &Request, until: Moment) -> Result<Acquired> {
-        // First without a place in line, as it is free more often than not.
-        let mut ear = None;
-        let mut out_since: Option<Moment> = None;
-        loop {
-            let asked = self.now();
-            let in_time = asked < until && ear.is_some();
-            let nap = match self.ask(request, in_time).await {
-                Ok(Asked::Ended(Acquired::Held(_))) if ear.is_none() && self.now() < until => {
-                    // Open before the server knows of us, so that its word is not missed.
-                    ear = Some(self.ears.open(request.owner));
-                    self.listener.start();
-                    continue;
-                }
-                Ok(Asked::Ended(acquired)) => return Ok(acquired),
-                Ok(Asked::InLine { nap }) => {
-                    out_since = None;
-                    nap
-                }
-                Err(fault) if fault.kind == FaultKind::Refused => return Err(fault.into_error()),
-                Err(fault) => {
-                    let since = *out_since.get_or_insert(asked);
-                    if self.now() >= until || self.now().since(since) >= OUTAGE {
-                        return Err(fault.into_error());
-                    }
-                    BREATH
-                }
-            };
-            let alarm = self.clock.alarm((self.now() + nap).min(until));
-            match &ear {
-                Some(ear) => {
-                    race(ear.called(), alarm).await;
-                }
-                None => alarm.await,
-            }
+    /// Tries once. Most locks are free: a place in line, and the connection that listens, only if this one is not.
+    async fn try_once(
+        &self,
+        request: &Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreResult<Acquired> {
+        let mut reply = self.poll(request, Queue::Skip, limit).await?;
+        if queue == Queue::Join && matches!(reply.value.acquired, Acquired::Held(_)) {
+            let first = reply.retried;
+            self.listener.start();
+            reply = self.poll(request, Queue::Join, limit).await?;
+            reply.retried |= first;
         }
+        Ok(reply.map(|polled| polled.acquired))
     }
 
-    async fn look(&self, name: &LockName) -> Result<LockInfo, Fault> {
+    async fn look(&self, name: &LockName, limit: Moment) -> Result<Reply<LockInfo>, Fault> {
         let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
         let sql = if self.sees_leaders() { leaders::INSPECT } else { INSPECT };
-        let heard = match self.pool.call(Use::Asking, sql, &parameters).await {
+        let reply = match self.pool.call(Use::Asking, sql, &parameters, limit).await {
             Err(fault) if self.is_absent(&fault) => {
                 let (name, waiters) = (name.clone(), Vec::new());
-                return Ok(LockInfo { name, holder: None, waiting: 0, waiters });
+                let info = LockInfo { name, holder: None, waiting: 0, waiters };
+                return Ok(Reply::new(info, self.now()));
             }
-            heard => heard?,
+            reply => reply?,
         };
-        let row = heard.rows.first().ok_or_else(|| answers::odd("inspect"))?;
-        Ok(answers::lock_info(name.clone(), row))
+        let row = reply.value.first().ok_or_else(|| answers::odd("inspect"))?;
+        let info = answers::lock_info(name.clone(), row);
+        Ok(reply.map(|_| info))
     }
 
     async fn break_now(
@@ -293,11 +271,12 @@ impl Postgres {
         name: &LockName,
         token: Option<Token>,
         confirm_until: Moment,
+        limit: Moment,
     ) -> Result<Option<Broken>, Fault> {
         let ready = self.listener.is_ready(confirm_until.min(self.now() + READY));
         // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
-        let (info, ready) = join(self.look(name), ready).await;
-        let Some(holder) = info?.holder else { return Ok(None) };
+        let (info, ready) = join(self.look(name, limit), ready).await;
+        let Some(holder) = info?.value.holder else { return Ok(None) };
         let Some(seen) = holder.token.filter(|seen| token.is_none_or(|token| token == *seen))
         else {
             return Ok(None);
@@ -306,8 +285,8 @@ impl Postgres {
         let token = seen.get().cast_signed();
         let parameters: [Parameter<'_>; 3] =
             [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&BROKEN, Type::TEXT)];
-        let heard = self.pool.call(Use::Asking, BREAK, &parameters).await?;
-        let row = heard.rows.first().ok_or_else(|| answers::odd("break"))?;
+        let heard = self.pool.call(Use::Asking, BREAK, &parameters, limit).await?;
+        let row = heard.value.first().ok_or_else(|| answers::odd("break"))?;
         let floor = match answers::status(row, "break")? {
             1 => answers::token(row, "r_floor", "break")?,
             // What the first of two drew is not known any more. Next to the broken token nothing was granted,
@@ -343,91 +322,62 @@ fn why_not(row: &tokio_postgres::Row) -> Option<LossCause> {
 }
 
 impl Backend for Postgres {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { self.try_once(&request, queue, limit).await })
+    }
+
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
         Box::pin(async move {
-            let acquired = match wait {
-                Wait::No => match self.ask(&request, false).await.map_err(Fault::into_error)? {
-                    Asked::Ended(acquired) => acquired,
-                    Asked::InLine { .. } => Acquired::Held(None),
-                },
-                Wait::Until(until) => self.wait_in_line(&request, until).await?,
-                Wait::Forever => self.wait_in_line(&request, Moment::NEVER).await?,
-            };
-            let acquired = match acquired {
-                Acquired::Held(Some(mut holder)) if wait != Wait::No && request.value.is_none() => {
-                    holder.value = self.said(&request.name, holder.token).await;
-                    Acquired::Held(Some(holder))
-                }
-                acquired => acquired,
-            };
-            let late = self.unanswered.has(request.owner, self.now());
-            if late && matches!(acquired, Acquired::Held(_)) {
-                // An acquire that is still under way must find that it is over. With an error the caller goes on to
-                // release it.
-                let name = request.name.clone();
-                match self.release(request.name, request.owner).await {
-                    Err(error) if !matches!(error.kind(), ErrorKind::NotHeld(_)) => {
-                        return Err(Error::unreachable(format!(
-                            "\"{name}\" is held by another, and an earlier acquire of it that was not answered \
-                             cannot be withdrawn: {error}"
-                        )));
-                    }
-                    _ => {}
-                }
-            }
-            Ok(acquired)
+            let poll = |limit| self.poll(&request, Queue::Join, limit);
+            wait_by_polling(&*self.clock, &self.ears, &request.grant, limit, poll).await
         })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         Box::pin(async move {
             let mut answers = Vec::with_capacity(batch.len());
             for some in batch.chunks(BATCH) {
-                match self.renew_all(some).await {
+                match self.renew_all(some, limit).await {
                     Ok(renewed) => answers.extend(renewed),
-                    Err(fault) => {
-                        answers.extend(some.iter().map(|_| Err(fault.clone().into_error())));
-                    }
+                    Err(fault) => answers.extend(some.iter().map(|_| Err(fault.clone().into()))),
                 }
             }
             answers
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
         Box::pin(async move {
+            let GrantId { name, owner } = grant;
             let late = self.unanswered.has(owner, self.now());
-            let id = owner.reveal();
-            let heard = self
-                .pool
-                .call(
-                    Use::Releasing,
-                    RELEASE,
-                    &[
-                        (&name.as_str(), Type::TEXT),
-                        (&id, Type::TEXT),
-                        (&REMEMBER, Type::INT8),
-                        (&late, Type::BOOL),
-                    ],
-                )
-                .await
-                .map_err(Fault::into_error)?;
+            let (name, id) = (name.as_str(), owner.reveal());
+            let parameters: [Parameter<'_>; 4] = [
+                (&name, Type::TEXT),
+                (&id, Type::TEXT),
+                (&REMEMBER, Type::INT8),
+                (&late, Type::BOOL),
+            ];
+            let reply = self.pool.call(Use::Releasing, RELEASE, &parameters, limit).await?;
             if late {
                 self.unanswered.clear(owner);
             }
             let token = self.breaks.released(owner);
-            let odd = || answers::odd("release").into_error();
-            let row = heard.rows.first().ok_or_else(odd)?;
+            let row = reply.value.first().ok_or_else(|| answers::odd("release"))?;
             let why = why_not(row);
             if let (Some(LossCause::Broken), Some(token)) = (why, token) {
                 self.confirm(token).await;
             }
-            match (answers::status(row, "release").map_err(Fault::into_error)?, why) {
-                (1, _) => Ok(()),
-                // The connection broke after the server had done it; somebody may have the lock by now.
-                (_, why) if heard.again && why != Some(LossCause::Broken) => Ok(()),
-                (_, why) => Err(Error::not_held(&name, why)),
-            }
+            let ended = answers::status(row, "release")? == 1;
+            Ok(reply.map(|_| if ended { Ok(()) } else { Err(NotHeld(why)) }))
         })
     }
 
@@ -436,28 +386,12 @@ impl Backend for Postgres {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
         Box::pin(async move {
-            self.break_now(&name, token, confirm_until).await.map_err(Fault::into_error)
-        })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move { self.look(&name).await.map_err(Fault::into_error) })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        Box::pin(async move {
-            let sql = if self.sees_leaders() { leaders::LIST } else { LIST };
-            let heard = match self.pool.call(Use::Asking, sql, &[]).await {
-                Err(fault) if self.is_absent(&fault) => return Ok(Vec::new()),
-                heard => heard.map_err(Fault::into_error)?,
-            };
-            let named = heard.rows.iter().filter_map(|row| {
-                let name = LockName::new(&text(row, "r_name")?).ok()?;
-                Some(answers::lock_info(name, row))
-            });
-            Ok(named.collect())
+            let sent = self.now();
+            let broken = self.break_now(&name, token, confirm_until, limit).await?;
+            Ok(Reply::new(broken, sent))
         })
     }
 
@@ -520,8 +454,31 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
 }
 
 impl Observe for Postgres {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(super::look_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
+    fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
+        Box::pin(async move { Ok(self.look(&name, limit).await?) })
+    }
+
+    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        Box::pin(async move {
+            let sql = if self.sees_leaders() { leaders::LIST } else { LIST };
+            let reply = match self.pool.call(Use::Asking, sql, &[], limit).await {
+                Err(fault) if self.is_absent(&fault) => {
+                    return Ok(Reply::new(Vec::new(), self.now()));
+                }
+                reply => reply?,
+            };
+            Ok(reply.map(|rows| {
+                let named = rows.iter().filter_map(|row| {
+                    let name = LockName::new(&text(row, "r_name")?).ok()?;
+                    Some(answers::lock_info(name, row))
+                });
+                named.collect()
+            }))
+        })
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+        Box::pin(super::inspect_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
     }
 }
 

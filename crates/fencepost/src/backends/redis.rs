@@ -62,11 +62,9 @@ pub(in crate::backends) use self::{
     scripts::Call,
 };
 pub(in crate::backends) use super::ears::{Ears, client_id};
-use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, LockInfo, LossCause, Observe, Renewal,
-    Renewed, Request, Surroundings, Wait,
-};
-use crate::backends;
+use crate::backend::{BoxFuture, Broken, Glimpse, LockInfo, LossCause, Surroundings};
+use crate::backends::bridge;
+use crate::backends::bridge::{Acquired, Backend, Grant, Observe, Renewal, Renewed, Request, Wait};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
@@ -481,7 +479,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
 
 impl Observe for Redis {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+        Box::pin(bridge::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

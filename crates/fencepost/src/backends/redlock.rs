@@ -37,11 +37,9 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
 use self::nodes::{Nodes, Way, Words};
-use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, LockInfo, LossCause, Observe, Renewal, Renewed,
-    Request, Surroundings, Wait, short,
-};
-use crate::backends;
+use crate::backend::{BoxFuture, Broken, Glimpse, LockInfo, LossCause, Surroundings, short};
+use crate::backends::bridge;
+use crate::backends::bridge::{Acquired, Backend, Observe, Renewal, Renewed, Request, Wait};
 use crate::backends::redis::{
     Address, Call, Ears, Fault, FaultKind, Keys, LOOK_AGAIN, Link, LiveGrants, Prefix, RedlockUrl,
     STEPS, client_id, remember, word_number,
@@ -397,7 +395,7 @@ fn guarantees() -> Guarantees {
 
 impl Observe for Redlock {
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+        Box::pin(bridge::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

@@ -42,12 +42,14 @@ mod values;
 mod views;
 mod wake;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token};
+use parking_lot::Mutex;
 
 pub(crate) use self::absent::open;
 use self::access::User;
@@ -56,14 +58,15 @@ pub use self::guarantees::guarantees_of;
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
 use self::steps::{Answer, Ask};
-use self::wake::Post;
+use self::wake::{Bell, Post};
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, Liveness, LockInfo, Observe, Renewal,
-    Renewed, Request, Surroundings, Wait,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, GrantId, Liveness, LockInfo, NotHeld,
+    Observe, Queue, Renewal, Renewed, Reply, Request, StoreCall, StoreError, StoreResult,
+    Surroundings,
 };
 use crate::backends;
 use crate::clock::Clock;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::guarantees::Guarantees;
 pub use crate::url::SqliteOptions as Options;
 
@@ -86,6 +89,8 @@ pub struct Sqlite {
     guarantees: Guarantees,
     /// Whose store it is, if it is another user's, opened by root.
     other_user: Option<u32>,
+    /// The positions of this client in the queues, and by what each is woken.
+    positions: Mutex<HashMap<OwnerId, Arc<Bell>>>,
 }
 
 impl Sqlite {
@@ -98,14 +103,25 @@ impl Sqlite {
         let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
         let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
         let (around, desk) = (around.clone(), Arc::new(desk));
-        Ok(Arc::new(Self { path, place, around, desk, marks, post, guarantees, other_user }))
+        let positions = Mutex::default();
+        Ok(Arc::new(Self {
+            path,
+            place,
+            around,
+            desk,
+            marks,
+            post,
+            guarantees,
+            other_user,
+            positions,
+        }))
     }
 
     /// Refuses to lock in another user's store: root trusts what it looks at there, but its locks must not depend on it.
-    fn refuse_other_user(&self) -> Result<()> {
+    fn refuse_other_user(&self) -> Result<(), StoreError> {
         match self.other_user {
             None => Ok(()),
-            Some(owner) => Err(Error::refused(format!(
+            Some(owner) => Err(StoreError::refused(format!(
                 "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
                  own, or share one with a group (sqlite:PATH?shared=group)",
                 self.path.display(),
@@ -129,7 +145,7 @@ impl Sqlite {
             let (Ok(owners), Some(desk)) = (bound, desk.upgrade()) else { return };
             // What was broken before the socket was there was sent to nobody.
             let broken = desk.read(move |sheet| steps::broken_among(sheet, &owners)).await;
-            for owner in broken.unwrap_or_default() {
+            for owner in broken.into_iter().flat_map(|reply| reply.value) {
                 post.renew_now(owner);
             }
         });
@@ -144,8 +160,8 @@ impl Sqlite {
             }
             self.clock().alarm((now + CONFIRM_POLL).min(until)).await;
             match self.desk.read(move |sheet| steps::is_break_confirmed(sheet, owner)).await {
-                Ok(false) => {}
-                Ok(true) => return true,
+                Ok(reply) if reply.value => return true,
+                Ok(_) => {}
                 // The break stands; only the answer is not to be had.
                 Err(_) => return false,
             }
@@ -161,136 +177,168 @@ impl Sqlite {
     }
 
     /// One try, which takes a place in line if `ask` says so.
-    async fn ask(&self, ask: &Ask, mark: &presence::Mark) -> Result<Asked> {
+    async fn ask(&self, ask: &Ask, mark: &presence::Mark) -> StoreResult<Acquired> {
         let (ask, marks) = (ask.clone(), Arc::clone(&self.marks));
         let (ttl, tied) = (ask.ttl, ask.tied);
-        let sent = self.now();
         let answer = self.desk.write(move |sheet| steps::acquire(sheet, &marks, &ask)).await?;
-        Ok(Asked::Ended(match answer {
+        answer.try_map(|answer| match answer {
             Answer::Granted(token) => {
                 let presence = tied.then(|| mark.presence.clone());
-                Acquired::Granted(Grant { token, ttl, sent, queued: false, presence })
+                Ok(Acquired::Granted(Grant { token, ttl, queued: false, presence }))
             }
-            Answer::Held(holder) => Acquired::Held(holder),
-            Answer::Queued => return Ok(Asked::Queued),
-            Answer::Exhausted => {
-                return Err(Error::refused(format!(
-                    "{} has no tokens left: name another file (sqlite:PATH)",
-                    self.path.display()
-                )));
-            }
-        }))
+            Answer::Held(holder) => Ok(Acquired::Held(holder)),
+            Answer::Queued { ahead } => Ok(Acquired::Queued { ahead }),
+            Answer::Exhausted => Err(StoreError::refused(format!(
+                "{} has no tokens left: name another file (sqlite:PATH)",
+                self.path.display()
+            ))),
+        })
+    }
+
+    /// Borrows a presence file for a try.
+    fn lend(&self, request: &Request) -> Result<Lent<'_>, StoreError> {
+        self.refuse_other_user()?;
+        let owner = request.grant.owner;
+        let mark = self.marks.take(owner)?;
+        // Before the grant, so that no break of it is missed.
+        self.post.know(owner, request.loss.clone());
+        let tied = request.liveness == Liveness::Process;
+        Ok(Lent { store: self, owner, mark, tied, end: End::Refused })
+    }
+
+    async fn try_once(&self, request: Request, queue: Queue) -> StoreResult<Acquired> {
+        let mut lent = self.lend(&request)?;
+        let mut ask = Ask::of(request, Arc::clone(&lent.mark.name));
+        // Most locks are free: a place, and the socket that goes with it, only if this one is not.
+        let mut reply = self.ask(&ask, &lent.mark).await?;
+        if queue == Queue::Join && !matches!(reply.value, Acquired::Granted(_)) {
+            let bell = Arc::new(self.post.bell());
+            ask.queue = Some(bell.address.clone());
+            self.positions.lock().insert(ask.owner, bell);
+            reply = self.ask(&ask, &lent.mark).await?;
+        }
+        lent.ends_with(&reply.value);
+        Ok(reply)
+    }
+
+    async fn wait_at_position(&self, request: Request, limit: Moment) -> StoreResult<Acquired> {
+        let owner = request.grant.owner;
+        let mut lent = self.lend(&request)?;
+        let bell = self.positions.lock().get(&owner).cloned();
+        let Some(bell) = bell else {
+            return Ok(Reply::new(Acquired::PlaceLost, self.now()));
+        };
+        // The file that the position has is ours now.
+        self.marks.give_back(owner);
+        let queue = Some(bell.address.clone());
+        let ask = Ask { queue, ..Ask::of(request, Arc::clone(&lent.mark.name)) };
+        let reply = self.wait_in_line(&ask, &lent.mark, &bell, limit).await?;
+        lent.ends_with(&reply.value);
+        Ok(reply)
     }
 }
 
-enum Asked {
-    Ended(Acquired),
+/// How a try ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Nothing came of it, or it was dropped.
+    Refused,
     Queued,
+    Granted,
 }
 
-/// A presence file that goes back unless a grant came of it, and a signal likewise.
+/// A presence file that goes back unless a grant or a position came of it, and a signal likewise.
 struct Lent<'a> {
     store: &'a Sqlite,
     owner: OwnerId,
     mark: presence::Mark,
-    granted: bool,
-    kept: bool,
+    tied: bool,
+    end: End,
+}
+
+impl Lent<'_> {
+    fn ends_with(&mut self, acquired: &Acquired) {
+        self.end = match acquired {
+            Acquired::Granted(_) => End::Granted,
+            Acquired::Queued { .. } => End::Queued,
+            Acquired::Held(_) | Acquired::PlaceLost => End::Refused,
+        };
+    }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        if !self.granted {
-            self.store.post.forget(self.owner);
+        let Self { store, owner, tied, end, .. } = *self;
+        if end != End::Queued {
+            store.positions.lock().remove(&owner);
         }
-        if !self.kept {
-            self.store.marks.give_back(self.owner);
+        match end {
+            End::Granted => store.subscribe(),
+            End::Queued => {}
+            End::Refused => store.post.forget(owner),
+        }
+        if end == End::Refused || end == End::Granted && !tied {
+            store.marks.give_back(owner);
         }
     }
 }
 
 impl Backend for Sqlite {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        Box::pin(async move {
-            self.refuse_other_user()?;
-            let (owner, mark) = (request.owner, self.marks.take(request.owner)?);
-            // Before the grant, so that no break of it is missed.
-            self.post.know(owner, request.loss);
-            let mut lent = Lent { store: self, owner, mark, granted: false, kept: false };
-            let mut ask = Ask {
-                name: request.name,
-                owner: request.owner,
-                ttl: request.ttl,
-                label: request.label,
-                value: request.value,
-                presence: Arc::clone(&lent.mark.name),
-                tied: request.liveness == Liveness::Process,
-                queue: None,
-            };
-            let acquired = match wait {
-                Wait::No => match self.ask(&ask, &lent.mark).await? {
-                    Asked::Ended(acquired) => acquired,
-                    Asked::Queued => Acquired::Held(None),
-                },
-                Wait::Until(until) => self.wait_in_line(&mut ask, &lent.mark, until).await?,
-                Wait::Forever => self.wait_in_line(&mut ask, &lent.mark, Moment::NEVER).await?,
-            };
-            lent.granted = matches!(acquired, Acquired::Granted(_));
-            lent.kept = lent.granted && ask.tied;
-            if lent.granted {
-                self.subscribe();
-            }
-            Ok(acquired)
-        })
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        _limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        Box::pin(self.try_once(request, queue))
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
+        Box::pin(self.wait_at_position(request, limit))
+    }
+
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        _limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         Box::pin(async move {
-            let sent = self.now();
             let count = batch.len();
-            let names: Vec<_> = batch.iter().map(|renewal| renewal.name.clone()).collect();
             let answers = self.desk.write(move |sheet| {
                 let renew = |renewal: &Renewal| {
-                    let Renewal { name, owner, ttl, value, .. } = renewal;
+                    let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
                     Ok(match steps::renew(sheet, name, *owner, *ttl, value.as_ref())? {
-                        Some(renewed) => Ok(renewed),
-                        None => Err(steps::why_not_held(sheet, name, *owner)?),
+                        Some((token, ttl)) => Ok(Renewed { token, ttl }),
+                        None => Err(NotHeld(steps::why_not_held(sheet, name, *owner)?)),
                     })
                 };
                 batch.iter().map(renew).collect::<rusqlite::Result<Vec<_>>>()
             });
             match answers.await {
-                Ok(answers) => answers
-                    .into_iter()
-                    .zip(names)
-                    .map(|(answer, name)| match answer {
-                        Ok((token, ttl)) => Ok(Renewed { token, ttl, sent }),
-                        Err(cause) => Err(Error::not_held(&name, cause)),
-                    })
-                    .collect(),
-                Err(error) => {
-                    let message = error.to_string();
-                    (0..count).map(|_| Err(Error::unreachable(&*message))).collect()
+                Ok(reply) => {
+                    let sent = reply.sent;
+                    reply.value.into_iter().map(|renewed| Ok(Reply::new(renewed, sent))).collect()
                 }
+                Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
             }
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+    fn release(&self, grant: GrantId, _limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
         Box::pin(async move {
+            let GrantId { name, owner } = grant;
             self.post.forget(owner);
+            self.positions.lock().remove(&owner);
             let marks = Arc::clone(&self.marks);
-            let asked = name.clone();
-            let (ended, why) = self
-                .desk
-                .write(move |sheet| {
-                    // Here and not on the caller's thread, which may be the client's own.
-                    marks.give_back_all(owner);
-                    let ended = steps::release(sheet, &marks, &asked, owner)?;
-                    let why = if ended { None } else { steps::why_not_held(sheet, &asked, owner)? };
-                    Ok((ended, why))
-                })
-                .await?;
-            if ended { Ok(()) } else { Err(Error::not_held(&name, why)) }
+            let release = self.desk.write(move |sheet| {
+                // Here and not on the caller's thread, which may be the client's own.
+                marks.give_back_all(owner);
+                if steps::release(sheet, &marks, &name, owner)? {
+                    return Ok(Ok(()));
+                }
+                Ok(Err(NotHeld(steps::why_not_held(sheet, &name, owner)?)))
+            });
+            release.await
         })
     }
 
@@ -299,33 +347,22 @@ impl Backend for Sqlite {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        _limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
             let act =
                 move |sheet: &mut desk::Sheet<'_>| steps::break_lock(sheet, &marks, &name, token);
-            let Some(grant) = self.desk.write(act).await? else { return Ok(None) };
+            let reply = self.desk.write(act).await?;
+            let sent = reply.sent;
+            let Some(grant) = reply.value else { return Ok(Reply::new(None, sent)) };
             let steps::BrokenGrant { mut broken, owner, tied } = grant;
             let reached = self.post.notify_broken(owner);
             // What `fencepost acquire` took is in no process's hands: nobody will answer.
             if tied || reached > 0 {
                 broken.confirmed = self.is_confirmed(owner, confirm_until).await;
             }
-            Ok(Some(broken))
-        })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            let marks = Arc::clone(&self.marks);
-            self.desk.read(move |sheet| views::inspect(sheet, &marks, &name)).await
-        })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        Box::pin(async move {
-            let marks = Arc::clone(&self.marks);
-            self.desk.read(move |sheet| views::list(sheet, &marks)).await
+            Ok(Reply::new(Some(broken), sent))
         })
     }
 
@@ -335,8 +372,18 @@ impl Backend for Sqlite {
 }
 
 impl Observe for Sqlite {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+    fn inspect(&self, name: LockName, _limit: Moment) -> StoreCall<'_, LockInfo> {
+        let marks = Arc::clone(&self.marks);
+        Box::pin(self.desk.read(move |sheet| views::inspect(sheet, &marks, &name)))
+    }
+
+    fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        let marks = Arc::clone(&self.marks);
+        Box::pin(self.desk.read(move |sheet| views::list(sheet, &marks)))
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+        Box::pin(backends::inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 

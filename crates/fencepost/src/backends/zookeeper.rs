@@ -72,10 +72,8 @@ use self::names::path_of;
 use self::notes::check_value;
 use self::places::Place;
 use self::shared::{CLOSE, Shared};
-use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Liveness, LockInfo, Observe, Renewal, Renewed,
-    Request, Surroundings, Wait,
-};
+use crate::backend::{BoxFuture, Broken, Glimpse, Liveness, LockInfo, Surroundings};
+use crate::backends::bridge::{Acquired, Backend, Observe, Renewal, Renewed, Request, Wait};
 use crate::error::{Error, Result};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 use crate::race::race;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::block_on;
 use crate::election::Leader;
 use crate::error::Result;
+use crate::options::acquire_options;
 
 /// [`crate::Election`] for threads.
 ///
@@ -25,32 +26,9 @@ use crate::error::Result;
 #[must_use = "nobody stands for election until `campaign` is called"]
 pub struct Election(pub(super) crate::Election);
 
+acquire_options!(wraps Election);
+
 impl Election {
-    /// See [`crate::Election::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// See [`crate::Election::label`].
-    pub fn label(self, label: impl Into<String>) -> Self {
-        Self(self.0.label(label))
-    }
-
-    /// See [`crate::Election::for_correctness`].
-    pub fn for_correctness(self) -> Self {
-        Self(self.0.for_correctness())
-    }
-
-    /// See [`crate::Election::max_hold`].
-    pub fn max_hold(self, max: Duration) -> Self {
-        Self(self.0.max_hold(max))
-    }
-
-    /// See [`crate::Election::progress_within`].
-    pub fn progress_within(self, span: Duration) -> Self {
-        Self(self.0.progress_within(span))
-    }
-
     /// Blocks until it is our turn to lead. See [`crate::Election::campaign`].
     pub fn campaign(&self, value: impl AsRef<[u8]>) -> Result<Leadership> {
         block_on(self.0.campaign(value)).map(Leadership)

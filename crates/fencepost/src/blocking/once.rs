@@ -10,6 +10,7 @@ use super::block_on;
 use crate::error::Result;
 use crate::ledger::Entry;
 use crate::once::{OnFailure, Recorded, Transaction};
+use crate::options::acquire_options;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
@@ -39,30 +40,12 @@ pub enum Begun {
     Settled(Entry),
 }
 
+acquire_options!(wraps Once);
+
 impl Once {
     /// See [`crate::Once::keep`].
     pub fn keep(self, keep: Duration) -> Self {
         Self(self.0.keep(keep))
-    }
-
-    /// See [`crate::Once::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// See [`crate::Once::label`].
-    pub fn label(self, label: impl Into<String>) -> Self {
-        Self(self.0.label(label))
-    }
-
-    /// See [`crate::Once::max_hold`].
-    pub fn max_hold(self, max: Duration) -> Self {
-        Self(self.0.max_hold(max))
-    }
-
-    /// See [`crate::Once::progress_within`].
-    pub fn progress_within(self, span: Duration) -> Self {
-        Self(self.0.progress_within(span))
     }
 
     /// See [`crate::Once::wait_at_most`].
@@ -177,20 +160,12 @@ impl Deref for Turn {
 #[must_use = "nothing is claimed until `take` is called"]
 pub struct Claims(pub(super) crate::Claims);
 
+acquire_options!(wraps Claims);
+
 impl Claims {
     /// See [`crate::Claims::keep`].
     pub fn keep(self, keep: Duration) -> Self {
         Self(self.0.keep(keep))
-    }
-
-    /// See [`crate::Claims::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// See [`crate::Claims::label`].
-    pub fn label(self, label: impl Into<String>) -> Self {
-        Self(self.0.label(label))
     }
 
     /// See [`crate::Claims::may_repeat`].
@@ -214,6 +189,8 @@ impl Claims {
 #[must_use = "nothing is computed until `get_or` is called"]
 pub struct SingleFlight(pub(super) crate::SingleFlight);
 
+acquire_options!(wraps SingleFlight);
+
 impl SingleFlight {
     /// See [`crate::SingleFlight::keep`].
     pub fn keep(self, keep: Duration) -> Self {
@@ -223,16 +200,6 @@ impl SingleFlight {
     /// See [`crate::SingleFlight::stale_for`].
     pub fn stale_for(self, span: Duration) -> Self {
         Self(self.0.stale_for(span))
-    }
-
-    /// See [`crate::SingleFlight::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// See [`crate::SingleFlight::max_hold`].
-    pub fn max_hold(self, max: Duration) -> Self {
-        Self(self.0.max_hold(max))
     }
 
     /// See [`crate::SingleFlight::wait_at_most`].

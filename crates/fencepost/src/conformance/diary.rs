@@ -123,14 +123,13 @@ fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Ta
 mod tests {
     use std::sync::Arc;
 
-    use fencepost_core::LockName;
+    use fencepost_core::{LockName, Moment};
 
     use super::*;
-    use crate::backend::{BoxFuture, Store};
+    use crate::backend::{Store, StoreCall};
     use crate::backends::memory::Memory;
     use crate::clock::BootClock;
     use crate::conformance::scene::Stop;
-    use crate::error::Result;
     use crate::ledger::{Claim, Claimed, Finish, Ledger, Over};
     use crate::{Begun, Fencepost};
 
@@ -138,29 +137,29 @@ mod tests {
     struct Careless(Arc<Memory>);
 
     impl Ledger for Careless {
-        fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-            self.0.claim(claim)
+        fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
+            self.0.claim(claim, limit)
         }
 
-        fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+        fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
             Box::pin(async move {
-                if let Some(entry) = self.0.look_up(finish.name.clone()).await? {
-                    self.0.forget(entry.name, entry.token).await?;
+                if let Some(entry) = self.0.look_up(finish.name.clone(), limit).await?.value {
+                    self.0.forget(entry.name, entry.token, limit).await?;
                 }
-                self.0.finish(Finish { over: Over::Older, ..finish }).await
+                self.0.finish(Finish { over: Over::Older, ..finish }, limit).await
             })
         }
 
-        fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-            self.0.look_up(name)
+        fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
+            self.0.look_up(name, limit)
         }
 
-        fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
-            self.0.entries(prefix)
+        fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+            self.0.entries(prefix, limit)
         }
 
-        fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-            self.0.forget(name, token)
+        fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
+            self.0.forget(name, token, limit)
         }
     }
 

@@ -14,7 +14,8 @@ use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
 
 use super::harness::{Harness, Site, Unable};
 use super::process::Worker;
-use crate::backend::{Backend, Liveness, LossSignal, Request};
+use crate::backend::{GrantId, Liveness, LossSignal, Request};
+use crate::bounded_store::BoundedStore;
 use crate::client::Fencepost;
 use crate::clock::{BootClock, Clock};
 use crate::error::ErrorKind;
@@ -249,9 +250,9 @@ pub(super) async fn cancel_after<T>(
     }
 }
 
-/// The backend behind a client, for what the library does not offer: a retry with the same owner.
-pub(super) fn backend(client: &Fencepost) -> &dyn Backend {
-    &*client.0.store.backend
+/// The store behind a client, for what the library does not offer: a retry with the same owner.
+pub(super) fn store(client: &Fencepost) -> &BoundedStore {
+    &client.0.store
 }
 
 /// Where the store of a client keeps records. A case about a store that keeps none is skipped, with the reason.
@@ -266,8 +267,7 @@ pub(super) fn ledger(client: &Fencepost) -> Verdict<Arc<dyn Ledger>> {
 /// A request as the library would make it, by this owner.
 pub(super) fn request(name: &str, owner: OwnerId, ttl: Duration) -> Verdict<Request> {
     Ok(Request {
-        name: LockName::new(name)?,
-        owner,
+        grant: GrantId { name: LockName::new(name)?, owner },
         ttl: Ttl::new(ttl)?,
         label: fencepost_core::Label::new("conformance")?,
         value: None,

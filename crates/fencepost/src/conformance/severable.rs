@@ -5,14 +5,13 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token};
+use fencepost_core::{LockName, Moment, Token};
 use tokio::sync::watch;
 
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, LockInfo, Observe, Renewal, Renewed, Request,
-    Store, Wait,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
+    Renewal, Renewed, Request, Store, StoreCall, StoreError, StoreResult,
 };
-use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 use crate::race::{First, race};
@@ -53,23 +52,23 @@ impl Severable {
     /// The store at this end of the line.
     #[must_use]
     pub fn store(self: &Arc<Self>) -> Store {
-        let observe = self.inner.observe.is_some().then(|| Arc::clone(self) as Arc<dyn Observe>);
         let ledger = self.inner.ledger.is_some().then(|| Arc::clone(self) as Arc<dyn Ledger>);
-        Store { backend: Arc::clone(self) as Arc<dyn Backend>, observe, ledger }
+        Store { backend: self.clone(), observe: self.clone(), ledger }
     }
 
-    fn ledger(&self) -> Result<&dyn Ledger> {
-        self.inner.ledger.as_deref().ok_or_else(|| Error::refused("this store keeps no records"))
+    fn ledger(&self) -> Result<&dyn Ledger, StoreError> {
+        let ledger = self.inner.ledger.as_deref();
+        ledger.ok_or_else(|| StoreError::refused("this store keeps no records"))
     }
 
-    async fn through<T>(&self, call: impl Future<Output = T>) -> Result<T> {
+    async fn through<T>(&self, call: impl Future<Output = T>) -> Result<T, StoreError> {
         let mut line = self.line.subscribe();
         let mut call = pin!(call);
         loop {
             // The sender is ours, so waiting for its word can not fail.
             let now = line.wait_for(|line| *line != Line::Silent).await.map_or(Line::Whole, |l| *l);
             if now == Line::Refusing {
-                return Err(Error::unreachable("the line to the store is cut"));
+                return Err(cut());
             }
             // While the line is silent the call is not polled: its answer can not come through.
             let cut = line.wait_for(|line| *line != Line::Whole);
@@ -80,23 +79,40 @@ impl Severable {
     }
 }
 
+fn cut() -> StoreError {
+    StoreError::unavailable("the line to the store is cut")
+}
+
 impl Backend for Severable {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        let call = self.inner.backend.acquire(request, wait);
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        let call = self.inner.backend.try_acquire(request, queue, limit);
         Box::pin(async move { self.through(call).await? })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
+        let call = self.inner.backend.wait(request, limit);
+        Box::pin(async move { self.through(call).await? })
+    }
+
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         let count = batch.len();
-        let call = self.inner.backend.renew(batch);
+        let call = self.inner.backend.renew(batch, limit);
         Box::pin(async move {
-            let cut = || Err(Error::unreachable("the line to the store is cut"));
-            self.through(call).await.unwrap_or_else(|_| (0..count).map(|_| cut()).collect())
+            self.through(call).await.unwrap_or_else(|_| (0..count).map(|_| Err(cut())).collect())
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
-        let call = self.inner.backend.release(name, owner);
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
+        let call = self.inner.backend.release(grant, limit);
         Box::pin(async move { self.through(call).await? })
     }
 
@@ -105,18 +121,9 @@ impl Backend for Severable {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        let call = self.inner.backend.break_lock(name, token, confirm_until);
-        Box::pin(async move { self.through(call).await? })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        let call = self.inner.backend.inspect(name);
-        Box::pin(async move { self.through(call).await? })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        let call = self.inner.backend.list();
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
+        let call = self.inner.backend.break_lock(name, token, confirm_until, limit);
         Box::pin(async move { self.through(call).await? })
     }
 
@@ -130,36 +137,39 @@ impl Backend for Severable {
 }
 
 impl Observe for Severable {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            match &self.inner.observe {
-                Some(observe) => self.through(observe.changed(name, seen)).await?,
-                None => Err(Error::refused("this store can not watch")),
-            }
-        })
+    fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
+        Box::pin(async move { self.through(self.inner.observe.inspect(name, limit)).await? })
+    }
+
+    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        Box::pin(async move { self.through(self.inner.observe.list(limit)).await? })
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+        Box::pin(async move { self.through(self.inner.observe.changed(name, seen)).await? })
     }
 }
 
 impl Ledger for Severable {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        Box::pin(async move { self.through(self.ledger()?.claim(claim)).await? })
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
+        Box::pin(async move { self.through(self.ledger()?.claim(claim, limit)).await? })
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move { self.through(self.ledger()?.finish(finish)).await? })
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(async move { self.through(self.ledger()?.finish(finish, limit)).await? })
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        Box::pin(async move { self.through(self.ledger()?.look_up(name)).await? })
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
+        Box::pin(async move { self.through(self.ledger()?.look_up(name, limit)).await? })
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move { self.through(self.ledger()?.entries(&prefix)).await? })
+        Box::pin(async move { self.through(self.ledger()?.entries(&prefix, limit)).await? })
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move { self.through(self.ledger()?.forget(name, token)).await? })
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(async move { self.through(self.ledger()?.forget(name, token, limit)).await? })
     }
 }
 

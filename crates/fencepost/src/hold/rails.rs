@@ -16,7 +16,7 @@ impl Hold {
         if status.over() {
             return;
         }
-        let (ttl, name) = (status.ttl.as_duration(), &self.name);
+        let (ttl, name) = (status.ttl.as_duration(), &self.grant.name);
         let since = now.since(status.sent);
         let sent = status.sent.as_nanos();
         if since >= ttl / 3 * 2 && self.told_late.swap(sent, Ordering::Relaxed) != sent {
@@ -54,13 +54,15 @@ impl Hold {
         self.token_read.store(true, Ordering::Relaxed);
     }
 
-    /// The guard is given back: tells if it was for correctness and nobody can have checked its token.
+    /// The guard is given back: tells, once, if it was for correctness and nobody can have checked its token.
     pub(crate) fn report_unread(&self) {
-        if self.bounds.for_correctness && !self.token_read.load(Ordering::Relaxed) {
+        let granted = self.token().is_some();
+        if granted && self.bounds.for_correctness && !self.token_read.swap(true, Ordering::Relaxed)
+        {
             up(&self.tally.unread_tokens);
             tracing::warn!(
                 target: RAILS,
-                name = %self.name,
+                name = %self.grant.name,
                 "was taken for correctness and its token was never read: nothing keeps a holder out that \
                  froze past its lease; send the token along, and have the resource check it",
             );

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use fencepost_core::Label;
 
-use super::{answered, look_up};
 use crate::backend::{BoxFuture, LossCause};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
@@ -133,7 +132,7 @@ impl Run {
 
     fn mark(&self, result: Vec<u8>) -> Result<(Finish, String)> {
         let place = self.ledger.place().ok_or_else(|| {
-            let backend = self.client.store.backend.guarantees().backend;
+            let backend = self.client.store.guarantees().backend;
             Error::refused(format!(
                 "the {backend} store has no transactions that \"{}\" could be marked in: use the \
                  database of the effect as store (postgres: or sqlite:)",
@@ -152,7 +151,7 @@ impl Run {
     }
 
     async fn has_no_record(&self) -> Result<bool> {
-        Ok(look_up(&self.client, &*self.ledger, self.name()).await?.is_none())
+        Ok(self.client.store.look_up(&*self.ledger, self.name()).await?.is_none())
     }
 
     /// The record, if a transaction of this run was committed that marked it as done.
@@ -160,7 +159,7 @@ impl Run {
         if !self.in_transaction.load(Ordering::Acquire) {
             return Ok(None);
         }
-        let entry = look_up(&self.client, &*self.ledger, self.name()).await?;
+        let entry = self.client.store.look_up(&*self.ledger, self.name()).await?;
         Ok(entry.filter(|entry| entry.state == State::Done && entry.token == self.own_token()))
     }
 }
@@ -292,7 +291,7 @@ impl Turn {
             loop {
                 // Whether or not the lock is still ours: the record's own token decides.
                 let finish = self.run.finish(outcome.clone());
-                match answered(client, ledger.finish(finish)).await {
+                match client.store.finish(&**ledger, finish).await {
                     Ok(true) => break,
                     // It may have been recorded, and have gone since: then nobody has taken it over.
                     Ok(false) if in_doubt && self.run.has_no_record().await? => {

@@ -5,6 +5,7 @@ use std::error::Error as _;
 use tokio_postgres::error::SqlState;
 
 use crate::error::{Error, ErrorKind};
+use crate::store_error::{Outcome, StoreError};
 
 /// Why a call to a server failed. Unlike [`Error`] it can be told to several who asked.
 #[derive(Clone, Debug)]
@@ -98,6 +99,20 @@ impl Fault {
             _ => ErrorKind::Unreachable,
         };
         Error::new(kind, self.message)
+    }
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> Self {
+        let error = match fault.kind {
+            FaultKind::Cut => Self::no_reply(fault.message),
+            FaultKind::Again => Self::busy(fault.message),
+            FaultKind::Away | FaultKind::NotNow | FaultKind::ReadOnly => {
+                Self::unavailable(fault.message)
+            }
+            FaultKind::Refused => Self::refused(fault.message),
+        };
+        if fault.unanswered { error.with_outcome(Outcome::Unknown) } else { error }
     }
 }
 

@@ -105,8 +105,9 @@ impl Component {
 
     /// The version that is there.
     async fn look(&self, pool: &Pool) -> Result<i32, Fault> {
-        match pool.call(Use::Asking, VERSION, &[(&self.name, Type::TEXT)]).await {
-            Ok(heard) => match heard.rows.first().map(|row| row.try_get::<_, Option<i32>>(0)) {
+        match pool.call(Use::Asking, VERSION, &[(&self.name, Type::TEXT)], pool.call_limit()).await
+        {
+            Ok(heard) => match heard.value.first().map(|row| row.try_get::<_, Option<i32>>(0)) {
                 Some(Ok(version)) => Ok(version.unwrap_or(0)),
                 _ => Err(Fault::new(
                     FaultKind::Refused,

@@ -27,17 +27,16 @@ use tokio_postgres::{Client, Row};
 use super::address::{Opened, PostgresUrl};
 use super::faults::{Fault, FaultKind};
 use super::trust::{self, Schema};
-use crate::backend::{Surroundings, short};
+use crate::backend::{Reply, Surroundings, short};
 use crate::blocking;
 use crate::clock::Clock;
 use crate::race::{First, race};
+use crate::retry::CALL_TIMEOUT;
 
 /// How long a connection may be without an answer.
 const HANG: Duration = Duration::from_millis(1500);
 /// How long it may take to connect.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long a call goes on trying. Shorter than the library waits, so that the error can say what failed.
-const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to leave a server alone that can not do it now.
 const BREATH: Duration = Duration::from_millis(20);
 /// How long a connection is kept that nobody uses.
@@ -91,15 +90,6 @@ impl Drop for Conn {
     }
 }
 
-/// An answer.
-pub(crate) struct Heard {
-    pub(crate) rows: Vec<Row>,
-    /// When the request left that it answers.
-    pub(crate) sent: Moment,
-    /// The call was made before on a connection that broke, and may have been carried out then.
-    pub(crate) again: bool,
-}
-
 impl Pool {
     pub(crate) fn new(url: PostgresUrl, around: &Surroundings) -> Self {
         let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
@@ -123,14 +113,20 @@ impl Pool {
         &self.clock
     }
 
+    /// The limit of a call that nobody set one for.
+    pub(crate) fn call_limit(&self) -> Moment {
+        self.clock.now() + CALL_TIMEOUT
+    }
+
     /// Runs one statement, over connections that break in between. Only in a schema that is in trusted hands.
     pub(crate) async fn call(
         &self,
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Heard, Fault> {
-        self.call_in(true, usage, sql, parameters).await
+        limit: Moment,
+    ) -> Result<Reply<Vec<Row>>, Fault> {
+        self.call_in(true, usage, sql, parameters, limit).await
     }
 
     /// The same, for a statement that touches nothing in the schema.
@@ -138,8 +134,8 @@ impl Pool {
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Heard, Fault> {
-        self.call_in(false, Use::Asking, sql, parameters).await
+    ) -> Result<Reply<Vec<Row>>, Fault> {
+        self.call_in(false, Use::Asking, sql, parameters, self.call_limit()).await
     }
 
     async fn call_in(
@@ -148,14 +144,14 @@ impl Pool {
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Heard, Fault> {
-        let give_up = self.clock.now() + PATIENCE;
+        give_up: Moment,
+    ) -> Result<Reply<Vec<Row>>, Fault> {
         let mut again = false;
         let mut last: Option<Fault> = None;
         loop {
             let tried = self.try_once(schema, usage, sql, parameters, give_up, &mut again).await;
             let fault = match tried {
-                Ok((rows, sent, before)) => return Ok(Heard { rows, sent, again: before }),
+                Ok((value, sent, retried)) => return Ok(Reply { value, sent, retried }),
                 Err(fault) => fault,
             };
             let over = self.clock.now() >= give_up;
@@ -250,7 +246,7 @@ impl Pool {
     pub(crate) async fn look_again(&self) {
         let owner = self.url.owner();
         let looked = self.call_outside(trust::TRUST, &[(&owner, Type::TEXT)]).await;
-        match looked.and_then(|heard| trust::judge(&heard.rows, self.shown())) {
+        match looked.and_then(|heard| trust::judge(&heard.value, self.shown())) {
             // Whoever makes it next may be anybody.
             Ok(Schema::Missing) => {}
             Err(fault) if fault.kind == FaultKind::Refused => {}

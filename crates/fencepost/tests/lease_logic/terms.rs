@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use fencepost::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, Observe, Store};
+use fencepost::backend::{Glimpse, HolderInfo, LockInfo, Observe, Reply, Store, StoreCall};
 use fencepost::clock::ManualClock;
-use fencepost::{Fencepost, LockName, Result, Token, Value};
+use fencepost::{Fencepost, LockName, Moment, Token, Value};
 
 use crate::world::{World, soon};
 
@@ -13,7 +13,15 @@ use crate::world::{World, soon};
 struct Script(Mutex<VecDeque<Option<(u64, &'static str)>>>);
 
 impl Observe for Script {
-    fn changed(&self, name: LockName, _: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+    fn inspect(&self, name: LockName, _: Moment) -> StoreCall<'_, LockInfo> {
+        self.changed(name, None)
+    }
+
+    fn list(&self, _: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn changed(&self, name: LockName, _: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
         let Some(next) = self.0.lock().unwrap().pop_front() else {
             return Box::pin(std::future::pending());
         };
@@ -23,7 +31,7 @@ impl Observe for Script {
             ..HolderInfo::stranger()
         });
         let info = LockInfo { name, holder, waiting: 0, waiters: Vec::new() };
-        Box::pin(std::future::ready(Ok(info)))
+        Box::pin(std::future::ready(Ok(Reply::new(info, Moment::default()))))
     }
 }
 
@@ -43,7 +51,7 @@ async fn an_observer_is_told_of_no_term_after_a_higher_one() {
         Some((6, "d")),
     ];
     let script = Script(Mutex::new(shown.into()));
-    let store = Store { observe: Some(Arc::new(script)), ..world.memory_store() };
+    let store = Store { observe: Arc::new(script), ..world.memory_store() };
     let client = Fencepost::over(Arc::new(ManualClock::new()), |_| async { Ok(store) });
     let client = client.await.unwrap();
     let mut observer = client.election("a").observe().unwrap();

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use fencepost::backend::{
-    Acquired, Backend, BoxFuture, Broken, LockInfo, LossSignal, Observe, Renewal, Renewed, Request,
-    Store, Wait,
+    Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LossSignal, NotHeld, Observe, Queue,
+    Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult,
 };
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
 use fencepost::conformance::{Line, Severable};
 use fencepost::guarantees::Guarantees;
-use fencepost::{Error, Fencepost, Guard, LockName, Moment, OwnerId, Result, Token, Ttl};
+use fencepost::{Fencepost, Guard, LockName, Moment, Token, Ttl};
 use tokio::sync::Semaphore;
 
 pub(crate) const fn ms(span: u64) -> Duration {
@@ -81,10 +81,14 @@ impl World {
         Arc::clone(&self.memory).into()
     }
 
+    async fn inspect(&self, name: &str) -> LockInfo {
+        let name = LockName::new(name).unwrap();
+        self.memory.inspect(name, Moment::NEVER).await.unwrap().value
+    }
+
     /// What the store itself says, past the line.
     pub(crate) async fn memory_holder(&self, name: &str) -> Option<Token> {
-        let info = self.memory.inspect(LockName::new(name).unwrap()).await.unwrap();
-        info.holder.and_then(|holder| holder.token)
+        self.inspect(name).await.holder.and_then(|holder| holder.token)
     }
 
     /// Waits, in real time, until nobody holds `name` at the store.
@@ -98,7 +102,7 @@ impl World {
     }
 
     pub(crate) async fn memory_waiting(&self, name: &str) -> usize {
-        self.memory.inspect(LockName::new(name).unwrap()).await.unwrap().waiting
+        self.inspect(name).await.waiting
     }
 
     /// How many renewals the client has tried, answered or not.
@@ -225,11 +229,7 @@ impl Tricky {
     }
 
     fn store(self: &Arc<Self>) -> Store {
-        Store {
-            backend: self.clone(),
-            observe: self.inner.observe.clone() as Option<Arc<dyn Observe>>,
-            ledger: None,
-        }
+        Store { backend: self.clone(), observe: self.inner.observe.clone(), ledger: None }
     }
 
     pub(crate) fn play(&self, trick: Trick) {
@@ -293,25 +293,50 @@ impl Tricky {
     }
 }
 
+impl Tricky {
+    /// Passes an answer on, as a store that misbehaves would. The gate holds back what ends an acquire.
+    async fn answered(
+        &self,
+        mut answer: StoreResult<Acquired>,
+        first: bool,
+    ) -> StoreResult<Acquired> {
+        let (gate, max_ttl) = (self.gate.lock().unwrap().clone(), *self.max_ttl.lock().unwrap());
+        if let (Ok(Reply { value: Acquired::Granted(grant), .. }), Some(max)) =
+            (&mut answer, max_ttl)
+        {
+            grant.ttl = grant.ttl.min(max);
+        }
+        let queued = matches!(&answer, Ok(Reply { value: Acquired::Queued { .. }, .. }));
+        if let Some(gate) = gate.filter(|_| !(first && queued)) {
+            gate.0.1.fetch_add(1, Ordering::SeqCst);
+            let _ = gate.0.0.acquire().await;
+        }
+        answer
+    }
+}
+
 impl Backend for Tricky {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        let gate = self.gate.lock().unwrap().clone();
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
         *self.loss.lock().unwrap() = request.loss.clone();
-        let max_ttl = *self.max_ttl.lock().unwrap();
-        Box::pin(async move {
-            let mut answer = self.inner.backend.acquire(request, wait).await;
-            if let (Ok(Acquired::Granted(grant)), Some(max)) = (&mut answer, max_ttl) {
-                grant.ttl = grant.ttl.min(max);
-            }
-            if let Some(gate) = gate {
-                gate.0.1.fetch_add(1, Ordering::SeqCst);
-                let _ = gate.0.0.acquire().await;
-            }
-            answer
-        })
+        let call = self.inner.backend.try_acquire(request, queue, limit);
+        Box::pin(async move { self.answered(call.await, true).await })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
+        let call = self.inner.backend.wait(request, limit);
+        Box::pin(async move { self.answered(call.await, false).await })
+    }
+
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         self.batches.fetch_add(1, Ordering::SeqCst);
         let trick = self.tricks.lock().unwrap().pop_front();
         Box::pin(async move {
@@ -320,26 +345,26 @@ impl Backend for Tricky {
                 Some(Trick::HangForEver) => std::future::pending().await,
                 _ => {}
             }
-            let answers = self.inner.backend.renew(batch).await;
+            let answers = self.inner.backend.renew(batch, limit).await;
             if let Some(Trick::Freeze(frozen)) = trick {
                 self.frozen.fetch_add(1, Ordering::SeqCst);
                 frozen.recv().unwrap();
             }
-            for renewed in answers.iter().flatten() {
-                *self.last.lock().unwrap() = renewed.sent;
+            for reply in answers.iter().flatten().filter(|reply| reply.value.is_ok()) {
+                *self.last.lock().unwrap() = reply.sent;
                 self.renewals.fetch_add(1, Ordering::SeqCst);
             }
             answers
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
         self.releases.fetch_add(1, Ordering::SeqCst);
         let left = |count: usize| count.checked_sub(1);
         if self.refused_releases.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok() {
-            return Box::pin(async { Err(Error::refused("READONLY: this is a replica")) });
+            return Box::pin(async { Err(StoreError::refused("READONLY: this is a replica")) });
         }
-        self.inner.backend.release(name, owner)
+        self.inner.backend.release(grant, limit)
     }
 
     fn break_lock(
@@ -347,16 +372,9 @@ impl Backend for Tricky {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        self.inner.backend.break_lock(name, token, confirm_until)
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        self.inner.backend.inspect(name)
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        self.inner.backend.list()
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
+        self.inner.backend.break_lock(name, token, confirm_until, limit)
     }
 
     fn guarantees(&self) -> Guarantees {

@@ -41,7 +41,7 @@ async fn a_renewal_without_a_record_does_not_shorten_the_lease() {
         let deleted = server.command(&["DEL", "fencepost:record:x"]).unwrap();
         assert_eq!(deleted, Reply::Int(1), "{asked:?}");
         let asked_at = now();
-        let renewed = ours.renew("x", owner, asked).await.unwrap();
+        let renewed = ours.renew("x", owner, asked).await.unwrap().value;
         assert!(renewed.token >= token, "{asked:?}: {} after {token}", renewed.token);
         let after = left(&server, "x");
         // What is left was read a moment later, and no more than that may be missing.

@@ -7,7 +7,11 @@ use fencepost::backend::Surroundings;
 use fencepost::backends::sqlite::{Options, Sqlite};
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
-use fencepost::{Begun, ErrorKind, Fencepost, Label, Ledger as _, LockName, OnFailure, Token};
+use fencepost::{
+    Begun, ErrorKind, Fencepost, Label, Ledger as _, LockName, Moment, OnFailure, Token,
+};
+
+use tokio_util::task::TaskTracker;
 
 use super::{Place, connect, edit, place, used};
 
@@ -30,7 +34,12 @@ pub(super) async fn begin(fp: &Fencepost, key: &str) -> fencepost::Turn {
 
 fn ledger(place: &Place) -> Arc<Sqlite> {
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
+    let around = Surroundings {
+        clock: Arc::new(BootClock),
+        runtime,
+        tasks: TaskTracker::new(),
+        create: true,
+    };
     Sqlite::open(&place.path, Options::default(), &around).unwrap()
 }
 
@@ -65,29 +74,63 @@ async fn a_record_is_claimed_and_settled_by_its_token() {
     let place = place();
     let book = ledger(&place);
     let name = LockName::new("once/x").unwrap();
-    assert_eq!(book.look_up(name.clone()).await.unwrap(), None);
+    assert_eq!(book.look_up(name.clone(), Moment::NEVER).await.unwrap().value, None);
     for number in [5, 5, 7] {
-        assert_eq!(book.claim(claim("once/x", number)).await.unwrap(), Claimed::Ours);
-        is(book.look_up(name.clone()).await.unwrap().as_ref(), State::Running, number, b"");
+        assert_eq!(
+            book.claim(claim("once/x", number), Moment::NEVER).await.unwrap().value,
+            Claimed::Ours
+        );
+        is(
+            book.look_up(name.clone(), Moment::NEVER).await.unwrap().value.as_ref(),
+            State::Running,
+            number,
+            b"",
+        );
     }
-    assert_eq!(book.claim(claim("once/x", 6)).await.unwrap(), Claimed::Overtaken);
+    assert_eq!(
+        book.claim(claim("once/x", 6), Moment::NEVER).await.unwrap().value,
+        Claimed::Overtaken
+    );
     // The one who was overtaken marks nothing, and neither does one who never claimed.
     for number in [5, 6, 8] {
         for outcome in [done(b"theirs"), Outcome::Failed(b"no".to_vec()), Outcome::Abandoned] {
             let late = finish("once/x", number, outcome, Over::OwnClaim);
-            assert!(!book.finish(late).await.unwrap(), "{number}");
+            assert!(!book.finish(late, Moment::NEVER).await.unwrap().value, "{number}");
         }
     }
-    is(book.look_up(name.clone()).await.unwrap().as_ref(), State::Running, 7, b"");
+    is(
+        book.look_up(name.clone(), Moment::NEVER).await.unwrap().value.as_ref(),
+        State::Running,
+        7,
+        b"",
+    );
     for result in [&b"first"[..], b"a retry changes nothing"] {
-        assert!(book.finish(finish("once/x", 7, done(result), Over::OwnClaim)).await.unwrap());
-        is(book.look_up(name.clone()).await.unwrap().as_ref(), State::Done, 7, b"first");
+        assert!(
+            book.finish(finish("once/x", 7, done(result), Over::OwnClaim), Moment::NEVER)
+                .await
+                .unwrap()
+                .value
+        );
+        is(
+            book.look_up(name.clone(), Moment::NEVER).await.unwrap().value.as_ref(),
+            State::Done,
+            7,
+            b"first",
+        );
     }
-    let Claimed::Settled(entry) = book.claim(claim("once/x", 9)).await.unwrap() else {
+    let Claimed::Settled(entry) =
+        book.claim(claim("once/x", 9), Moment::NEVER).await.unwrap().value
+    else {
         panic!("it is done")
     };
     is(Some(&entry), State::Done, 7, b"first");
-    assert!(!book.finish(finish("once/x", 9, done(b""), Over::OwnClaim)).await.unwrap());
+    assert!(
+        !book
+            .finish(finish("once/x", 9, done(b""), Over::OwnClaim), Moment::NEVER)
+            .await
+            .unwrap()
+            .value
+    );
 }
 
 #[tokio::test]
@@ -95,14 +138,20 @@ async fn a_run_that_is_given_up_leaves_nothing_and_marks_nothing_later() {
     let place = place();
     let book = ledger(&place);
     let name = LockName::new("once/x").unwrap();
-    book.claim(claim("once/x", 3)).await.unwrap();
+    book.claim(claim("once/x", 3), Moment::NEVER).await.unwrap();
     for _ in 0..2 {
         let over = finish("once/x", 3, Outcome::Abandoned, Over::OwnClaim);
-        assert!(book.finish(over).await.unwrap());
-        assert_eq!(book.look_up(name.clone()).await.unwrap(), None);
+        assert!(book.finish(over, Moment::NEVER).await.unwrap().value);
+        assert_eq!(book.look_up(name.clone(), Moment::NEVER).await.unwrap().value, None);
     }
-    assert!(!book.finish(finish("once/x", 3, done(b""), Over::OwnClaim)).await.unwrap());
-    assert_eq!(book.look_up(name).await.unwrap(), None);
+    assert!(
+        !book
+            .finish(finish("once/x", 3, done(b""), Over::OwnClaim), Moment::NEVER)
+            .await
+            .unwrap()
+            .value
+    );
+    assert_eq!(book.look_up(name, Moment::NEVER).await.unwrap().value, None);
 }
 
 #[tokio::test]
@@ -113,14 +162,19 @@ async fn a_value_is_replaced_by_a_higher_token_only() {
     for (number, written) in [(4, true), (3, false), (4, true), (6, true)] {
         let result = number.to_string().into_bytes();
         let finish = finish("flight/x", number, Outcome::Done(result.clone()), Over::Older);
-        assert_eq!(book.finish(finish).await.unwrap(), written, "{number}");
+        assert_eq!(book.finish(finish, Moment::NEVER).await.unwrap().value, written, "{number}");
         if written {
-            is(book.look_up(name.clone()).await.unwrap().as_ref(), State::Done, number, &result);
+            is(
+                book.look_up(name.clone(), Moment::NEVER).await.unwrap().value.as_ref(),
+                State::Done,
+                number,
+                &result,
+            );
         }
     }
     let failed = finish("flight/x", 6, Outcome::Failed(b"no".to_vec()), Over::Older);
-    assert!(book.finish(failed).await.unwrap());
-    is(book.look_up(name).await.unwrap().as_ref(), State::Failed, 6, b"no");
+    assert!(book.finish(failed, Moment::NEVER).await.unwrap().value);
+    is(book.look_up(name, Moment::NEVER).await.unwrap().value.as_ref(), State::Failed, 6, b"no");
 }
 
 #[tokio::test]
@@ -128,10 +182,10 @@ async fn records_are_listed_by_name_and_forgotten_by_token() {
     let place = place();
     let book = ledger(&place);
     for name in ["once/b", "once/a", "once/\u{fc}", "flight/a", "once", "oncf/a", "once/a%_"] {
-        book.finish(finish(name, 2, done(b"large"), Over::Older)).await.unwrap();
+        book.finish(finish(name, 2, done(b"large"), Over::Older), Moment::NEVER).await.unwrap();
     }
     let names = async |prefix: &str| {
-        let entries = book.entries(prefix).await.unwrap();
+        let entries = book.entries(prefix, Moment::NEVER).await.unwrap().value;
         assert!(entries.iter().all(|entry| entry.result.is_empty()));
         entries.iter().map(|entry| entry.name.to_string()).collect::<Vec<_>>()
     };
@@ -139,7 +193,7 @@ async fn records_are_listed_by_name_and_forgotten_by_token() {
     assert_eq!(names("once/a%").await, ["once/a%_"]);
     let b = LockName::new("once/b").unwrap();
     for (number, gone) in [(1, false), (3, false), (2, true), (2, false)] {
-        assert_eq!(book.forget(b.clone(), token(number)).await.unwrap(), gone);
+        assert_eq!(book.forget(b.clone(), token(number), Moment::NEVER).await.unwrap().value, gone);
     }
     assert_eq!(names("once/").await.len(), 3);
     assert_eq!(names("").await.len(), 6);

@@ -183,7 +183,7 @@ async fn a_refused_proclamation_is_taken_back() {
     server.create("/zookeeper/quota/q/zookeeper_limits", limits).unwrap();
     leader.proclaim("shorter").await.unwrap();
     fails(leader.proclaim("long".repeat(100)).await, &ErrorKind::Refused, &["quota"]);
-    let renewed = client.renew("words", leader.guard().owner(), None).await.unwrap();
+    let renewed = client.renew("words", leader.guard().owner(), None).await.unwrap().value;
     assert_eq!(renewed.token, leader.term());
     let seen = client.election("words").leader().await.unwrap().unwrap();
     assert_eq!(seen.value, Value::new("shorter").ok());

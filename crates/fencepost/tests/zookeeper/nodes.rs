@@ -126,7 +126,7 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
     next.release().await.unwrap();
     let script = client.lock("a").ttl(LONG).lease_only().acquire().await.unwrap();
     let renewed = site.client().await.renew("a", script.owner(), None).await;
-    assert_eq!(renewed.unwrap().token, script.token());
+    assert_eq!(renewed.unwrap().value.token, script.token());
     script.release().await.unwrap();
     for node in odd {
         assert!(raw.exists(&path(node)), "{node} was touched");

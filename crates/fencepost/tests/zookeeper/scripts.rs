@@ -21,7 +21,7 @@ async fn a_script_renews_in_one_process_after_the_other() {
         let script = site.client().await;
         let before = now();
         let renewed = script.renew("job", owner, None).await.unwrap();
-        assert_eq!(renewed.token, token);
+        assert_eq!(renewed.value.token, token);
         assert!(renewed.sent >= before && renewed.sent <= now());
         drop(script);
         pass(ttl / 2).await;

@@ -68,7 +68,7 @@ async fn a_longer_ttl_is_refused_and_the_same_is_not() {
     let (ttl, owner) = (guard.ttl(), guard.detach());
     let longer = fencepost::Ttl::new(LONG).unwrap();
     fails(client.renew("ttl", owner, Some(longer)).await, &ErrorKind::Refused, &["longer TTL"]);
-    assert_eq!(client.renew("ttl", owner, Some(ttl)).await.unwrap().ttl, ttl);
+    assert_eq!(client.renew("ttl", owner, Some(ttl)).await.unwrap().value.ttl, ttl);
 }
 
 /// All guards of a session that ended are told as soon as the server says so.

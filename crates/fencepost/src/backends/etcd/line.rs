@@ -17,7 +17,8 @@ use super::calls::{Sight, delete, found, get, made_at, put, range_of};
 use super::faults::Fault;
 use super::keys::{Identity, Queue, broken_key, label_key, may_be_said, value_of};
 use super::{BREATH, Desk, OUTAGE, OVERTIME, ttl_from};
-use crate::backend::{HolderInfo, Request};
+use crate::backend::HolderInfo;
+use crate::backends::bridge::Request;
 use crate::race::{First, race};
 
 /// How many keys are read at once.

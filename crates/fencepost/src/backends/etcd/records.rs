@@ -28,8 +28,9 @@ use super::faults::Fault;
 use super::record::{Left, Record, Seen};
 use super::{Desk, Etcd, OUTAGE, PATIENCE, UnderWay};
 use crate::backend::BoxFuture;
+use crate::backends::bridge::Ledger;
 use crate::error::Result;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, nobody_knows};
+use crate::ledger::{Claim, Claimed, Entry, Finish, nobody_knows};
 
 /// How often a step begins anew because somebody else changed the record.
 const TRIES: usize = 16;

@@ -20,7 +20,8 @@ use super::faults::Fault;
 use super::keys::{broken_prefix, lease_of, may_be_said};
 use super::line::{token_from, unspeakable};
 use super::{Desk, PATIENCE, ttl_from};
-use crate::backend::{BoxFuture, LossCause, Renewal, Renewed, short};
+use crate::backend::{BoxFuture, LossCause, short};
+use crate::backends::bridge::{Renewal, Renewed};
 use crate::error::{Error, Result};
 
 /// How often terms may differ in a row.

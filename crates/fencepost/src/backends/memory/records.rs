@@ -6,8 +6,7 @@ use fencepost_core::records::{self, Decision, Past, Record};
 use fencepost_core::{LockName, Moment, Token};
 
 use super::Memory;
-use crate::backend::BoxFuture;
-use crate::error::Result;
+use crate::backend::StoreCall;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 
 /// Every record, some of which may be over.
@@ -71,44 +70,33 @@ impl Book {
     }
 }
 
-impl Memory {
-    /// When it is awaited, and not before.
-    fn book<'a, T>(
-        &'a self,
-        act: impl FnOnce(&mut Book, Moment) -> T + Send + 'a,
-    ) -> BoxFuture<'a, Result<T>> {
-        Box::pin(async move {
-            let (mut state, now) = self.state();
-            Ok(act(&mut state.records, now))
-        })
-    }
-}
-
 impl Ledger for Memory {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        self.book(|book, now| book.claim(claim, now))
+    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
+        self.answer(|state, now| state.records.claim(claim, now))
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        self.book(|book, now| book.finish(finish, now))
+    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
+        self.answer(|state, now| state.records.finish(finish, now))
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        self.book(move |book, now| book.get(&name, now))
+    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
+        self.answer(move |state, now| state.records.get(&name, now))
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        self.book(move |book, now| {
-            let all = book.records.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+        self.answer(move |state, now| {
+            let all = state.records.records.iter();
+            let all = all.filter(|(name, _)| name.as_str().starts_with(&prefix));
             all.filter(|(_, stored)| stored.ends() > now)
                 .map(|(name, stored)| Entry { result: Vec::new(), ..stored.entry(name, now) })
                 .collect()
         })
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-        self.book(move |book, now| {
+    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
+        self.answer(move |state, now| {
+            let book = &mut state.records;
             let there = book.get(&name, now).is_some_and(|entry| entry.token == token);
             there && book.records.remove(&name).is_some()
         })

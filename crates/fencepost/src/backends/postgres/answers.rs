@@ -5,17 +5,8 @@ use std::time::Duration;
 use fencepost_core::{Label, LockName, Token, Ttl, Value};
 use tokio_postgres::Row;
 
-use crate::backend::{Acquired, HolderInfo, LockInfo, WaiterInfo};
+use crate::backend::{HolderInfo, LockInfo, WaiterInfo};
 use crate::postgres::{Fault, FaultKind};
-
-/// What came of one try.
-pub(super) enum Asked {
-    Ended(Acquired),
-    /// With how long to wait before it looks again.
-    InLine {
-        nap: Duration,
-    },
-}
 
 pub(super) fn odd(verb: &str) -> Fault {
     Fault::new(

@@ -92,7 +92,7 @@ impl Found {
     pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
         let before = wall();
         let heard = pool.call_outside(READ, &[]).await?;
-        let row = heard.rows.first().ok_or_else(|| answers::odd("what it is"))?;
+        let row = heard.value.first().ok_or_else(|| answers::odd("what it is"))?;
         Self::of(row, before, wall()).map_err(|_| answers::odd("what it is"))
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::task::TaskTracker;
+
 use super::found::Found;
 use crate::backend::Surroundings;
 use crate::clock::BootClock;
@@ -40,7 +42,12 @@ pub async fn install(url: &str) -> Result<Vec<Installed>> {
     };
     crate::clock::start()?;
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
+    let around = Surroundings {
+        clock: Arc::new(BootClock),
+        runtime,
+        tasks: TaskTracker::new(),
+        create: true,
+    };
     let pool = Pool::new(*url, &around);
     let found = Found::read(&pool).await.map_err(Fault::into_error)?;
     found.check(pool.shown())?;

@@ -11,19 +11,19 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{Label, LockName, Moment, Token};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::Postgres;
 use super::answers::{self, number, odd, text};
-use crate::backend::BoxFuture;
+use crate::backend::{BoxFuture, Reply, StoreCall, StoreResult};
 use crate::error::{Error, Result};
 use crate::fences::postgres::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 use crate::once;
-use crate::postgres::{Fault, Heard, Parameter, Use};
+use crate::postgres::{Fault, Parameter, Use};
 
 const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
 const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7) AS status";
@@ -104,9 +104,10 @@ impl Postgres {
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Heard, Fault> {
+        limit: Moment,
+    ) -> Result<Reply<Vec<Row>>, Fault> {
         self.with_records().await?;
-        self.pool.call(usage, sql, parameters).await.map_err(|fault| {
+        self.pool.call(usage, sql, parameters, limit).await.map_err(|fault| {
             if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
                 return fault;
             }
@@ -120,70 +121,79 @@ impl Postgres {
         })
     }
 
-    async fn claim_now(&self, claim: &Claim) -> Result<Claimed, Fault> {
+    async fn claim_now(&self, claim: &Claim, limit: Moment) -> StoreResult<Claimed> {
         let (token, keep) = (claim.token.get().cast_signed(), millis(claim.keep));
         let (name, label) = (claim.name.as_str(), claim.label.as_str());
         let parameters: [Parameter<'_>; 4] =
             [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&keep, Type::INT8)];
-        let heard = self.record(Use::Asking, CLAIM, &parameters).await?;
-        let row = heard.rows.first().ok_or_else(|| odd("claim"))?;
-        *self.place.lock() = text(row, "r_store");
-        if answers::status(row, "claim")? == 1 {
-            return Ok(Claimed::Ours);
-        }
-        let entry = entry(row).ok_or_else(|| odd("claim"))?;
-        Ok(if entry.is_settled() { Claimed::Settled(entry) } else { Claimed::Overtaken })
+        let reply = self.record(Use::Asking, CLAIM, &parameters, limit).await?;
+        reply.try_map(|rows| {
+            let row = rows.first().ok_or_else(|| odd("claim"))?;
+            *self.place.lock() = text(row, "r_store");
+            if answers::status(row, "claim")? == 1 {
+                return Ok(Claimed::Ours);
+            }
+            let entry = entry(row).ok_or_else(|| odd("claim"))?;
+            Ok(if entry.is_settled() { Claimed::Settled(entry) } else { Claimed::Overtaken })
+        })
     }
 
-    async fn finish_now(&self, finish: &Finish) -> Result<bool, Fault> {
+    async fn finish_now(&self, finish: &Finish, limit: Moment) -> StoreResult<bool> {
         let (told, older) = (Told::of(finish), finish.over == Over::Older);
         let parameters = told.parameters((&older, Type::BOOL));
-        let heard = self.record(Use::Releasing, FINISH, &parameters).await?;
-        let row = heard.rows.first().ok_or_else(|| odd("finish"))?;
-        Ok(answers::status(row, "finish")? == 1)
+        let reply = self.record(Use::Releasing, FINISH, &parameters, limit).await?;
+        reply.try_map(|rows| {
+            let row = rows.first().ok_or_else(|| odd("finish"))?;
+            Ok(answers::status(row, "finish")? == 1)
+        })
     }
 
-    async fn read(&self, sql: &str, name: &str) -> Result<Vec<Entry>, Fault> {
-        let heard = match self.record(Use::Asking, sql, &[(&name, Type::TEXT)]).await {
-            Err(fault) if self.is_absent(&fault) => return Ok(Vec::new()),
-            heard => heard?,
+    async fn read(&self, sql: &str, name: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
+        let reply = match self.record(Use::Asking, sql, &[(&name, Type::TEXT)], limit).await {
+            Err(fault) if self.is_absent(&fault) => return Ok(Reply::new(Vec::new(), self.now())),
+            reply => reply?,
         };
-        heard.rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up"))).collect()
+        reply.try_map(|rows| {
+            rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up").into())).collect()
+        })
     }
 
-    async fn forget_now(&self, name: &LockName, token: Token) -> Result<bool, Fault> {
+    async fn forget_now(&self, name: &LockName, token: Token, limit: Moment) -> StoreResult<bool> {
         let (name, token) = (name.as_str(), token.get().cast_signed());
         let parameters: [Parameter<'_>; 2] = [(&name, Type::TEXT), (&token, Type::INT8)];
-        let heard = self.record(Use::Asking, FORGET, &parameters).await?;
-        let gone: Option<bool> = heard.rows.first().and_then(|row| row.try_get(0).ok());
-        // Sent again, it may find that the first one was carried out.
-        Ok(gone.ok_or_else(|| odd("forget"))? || heard.again)
+        let reply = self.record(Use::Asking, FORGET, &parameters, limit).await?;
+        let retried = reply.retried;
+        reply.try_map(|rows| {
+            let gone: Option<bool> = rows.first().and_then(|row| row.try_get(0).ok());
+            // Sent again, it may find that the first one was carried out.
+            Ok(gone.ok_or_else(|| odd("forget"))? || retried)
+        })
     }
 }
 
 impl Ledger for Postgres {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        Box::pin(async move { self.claim_now(&claim).await.map_err(Fault::into_error) })
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
+        Box::pin(async move { self.claim_now(&claim, limit).await })
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move { self.finish_now(&finish).await.map_err(Fault::into_error) })
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(async move { self.finish_now(&finish, limit).await })
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
         Box::pin(async move {
-            let mut found = self.read(LOOK_UP, name.as_str()).await.map_err(Fault::into_error)?;
-            Ok(found.pop())
+            let found = self.read(LOOK_UP, name.as_str(), limit).await?;
+            Ok(found.map(|mut entries| entries.pop()))
         })
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move { self.read(ENTRIES, &prefix).await.map_err(Fault::into_error) })
+        Box::pin(async move { self.read(ENTRIES, &prefix, limit).await })
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move { self.forget_now(&name, token).await.map_err(Fault::into_error) })
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(async move { self.forget_now(&name, token, limit).await })
     }
 
     fn place(&self) -> Option<String> {

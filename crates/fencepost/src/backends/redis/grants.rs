@@ -8,7 +8,8 @@ use fencepost_core::{LockName, OwnerId, Token};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::keys::{Prefix, break_channel};
-use crate::backend::{LossSignal, Request};
+use crate::backend::LossSignal;
+use crate::backends::bridge::Request;
 
 /// All grants of one client.
 #[derive(Debug)]

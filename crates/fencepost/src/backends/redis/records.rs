@@ -18,8 +18,9 @@ use super::answers::{Answer, names_from};
 use super::link::STEPS;
 use super::{Fault, Redis};
 use crate::backend::BoxFuture;
+use crate::backends::bridge::Ledger;
 use crate::error::{Error, Result};
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State, nobody_knows};
 
 /// How many records are asked about at once: one after the other is slow, all at once would flood the server.
 const BUNCH: usize = 64;

@@ -9,6 +9,8 @@ use fencepost_testbed::Redis as Server;
 use tokio::runtime::Handle;
 
 use super::*;
+use tokio_util::task::TaskTracker;
+
 use crate::backend::{Liveness, LossSignal};
 use crate::clock::BootClock;
 
@@ -25,7 +27,8 @@ async fn release_overtakes_the_batch(noted: bool) {
     let server = Server::builder().start().unwrap();
     let url = RedisUrl::parse("redis", &format!("//{}", server.address())).unwrap();
     let clock = Arc::new(BootClock);
-    let around = Surroundings { clock, runtime: Handle::current(), create: true };
+    let around =
+        Surroundings { clock, runtime: Handle::current(), tasks: TaskTracker::new(), create: true };
     let redis = Redis::open(url, &around).await.unwrap();
     let name = LockName::new("x").unwrap();
     let keys = redis.prefix.keys(&name).unwrap();

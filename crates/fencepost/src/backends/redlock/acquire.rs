@@ -8,7 +8,8 @@ use fencepost_core::{LockName, Moment, Token};
 use super::attempt::{Attempt, Failure, Next, Vote};
 use super::nodes::{Nodes, Way, Words};
 use super::{LOOK, Redlock};
-use crate::backend::{Acquired, Grant, HolderInfo, Request};
+use crate::backend::HolderInfo;
+use crate::backends::bridge::{Acquired, Grant, Request};
 use crate::backends::redis::{
     Answer, BREATH, Fault, FaultKind, Keys, LOOK_AGAIN, LOOK_AT_STRANGERS, OUTAGE, STEPS, refuses,
     remember,

@@ -4,13 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token};
+use fencepost_core::{LockName, Moment, Token};
 use parking_lot::Mutex;
 
 use super::{LOOK_AGAIN, Options, Sqlite, file, guarantees};
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, LockInfo, Observe, Renewal, Renewed, Request,
-    Store, Surroundings, Wait,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
+    Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult, Surroundings,
 };
 use crate::backends;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ struct Absent {
 
 impl Absent {
     /// The store, if it is there by now.
-    async fn store(&self) -> Result<Option<Arc<Sqlite>>> {
+    async fn store(&self) -> Result<Option<Arc<Sqlite>>, StoreError> {
         let found = || self.found.lock();
         if let Some(store) = &*found() {
             return Ok(Some(Arc::clone(store)));
@@ -55,14 +55,15 @@ impl Absent {
         let open = open_now(self.path.clone(), self.options, self.around.clone());
         // On the client's own runtime, whoever asks.
         let opened = self.around.runtime.spawn(open).await;
-        let store = opened.map_err(|_| Error::unreachable("opening the file panicked"))??;
+        let panicked = |_| StoreError::unavailable("opening the file panicked");
+        let store = opened.map_err(panicked)??;
         Ok(Some(Arc::clone(found().get_or_insert(store))))
     }
 
     /// The store, for what cannot be done without it.
-    async fn needed(&self) -> Result<Arc<Sqlite>> {
+    async fn needed(&self) -> Result<Arc<Sqlite>, StoreError> {
         self.store().await?.ok_or_else(|| {
-            Error::refused(format!(
+            StoreError::refused(format!(
                 "there is no store at {}, and this client does not make one: connect with \
                  Fencepost::connect",
                 self.path.display()
@@ -71,32 +72,46 @@ impl Absent {
     }
 }
 
+impl Absent {
+    /// The answer of a store that is empty.
+    fn empty<T>(&self, value: T) -> Reply<T> {
+        Reply::new(value, self.around.clock.now())
+    }
+}
+
 impl Backend for Absent {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        Box::pin(async move { self.needed().await?.acquire(request, wait).await })
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { self.needed().await?.try_acquire(request, queue, limit).await })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { self.needed().await?.wait(request, limit).await })
+    }
+
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         Box::pin(async move {
             match self.store().await {
-                Ok(Some(store)) => store.renew(batch).await,
-                Ok(None) => {
-                    let none = |renewal: &Renewal| Err(Error::not_held(&renewal.name, None));
-                    batch.iter().map(none).collect()
-                }
-                Err(error) => {
-                    let message = error.to_string();
-                    batch.iter().map(|_| Err(Error::unreachable(&*message))).collect()
-                }
+                Ok(Some(store)) => store.renew(batch, limit).await,
+                Ok(None) => batch.iter().map(|_| Ok(self.empty(Err(NotHeld(None))))).collect(),
+                Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
             }
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
         Box::pin(async move {
             match self.store().await? {
-                Some(store) => store.release(name, owner).await,
-                None => Err(Error::not_held(&name, None)),
+                Some(store) => store.release(grant, limit).await,
+                None => Ok(self.empty(Err(NotHeld(None)))),
             }
         })
     }
@@ -106,29 +121,12 @@ impl Backend for Absent {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
         Box::pin(async move {
             match self.store().await? {
-                Some(store) => store.break_lock(name, token, confirm_until).await,
-                None => Ok(None),
-            }
-        })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.inspect(name).await,
-                None => Ok(LockInfo { name, holder: None, waiting: 0, waiters: Vec::new() }),
-            }
-        })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.list().await,
-                None => Ok(Vec::new()),
+                Some(store) => store.break_lock(name, token, confirm_until, limit).await,
+                None => Ok(self.empty(None)),
             }
         })
     }
@@ -146,44 +144,63 @@ impl Backend for Absent {
 }
 
 impl Observe for Absent {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(backends::look_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+    fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
+        Box::pin(async move {
+            let Some(store) = self.store().await? else {
+                let (holder, waiters) = (None, Vec::new());
+                return Ok(self.empty(LockInfo { name, holder, waiting: 0, waiters }));
+            };
+            store.inspect(name, limit).await
+        })
+    }
+
+    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        Box::pin(async move {
+            match self.store().await? {
+                Some(store) => store.list(limit).await,
+                None => Ok(self.empty(Vec::new())),
+            }
+        })
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+        Box::pin(backends::inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 
 impl Ledger for Absent {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
-        Box::pin(async move { self.needed().await?.claim(claim).await })
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
+        Box::pin(async move { self.needed().await?.claim(claim, limit).await })
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move { self.needed().await?.finish(finish).await })
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(async move { self.needed().await?.finish(finish, limit).await })
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
         Box::pin(async move {
             match self.store().await? {
-                Some(store) => store.look_up(name).await,
-                None => Ok(None),
+                Some(store) => store.look_up(name, limit).await,
+                None => Ok(self.empty(None)),
             }
         })
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
         Box::pin(async move {
             match self.store().await? {
-                Some(store) => store.entries(&prefix).await,
-                None => Ok(Vec::new()),
+                Some(store) => store.entries(&prefix, limit).await,
+                None => Ok(self.empty(Vec::new())),
             }
         })
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move {
             match self.store().await? {
-                Some(store) => store.forget(name, token).await,
-                None => Ok(false),
+                Some(store) => store.forget(name, token, limit).await,
+                None => Ok(self.empty(false)),
             }
         })
     }

@@ -22,12 +22,9 @@ use tokio::sync::oneshot;
 
 use super::file::{self, OpenFile};
 use super::wake::{Address, Post};
-use crate::backend::Surroundings;
+use crate::backend::{Reply, StoreError, StoreResult, Surroundings};
 use crate::clock::{BootClock, Clock, pause};
-use crate::error::{Error, Result};
-
-/// How long the desk waits for another process that has the file.
-pub(super) const PATIENCE: Duration = Duration::from_secs(4);
+use crate::retry::CALL_TIMEOUT;
 
 /// How often a client that writes removes what others left to expire.
 const CLEAN_EVERY: Duration = Duration::from_mins(1);
@@ -68,14 +65,14 @@ struct Call {
 trait Job: Send {
     fn writes(&self) -> bool;
     fn run(&mut self, sheet: &mut Sheet<'_>) -> rusqlite::Result<()>;
-    fn reply(self: Box<Self>, committed: Result<()>);
+    fn reply(self: Box<Self>, committed: Result<(), StoreError>);
 }
 
 struct Typed<T, F> {
     writes: bool,
     work: F,
     outcome: Option<T>,
-    reply: oneshot::Sender<Result<T>>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
 impl<T, F> Job for Typed<T, F>
@@ -92,8 +89,8 @@ where
         Ok(())
     }
 
-    fn reply(self: Box<Self>, committed: Result<()>) {
-        let lost = || Error::unreachable("the transaction ended without an answer");
+    fn reply(self: Box<Self>, committed: Result<(), StoreError>) {
+        let lost = || StoreError::no_reply("the transaction ended without an answer");
         let Self { outcome, reply, .. } = *self;
         // Nobody may listen any more; the work stands all the same.
         let _ = reply.send(committed.and_then(|()| outcome.ok_or_else(lost)));
@@ -124,7 +121,7 @@ impl Desk {
     pub(super) async fn write<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> StoreResult<T> {
         self.submit(true, work).await
     }
 
@@ -132,7 +129,7 @@ impl Desk {
     pub(super) async fn read<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> StoreResult<T> {
         self.submit(false, work).await
     }
 
@@ -140,12 +137,14 @@ impl Desk {
         &self,
         writes: bool,
         work: impl FnMut(&mut Sheet<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> StoreResult<T> {
+        let sent = self.0.around.clock.now();
         let (reply, answer) = oneshot::channel();
         let job = Typed { writes, work, outcome: None, reply };
         self.0.jobs().push_back(Box::new(job));
         self.0.attend();
-        answer.await.unwrap_or_else(|_| Err(Error::unreachable("the transaction was abandoned")))
+        let abandoned = |_| StoreError::no_reply("the transaction was abandoned");
+        Ok(Reply::new(answer.await.map_err(abandoned)??, sent))
     }
 }
 
@@ -196,7 +195,7 @@ impl Inner {
                 tracing::error!(%error, "cannot start the store's thread");
                 for job in std::mem::take(&mut *self.jobs()) {
                     let error = "cannot start the store's thread: allow more threads (ulimit -u)";
-                    job.reply(Err(Error::unreachable(error).for_good()));
+                    job.reply(Err(StoreError::unusable(error)));
                 }
             }
         }
@@ -217,7 +216,7 @@ impl Inner {
             }
             while !self.jobs().is_empty() {
                 let mut db = self.db.lock();
-                self.serve_guarded(&mut db, PATIENCE);
+                self.serve_guarded(&mut db, CALL_TIMEOUT);
             }
         }
     }
@@ -253,12 +252,13 @@ impl Inner {
             Err(Failure::Sqlite(error)) if batch.len() > 1 && !is_busy(&error) => {
                 for mut job in batch {
                     let outcome = self.commit(db, std::slice::from_mut(&mut job));
-                    job.reply(outcome.map_err(|failure| self.explain(&failure)));
+                    job.reply(outcome.map_err(|failure| self.explain(failure)));
                 }
             }
             Err(failure) => {
+                let error = self.explain(failure);
                 for job in batch {
-                    job.reply(Err(self.explain(&failure)));
+                    job.reply(Err(error.clone()));
                 }
             }
         }
@@ -289,15 +289,15 @@ impl Inner {
         Ok(())
     }
 
-    fn explain(&self, failure: &Failure) -> Error {
+    fn explain(&self, failure: Failure) -> StoreError {
         let path = self.path.display();
         match failure {
             Failure::Sqlite(error) => explain(&self.path, error),
             // Nobody is to wait for that to pass: others lock in another file by now.
-            Failure::Replaced => Error::refused(format!(
+            Failure::Replaced => StoreError::refused(format!(
                 "{path} was removed or replaced while it was open: connect again"
             )),
-            Failure::Adopted => Error::refused(format!(
+            Failure::Adopted => StoreError::refused(format!(
                 "{path} was taken over (adopt=true) while it was open: connect again"
             )),
         }
@@ -335,7 +335,7 @@ pub(super) fn wait_for_the_file(tries: i32) -> bool {
 
 /// How long this thread's next statements wait for the file; for use outside the desk.
 pub(super) fn be_patient() {
-    GIVE_UP_AT.set(BootClock.now() + PATIENCE);
+    GIVE_UP_AT.set(BootClock.now() + CALL_TIMEOUT);
 }
 
 fn is_busy(error: &rusqlite::Error) -> bool {
@@ -344,13 +344,13 @@ fn is_busy(error: &rusqlite::Error) -> bool {
 }
 
 /// What an error of SQLite's means to the one who reads it.
-pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error {
+pub(super) fn explain(path: &std::path::Path, error: rusqlite::Error) -> StoreError {
     let path = path.display();
     let message = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => format!(
             "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
              find out who has it open (fuser {path})",
-            PATIENCE.as_secs()
+            CALL_TIMEOUT.as_secs()
         ),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
             "{path} is damaged or no SQLite file: restore it, or move it away with its -wal and -shm and \
@@ -365,7 +365,7 @@ pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error 
         ),
         _ => format!("{path} cannot be used: check the disk that it lies on"),
     };
-    let for_good = matches!(
+    let unusable = matches!(
         error.sqlite_error_code(),
         Some(
             ErrorCode::NotADatabase
@@ -375,6 +375,7 @@ pub(super) fn explain(path: &std::path::Path, error: &rusqlite::Error) -> Error 
                 | ErrorCode::ReadOnly
         )
     );
-    let error = Error::unreachable(message).because(error.to_string());
-    if for_good { error.for_good() } else { error }
+    let explained =
+        if unusable { StoreError::unusable(message) } else { StoreError::unavailable(message) };
+    explained.with_source(error)
 }

@@ -37,12 +37,13 @@ use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::access::{Access, User, not_made};
-use super::desk::{Failure, PATIENCE, be_patient, explain, wait_for_the_file};
+use super::desk::{Failure, be_patient, explain, wait_for_the_file};
 use super::host::{Host, refuse_network_file_system};
 use super::presence::Marks;
 use super::{Options, records, values};
 use crate::clock::{BootClock, Clock, pause};
 use crate::error::{Error, Result};
+use crate::retry::CALL_TIMEOUT;
 
 const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
 const VERSION: i32 = 1;
@@ -172,19 +173,19 @@ fn open_as_is(path: &Path, options: Options, create: bool, clock: &dyn Clock) ->
         make(&path, access, &marks)?;
     }
     access.prepare(&path)?;
-    let mut db = connect(&path).map_err(|error| explain(&path, &error))?;
+    let mut db = connect(&path).map_err(|error| explain(&path, error))?;
     be_patient();
     if !is_ready(&db, &path)? {
         let _alone = alone(&marks, access)?;
         set_up(&mut db, &path)?;
     }
-    add_later(&mut db).map_err(|error| explain(&path, &error))?;
+    add_later(&mut db).map_err(|error| explain(&path, error))?;
     // Again: what SQLite has opened by now is what was looked at.
     access.check(&path)?;
     settle_host(&mut db, &path, options.adopt)?;
-    db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, &error))?;
-    clean(&db, clock.now()).map_err(|error| explain(&path, &error))?;
-    marks.sweep(|| named_presences(&db)).map_err(|error| explain(&path, &error))?;
+    db.execute_batch("PRAGMA synchronous = FULL").map_err(|error| explain(&path, error))?;
+    clean(&db, clock.now()).map_err(|error| explain(&path, error))?;
+    marks.sweep(|| named_presences(&db)).map_err(|error| explain(&path, error))?;
     let file = OpenFile::note(&db, &path)?;
     Ok(Opened { path, db, file, marks, access, other_user: None })
 }
@@ -218,13 +219,13 @@ fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
     let new = marks.path().join(&name);
     let made = (|| {
         access.make_file(directory, Path::new(&name)).map_err(|errno| not_made(&new, errno))?;
-        let mut db = connect(&new).map_err(|error| explain(path, &error))?;
+        let mut db = connect(&new).map_err(|error| explain(path, error))?;
         be_patient();
         // So that closing it leaves one file.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
-            .map_err(|error| explain(path, &error))?;
+            .map_err(|error| explain(path, error))?;
         set_up(&mut db, path)?;
-        db.close().map_err(|(_, error)| explain(path, &error))?;
+        db.close().map_err(|(_, error)| explain(path, error))?;
         rename(&new, path).map_err(|errno| not_made(path, errno))
     })();
     if made.is_err() {
@@ -263,7 +264,7 @@ impl OpenFile {
             Error::unreachable(format!("{} is gone", path.display()))
                 .because(std::io::Error::from(errno))
         })?;
-        let epoch = read_epoch(db).map_err(|error| explain(path, &error))?;
+        let epoch = read_epoch(db).map_err(|error| explain(path, error))?;
         Ok(Self { path: path.to_owned(), inode, epoch })
     }
 
@@ -324,7 +325,7 @@ fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
         let tables = ask("SELECT count(*) FROM sqlite_schema")?;
         Ok((ask("PRAGMA application_id")?, ask("PRAGMA user_version")?, tables))
     })()
-    .map_err(|error| explain(path, &error))?;
+    .map_err(|error| explain(path, error))?;
     let path = path.display();
     if application == 0 && version == 0 && tables == 0 {
         return Ok(false);
@@ -361,7 +362,7 @@ fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
         transaction.pragma_update(None, "user_version", VERSION)?;
         transaction.commit()
     })();
-    done.map_err(|error| explain(path, &error))
+    Ok(done.map_err(|error| explain(path, error))?)
 }
 
 /// Makes the tables that a file of an earlier time has not.
@@ -380,7 +381,7 @@ fn add_later(db: &mut Connection) -> rusqlite::Result<()> {
 /// its holder is gone. Tokens go on.
 fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
     let host = Host::this()?;
-    let failed = |error: rusqlite::Error| explain(path, &error);
+    let failed = |error: rusqlite::Error| explain(path, error);
     if read_host(db).map_err(failed)?.shares_clock_with(&host) {
         return Ok(());
     }
@@ -404,15 +405,15 @@ fn settle_host(db: &mut Connection, path: &Path, adopt: bool) -> Result<()> {
              sqlite:{shown}?adopt=true (tokens go on, leases are void)"
         )));
     }
-    (|| {
+    let settle = || {
         transaction.execute_batch("DELETE FROM locks; DELETE FROM waiters; DELETE FROM broken")?;
         transaction.execute(
             "UPDATE store SET machine = ?, boot = ?, time_namespace = ?, epoch = epoch + 1",
             (&host.machine, &host.boot, &host.time_namespace),
         )?;
         transaction.commit()
-    })()
-    .map_err(failed)
+    };
+    Ok(settle().map_err(failed)?)
 }
 
 fn read_host(db: &Connection) -> rusqlite::Result<Host> {
@@ -464,7 +465,7 @@ fn alone(marks: &Marks, access: Access) -> Result<OwnedFd> {
         made => made,
     };
     let file = file.map_err(failed)?;
-    let give_up = BootClock.now() + PATIENCE;
+    let give_up = BootClock.now() + CALL_TIMEOUT;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),

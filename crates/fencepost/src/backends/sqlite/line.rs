@@ -8,35 +8,27 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::presence::Mark;
-use super::steps::{self, Ask, PLACE};
+use super::steps::{Ask, PLACE};
 use super::views::{self, View};
-use super::{Asked, LOOK_AGAIN, Sqlite};
-use crate::backend::{Acquired, BoxFuture};
-use crate::error::Result;
+use super::wake::Bell;
+use super::{LOOK_AGAIN, Sqlite};
+use crate::backend::{Acquired, BoxFuture, StoreError, StoreResult};
 use crate::race::{First, race};
 
 /// How soon to look again after the holder's process has gone: its children may follow in a moment.
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
 impl Sqlite {
-    /// Takes the lock when our turn comes, or gives up at `until`.
+    /// Waits at the position of `ask`, and takes the lock when its turn comes.
     pub(super) async fn wait_in_line(
         &self,
-        ask: &mut Ask,
+        ask: &Ask,
         mark: &Mark,
-        until: Moment,
-    ) -> Result<Acquired> {
-        // Most locks are free: a place, and the socket that goes with it, only if this one is not.
-        if let Asked::Ended(granted @ Acquired::Granted(_)) = self.ask(ask, mark).await? {
-            return Ok(granted);
-        }
-        let bell = self.post.bell();
-        ask.queue = Some(bell.address.clone());
+        bell: &Bell,
+        limit: Moment,
+    ) -> StoreResult<Acquired> {
         let mut watched = Watched::nobody();
         loop {
-            if let Asked::Ended(end) = self.ask(ask, mark).await? {
-                return Ok(end);
-            }
             let renew_place = self.now() + PLACE / 3;
             let mut left_to_others = false;
             loop {
@@ -56,38 +48,29 @@ impl Sqlite {
                     }
                 };
                 let again = self.now() + watched.patience();
-                let alarm = again.min(lease_ends).min(renew_place).min(until);
+                let alarm = again.min(lease_ends).min(renew_place).min(limit);
                 let told = race(bell.rung(), watched.gone());
                 let told = matches!(
                     race(told, self.clock().alarm(alarm)).await,
                     First::Left(First::Left(()))
                 );
                 let now = self.now();
-                if now >= until {
-                    return self.give_up(ask).await;
-                }
-                if told || now >= renew_place {
+                if told || now >= renew_place || now >= limit {
                     break;
                 }
+            }
+            let reply = self.ask(ask, mark).await?;
+            if !matches!(reply.value, Acquired::Queued { .. }) || self.now() >= limit {
+                return Ok(reply);
             }
         }
     }
 
-    async fn look(&self, ask: &Ask) -> Result<View> {
+    async fn look(&self, ask: &Ask) -> Result<View, StoreError> {
         let (name, owner) = (ask.name.clone(), ask.owner);
         let marks = std::sync::Arc::clone(&self.marks);
-        self.desk.read(move |sheet| views::look(sheet, &marks, &name, owner)).await
-    }
-
-    /// Leaves the line and says who is in the way.
-    async fn give_up(&self, ask: &Ask) -> Result<Acquired> {
-        let (name, owner) = (ask.name.clone(), ask.owner);
-        let marks = std::sync::Arc::clone(&self.marks);
-        let left = move |sheet: &mut super::desk::Sheet<'_>| {
-            steps::release(sheet, &marks, &name, owner)?;
-            views::holder_info(sheet, &name)
-        };
-        Ok(Acquired::Held(self.desk.write(left).await?))
+        let look = self.desk.read(move |sheet| views::look(sheet, &marks, &name, owner));
+        Ok(look.await?.value)
     }
 }
 

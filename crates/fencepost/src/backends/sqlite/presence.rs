@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::access::Access;
 use crate::backend::Presence;
-use crate::error::{Error, Result};
+use crate::store_error::StoreError;
 
 /// How many idle files a client keeps.
 const IDLE: usize = 64;
@@ -57,7 +57,7 @@ struct Used {
 }
 
 impl Marks {
-    pub(super) fn open(path: &Path, access: Access, create: bool) -> Result<Self> {
+    pub(super) fn open(path: &Path, access: Access, create: bool) -> crate::Result<Self> {
         let directory = OnceLock::new();
         if let Some(found) = access.open_directory(path, create)? {
             let _ = directory.set(found);
@@ -80,7 +80,7 @@ impl Marks {
     }
 
     /// The directory, made if it is not there.
-    pub(super) fn ensure(&self) -> Result<&OwnedFd> {
+    pub(super) fn ensure(&self) -> Result<&OwnedFd, StoreError> {
         if let Some(directory) = self.directory() {
             return Ok(directory);
         }
@@ -88,7 +88,7 @@ impl Marks {
             let _ = self.directory.set(made);
         }
         self.directory.get().ok_or_else(|| {
-            Error::unreachable(format!("{} is gone: connect again", self.path.display())).for_good()
+            StoreError::unusable(format!("{} is gone: connect again", self.path.display()))
         })
     }
 
@@ -99,7 +99,7 @@ impl Marks {
 
     /// A locked file for `owner`, the one it has already if it asks again. Each `take` is matched by a
     /// `give_back`, or all of them by one `give_back_all`.
-    pub(super) fn take(&self, owner: OwnerId) -> Result<Mark> {
+    pub(super) fn take(&self, owner: OwnerId) -> Result<Mark, StoreError> {
         if let Some(used) = self.ours().used.get_mut(&owner) {
             used.takers += 1;
             return Ok(used.mark.clone());
@@ -148,7 +148,7 @@ impl Marks {
         self.ours.lock()
     }
 
-    fn make(&self) -> Result<Mark> {
+    fn make(&self) -> Result<Mark, StoreError> {
         let failed = |errno: Errno| {
             let path = self.path.display();
             let remedy = match errno {
@@ -159,21 +159,20 @@ impl Marks {
                 Errno::NOSPC | Errno::DQUOT => "the disk is full, free some space",
                 _ => "check its permissions",
             };
-            let error =
-                Error::unreachable(format!("cannot make a presence file in {path}: {remedy}"))
-                    .because(std::io::Error::from(errno));
-            match errno {
+            let message = format!("cannot make a presence file in {path}: {remedy}");
+            let error = match errno {
                 Errno::MFILE | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS => {
-                    error.for_good()
+                    StoreError::unusable(message)
                 }
-                _ => error,
-            }
+                _ => StoreError::unavailable(message),
+            };
+            error.with_source(std::io::Error::from(errno))
         };
         let directory = self.ensure()?;
         loop {
             let mut bits = [0; 8];
             getrandom::fill(&mut bits).map_err(|error| {
-                Error::unreachable("the system has no random numbers").because(error)
+                StoreError::unavailable("the system has no random numbers").with_source(error)
             })?;
             let name = format!("p-{:016x}", u64::from_ne_bytes(bits));
             let file = self.access.make_file(directory, Path::new(&name)).map_err(failed)?;

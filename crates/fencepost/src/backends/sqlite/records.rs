@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use fencepost_core::records::{self, Decision, Past, Record};
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 use rusqlite::types::Type;
 use rusqlite::{
     Connection, OpenFlags, OptionalExtension as _, Row, Transaction, TransactionState, ffi,
@@ -25,7 +25,7 @@ use rusqlite::{
 use super::file::place_of;
 use super::rows::{label, token, unfit};
 use super::{Sqlite, desk};
-use crate::backend::BoxFuture;
+use crate::backend::{BoxFuture, StoreCall, StoreResult};
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::fences::sqlite::explain;
@@ -180,27 +180,27 @@ impl Sqlite {
     async fn record<T: Send + 'static>(
         &self,
         act: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> StoreResult<T> {
         self.desk.write(move |sheet: &mut desk::Sheet<'_>| act(&Book::of(sheet.db, "main"))).await
     }
 
     async fn records<T: Send + 'static>(
         &self,
         look: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> StoreResult<T> {
         self.desk.read(move |sheet: &mut desk::Sheet<'_>| look(&Book::of(sheet.db, "main"))).await
     }
 }
 
 impl Ledger for Sqlite {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
+    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
         Box::pin(async move {
             self.refuse_other_user()?;
             self.record(move |book| book.claim(&claim)).await
         })
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move {
             self.refuse_other_user()?;
             let act = move |book: &Book<'_>| {
@@ -211,16 +211,16 @@ impl Ledger for Sqlite {
         })
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
+    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
         Box::pin(self.records(move |book| book.read(&name)))
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
         Box::pin(self.records(move |book| book.entries(&prefix)))
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(self.record(move |book| book.forget(&name, token)))
     }
 

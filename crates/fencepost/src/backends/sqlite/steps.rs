@@ -11,7 +11,7 @@ use super::presence::Marks;
 use super::rows::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
 use super::values;
 use super::wake::Address;
-use crate::backend::{Broken, HolderInfo, LossCause};
+use crate::backend::{Broken, GrantId, HolderInfo, Liveness, LossCause, Request};
 
 /// A waiter's place lives this long without a sign of life; it is renewed every third of it.
 pub(super) const PLACE: Duration = Duration::from_secs(30);
@@ -33,11 +33,22 @@ pub(super) struct Ask {
     pub(super) queue: Option<Address>,
 }
 
+impl Ask {
+    /// A try that takes no place in line.
+    pub(super) fn of(request: Request, presence: Arc<str>) -> Self {
+        let Request { grant: GrantId { name, owner }, ttl, label, value, liveness, .. } = request;
+        let tied = liveness == Liveness::Process;
+        Self { name, owner, ttl, label, value, presence, tied, queue: None }
+    }
+}
+
 /// What came of asking.
 pub(super) enum Answer {
     Granted(Token),
     Held(Option<HolderInfo>),
-    Queued,
+    Queued {
+        ahead: u64,
+    },
     /// The counter has reached its end.
     Exhausted,
 }
@@ -165,7 +176,11 @@ fn enqueue(sheet: &Sheet<'_>, ask: &Ask, address: &Address) -> rusqlite::Result<
             address.bell.cast_signed(),
             &*ask.presence,
         ))?;
-    Ok(Answer::Queued)
+    let ahead = "SELECT count(*) FROM waiters WHERE name = ?1 AND ticket < \
+                 (SELECT ticket FROM waiters WHERE owner = ?2)";
+    let place = (ask.name.as_str(), ask.owner.bits().to_be_bytes());
+    let ahead: u32 = sheet.db.prepare_cached(ahead)?.query_row(place, |row| row.get(0))?;
+    Ok(Answer::Queued { ahead: ahead.into() })
 }
 
 /// Renews a grant whose lease still runs; one that has ended stays ended, taken over or not. The end only

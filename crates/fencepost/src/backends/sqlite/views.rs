@@ -6,7 +6,7 @@ use rusqlite::types::Type;
 use super::desk::Sheet;
 use super::presence::Marks;
 use super::rows::{first_waiter, holder, label, moment, nanos, unfit};
-use crate::backend::{HolderInfo, LockInfo, WaiterInfo};
+use crate::backend::{LockInfo, WaiterInfo};
 
 /// What a waiter sees when it looks.
 pub(super) enum View {
@@ -45,15 +45,6 @@ pub(super) fn look(
         None if first.offered.is_none() => Ok(View::OthersTurn),
         None => Ok(View::Wait { until: Moment::NEVER, holder: None }),
     }
-}
-
-/// Who holds the lock by its lease. Does not ask whether the holder lives.
-pub(super) fn holder_info(
-    sheet: &Sheet<'_>,
-    name: &LockName,
-) -> rusqlite::Result<Option<HolderInfo>> {
-    let holder = holder(sheet.db, name)?.filter(|holder| holder.deadline > sheet.now);
-    holder.map(|holder| holder.info(sheet.db, name, sheet.now)).transpose()
 }
 
 pub(super) fn inspect(

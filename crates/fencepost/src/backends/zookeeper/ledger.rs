@@ -32,8 +32,9 @@ use super::shared::{PATIENCE, Shared};
 use super::shelves::there;
 use super::wire::Stat;
 use crate::backend::BoxFuture;
+use crate::backends::bridge::Ledger;
 use crate::error::{Error, Result};
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::ledger::{Claim, Claimed, Entry, Finish};
 
 /// The version of a node is not the one that was read; there is none; there is one.
 const LATE: [i32; 3] = [-103, -101, -110];
@@ -244,6 +245,8 @@ impl Ledger for ZooKeeper {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use tokio_util::task::TaskTracker;
+
     use std::net::SocketAddr;
     use std::time::Duration;
 
@@ -263,7 +266,7 @@ pub(super) mod tests {
     pub(crate) async fn open_at(address: SocketAddr, clock: Arc<dyn Clock>) -> Arc<ZooKeeper> {
         let url = ZooKeeperUrl::parse(&format!("//{address}/t")).unwrap();
         let runtime = tokio::runtime::Handle::current();
-        let around = Surroundings { clock, runtime, create: true };
+        let around = Surroundings { clock, runtime, tasks: TaskTracker::new(), create: true };
         ZooKeeper::open(url, &around).await.unwrap()
     }
 

@@ -20,7 +20,8 @@ use super::places::Place;
 use super::session::{Kept, Session};
 use super::shared::{BREATH, PATIENCE, Shared};
 use super::wire::Stat;
-use crate::backend::{Acquired, Grant, HolderInfo, Liveness, Wait};
+use crate::backend::{HolderInfo, Liveness};
+use crate::backends::bridge::{Acquired, Grant, Wait};
 use crate::error::Result;
 use crate::race::race;
 

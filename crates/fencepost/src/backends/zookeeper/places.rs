@@ -12,7 +12,8 @@ use tokio::task::AbortHandle;
 use super::faults::Fault;
 use super::nodes::{Contender, Mark};
 use super::session::Session;
-use crate::backend::{Liveness, LossCause, LossSignal, Request};
+use crate::backend::{Liveness, LossCause, LossSignal};
+use crate::backends::bridge::Request;
 
 /// How many ended grants are remembered with their cause.
 const REMEMBERED: usize = 256;

@@ -22,7 +22,8 @@ use super::places::{Place, Places};
 use super::session::Session;
 use super::sweeps::Sweeps;
 use super::time::Reading;
-use crate::backend::{Grant, Liveness, LossCause, Surroundings};
+use crate::backend::{Liveness, LossCause, Surroundings};
+use crate::backends::bridge::Grant;
 use crate::counted::Counted;
 use crate::error::Result;
 use crate::race::race;
@@ -345,7 +346,7 @@ impl Shared {
 }
 
 fn default_ttl() -> Ttl {
-    Ttl::new(crate::lock::DEFAULT_TTL).unwrap_or(Ttl::MAX)
+    Ttl::new(crate::options::DEFAULT_TTL).unwrap_or(Ttl::MAX)
 }
 
 /// The session timeout that carries a lease: half as long again.

@@ -141,10 +141,12 @@ mod tests {
     use super::super::record::Site;
     use super::super::time::Reading;
     use super::*;
-    use crate::backend::{Backend as _, BoxFuture};
+    use crate::backend::BoxFuture;
+    use crate::backends::bridge::Backend as _;
+    use crate::backends::bridge::Ledger as _;
     use crate::backends::zookeeper::ZooKeeper;
     use crate::clock::{BootClock, Clock};
-    use crate::ledger::{Claim, Claimed, Finish, Ledger as _, Outcome};
+    use crate::ledger::{Claim, Claimed, Finish, Outcome};
 
     const HOUR: Duration = Duration::from_hours(1);
 

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
 use crate::client::Fencepost;
-use crate::conformance::scene::{LONG, SOON, Scene, ensure, ledger, until, within};
+use crate::conformance::scene::{LONG, SOON, Scene, ensure, ledger, store, until, within};
 use crate::error::ErrorKind;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 
@@ -77,7 +77,8 @@ impl Key {
     async fn claim_for(&self, number: u64, keep: Duration) -> Verdict<Claimed> {
         let label = Label::new(&format!("runner {number}"))?;
         let claim = Claim { name: self.name.clone(), token: token(number)?, label, keep };
-        Ok(within(SOON, "a claim is answered", self.ledger.claim(claim)).await??)
+        Ok(within(SOON, "a claim is answered", store(&self.client).claim(&*self.ledger, claim))
+            .await??)
     }
 
     async fn finish(&self, number: u64, outcome: Outcome) -> Verdict<bool> {
@@ -94,15 +95,17 @@ impl Key {
         let (name, token) = (self.name.clone(), token(number)?);
         let label = Label::new(&format!("runner {number}"))?;
         let finish = Finish { name, token, label, outcome, keep, over };
-        Ok(within(SOON, "a finish is answered", self.ledger.finish(finish)).await??)
+        Ok(within(SOON, "a finish is answered", store(&self.client).finish(&*self.ledger, finish))
+            .await??)
     }
 
     async fn look_up(&self) -> Verdict<Option<Entry>> {
-        Ok(within(SOON, "a look is answered", self.ledger.look_up(self.name.clone())).await??)
+        let look = store(&self.client).look_up(&*self.ledger, &self.name);
+        Ok(within(SOON, "a look is answered", look).await??)
     }
 
     async fn forget(&self, number: u64) -> Verdict<bool> {
-        let forget = self.ledger.forget(self.name.clone(), token(number)?);
+        let forget = store(&self.client).forget(&*self.ledger, self.name.clone(), token(number)?);
         Ok(within(SOON, "a forget is answered", forget).await??)
     }
 
@@ -174,7 +177,8 @@ async fn ledger_a_lower_token_is_overtaken(scene: &Scene) -> Verdict {
     let (high, higher) = ((1 << 53) - 2, (1 << 53) - 1);
     let name = LockName::new("once/highest")?;
     let claim = Claim { name, token: token(high)?, label: Label::new("runner")?, keep: LONG };
-    match within(SOON, "a claim is answered", key.ledger.claim(claim)).await? {
+    match within(SOON, "a claim is answered", store(&key.client).claim(&*key.ledger, claim)).await?
+    {
         Ok(claimed) => ensure!(claimed == Claimed::Ours, "a free key was refused"),
         // A store may know that it never handed out such a token.
         Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) => {
@@ -289,7 +293,7 @@ async fn ledger_a_record_ends_with_its_time(scene: &Scene) -> Verdict {
         }
         let what = format!("the time of {} is over", key.name);
         until(SOON * 2, &what, async || Ok(key.look_up().await?.is_none())).await?;
-        let listed = ledger.entries(key.name.as_str()).await?;
+        let listed = store(&key.client).entries(&*ledger, key.name.as_str()).await?;
         ensure!(listed.is_empty(), "what is over is listed: {listed:?}");
         ensure!(!key.finish(7, done(b"late")).await?, "settled after its time");
         // As if it had never been: a lower token may have it too.
@@ -329,7 +333,8 @@ async fn ledger_lists_by_prefix_in_order(scene: &Scene) -> Verdict {
         let mut wanted: Vec<_> =
             names.into_iter().filter(|name| name.starts_with(prefix)).collect();
         wanted.sort_unstable();
-        let listed = within(SOON, "a list", ledger.entries(prefix)).await??;
+        let list = store(&client).entries(&*ledger, prefix);
+        let listed = within(SOON, "a list", list).await??;
         let shown: Vec<_> = listed.iter().map(|entry| entry.name.as_str()).collect();
         ensure!(shown == wanted, "under {prefix} lie {wanted:?}, and {shown:?} are listed");
         let bare = listed.iter().all(|entry| entry.result.is_empty());

@@ -3,11 +3,12 @@
 use fencepost_core::{LockName, OwnerId, Token, Ttl};
 
 use super::{Verdict, cases};
-use crate::backend::{Acquired, Liveness, Renewal, Request, Wait};
+use crate::backend::{Acquired, GrantId, Liveness, Renewal, Request};
+use crate::bounded_store::Wait;
 use crate::client::Fencepost;
 use crate::conformance::scene::{
-    Cancelled, LONG, SHORT, SOON, Scene, Stop, backend, cancel_after, ensure, ensure_kind,
-    lease_end, now, pass, request, shown_token, until_free, until_waiting,
+    Cancelled, LONG, SHORT, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, lease_end, now,
+    pass, request, shown_token, store, until_free, until_waiting,
 };
 use crate::error::ErrorKind;
 
@@ -86,10 +87,15 @@ async fn granted_as(
     liveness: Liveness,
 ) -> Verdict<Token> {
     let request = Request { liveness, ..request(name, owner, LONG)? };
-    match backend(client).acquire(request, wait).await? {
+    match store(client).acquire(&request, wait).await?.value {
         Acquired::Granted(grant) => Ok(grant.token),
         other => Err(Stop::Failed(format!("not granted: {other:?}"))),
     }
+}
+
+fn renewal(name: &str, owner: OwnerId) -> Verdict<Renewal> {
+    let grant = GrantId { name: LockName::new(name)?, owner };
+    Ok(Renewal { grant, ttl: None, token: None, value: None })
 }
 
 /// The answer to an acquire got lost and it is sent again: it must not meet itself as the holder.
@@ -126,9 +132,10 @@ async fn renew_twice_is_fine(scene: &Scene) -> Verdict {
     let token = granted(&client, "renew", owner, Wait::No).await?;
     for _ in 0..3 {
         let before = now();
-        let renewed = client.renew("renew", owner, None).await?;
+        let reply = client.renew("renew", owner, None).await?;
+        let renewed = reply.value;
         ensure!(renewed.token == token, "a renewal changed {token} to {}", renewed.token);
-        ensure!(renewed.sent >= before && renewed.sent <= now(), "credited to another time");
+        ensure!(reply.sent >= before && reply.sent <= now(), "credited to another time");
         ensure!(renewed.ttl.as_duration() >= LONG, "it keeps only {:?}", renewed.ttl);
     }
     Ok(client.release("renew", owner).await?)
@@ -141,7 +148,7 @@ async fn a_renewal_lengthens_a_lease_and_never_shortens_it(scene: &Scene) -> Ver
     let owner = scene.dice().owner();
     let token = granted(&ours, "less", owner, Wait::No).await?;
     let lengthens = ours.guarantees().lengthens;
-    let less = ours.renew("less", owner, Some(Ttl::new(SHORT)?)).await?;
+    let less = ours.renew("less", owner, Some(Ttl::new(SHORT)?)).await?.value;
     ensure!(less.token == token, "a renewal changed {token} to {}", less.token);
     let guard = ours.lock("more").ttl(SHORT).lease_only().acquire().await?;
     let (token, end) = (guard.token(), lease_end(&guard));
@@ -154,7 +161,7 @@ async fn a_renewal_lengthens_a_lease_and_never_shortens_it(scene: &Scene) -> Ver
         ensure!(theirs.lock("less").try_acquire().await?.is_none(), "\"less\" ended early");
         return Ok(());
     }
-    let more = ours.renew("more", owner, Some(Ttl::new(LONG)?)).await?;
+    let more = ours.renew("more", owner, Some(Ttl::new(LONG)?)).await?.value;
     ensure!(more.token == token, "a renewal changed {token} to {}", more.token);
     ensure!(more.ttl.as_duration() >= LONG, "asked for {LONG:?}, got {:?}", more.ttl);
     // Both outlive the shorter of their two terms.
@@ -200,7 +207,8 @@ async fn release_withdraws_a_queued_acquire(scene: &Scene) -> Verdict {
     let guard = ours.lock("withdraw").ttl(LONG).acquire().await?;
     let owner = scene.dice().owner();
     {
-        let queued = backend(&theirs).acquire(request("withdraw", owner, LONG)?, Wait::Forever);
+        let request = request("withdraw", owner, LONG)?;
+        let queued = store(&theirs).acquire(&request, Wait::Forever);
         let watched = async {
             until_waiting(&ours, "withdraw", 1).await?;
             Ok::<_, Stop>(())
@@ -225,7 +233,8 @@ async fn release_withdraws_a_queued_acquire(scene: &Scene) -> Verdict {
     guard.release().await?;
     until_free(&ours, "withdraw").await?;
     // Before it was even asked: nothing to release, and nothing stays behind.
-    let never = backend(&theirs).acquire(request("withdraw", owner, LONG)?, Wait::Forever);
+    let request = request("withdraw", owner, LONG)?;
+    let never = store(&theirs).acquire(&request, Wait::Forever);
     let Cancelled::Dropped = cancel_after(0, SOON, never).await else {
         return Err(Stop::Failed("a future that was not polled came to its end".into()));
     };
@@ -239,23 +248,24 @@ async fn a_batch_is_answered_in_order(scene: &Scene) -> Verdict {
     let (first, stranger, second) = (dice.owner(), dice.owner(), dice.owner());
     let first_token = granted(&client, "batch/1", first, Wait::No).await?;
     let second_token = granted(&client, "batch/2", second, Wait::No).await?;
-    let renewal = |name: &str, owner| -> Verdict<Renewal> {
-        Ok(Renewal { name: LockName::new(name)?, owner, ttl: None, token: None, value: None })
-    };
     let batch = vec![
         renewal("batch/2", second)?,
         renewal("batch/1", stranger)?,
         renewal("batch/3", second)?,
         renewal("batch/1", first)?,
     ];
-    let mut answers = backend(&client).renew(batch).await.into_iter();
+    let answers = store(&client).renew_batch(batch, SOON).await;
     ensure!(answers.len() == 4, "{} answers to 4 renewals", answers.len());
-    let mut next = || answers.next().unwrap_or_else(|| Err(crate::Error::invalid("no answer")));
-    ensure!(next()?.token == second_token, "the first answer is not that of batch/2");
-    ensure_kind!(next(), ErrorKind::NotHeld(_), "a stranger in a batch");
-    ensure_kind!(next(), ErrorKind::NotHeld(_), "a free lock in a batch");
-    ensure!(next()?.token == first_token, "the last answer is not that of batch/1");
-    ensure!(backend(&client).renew(Vec::new()).await.is_empty(), "answers to no renewals");
+    let mut tokens = Vec::new();
+    for answer in answers {
+        tokens.push(answer?.value.ok().map(|renewed| renewed.token));
+    }
+    let wanted = [Some(second_token), None, None, Some(first_token)];
+    ensure!(tokens == wanted, "the batch was answered with {tokens:?}, not with {wanted:?}");
+    ensure!(
+        store(&client).renew_batch(Vec::new(), SOON).await.is_empty(),
+        "answers to no renewals"
+    );
     Ok(())
 }
 
@@ -266,7 +276,7 @@ async fn an_owner_works_from_another_client(scene: &Scene) -> Verdict {
     let token = guard.token();
     let owner: OwnerId = guard.detach().reveal().parse()?;
     drop(ours);
-    ensure!(theirs.renew("script", owner, None).await?.token == token, "another token");
+    ensure!(theirs.renew("script", owner, None).await?.value.token == token, "another token");
     theirs.release("script", owner).await?;
     until_free(&theirs, "script").await
 }

@@ -7,7 +7,10 @@ use fencepost_core::{Label, OwnerId, Ttl, Value};
 use fencepost_testbed::Etcd as Server;
 
 use super::*;
-use crate::backend::{Acquired, Backend as _, Liveness, LossSignal, Surroundings, Wait};
+use tokio_util::task::TaskTracker;
+
+use crate::backend::{Liveness, LossSignal, Surroundings};
+use crate::backends::bridge::{Acquired, Backend as _, Wait};
 use crate::backends::etcd::{Etcd, EtcdUrl};
 use crate::clock::BootClock;
 
@@ -16,7 +19,12 @@ async fn a_candidate_that_has_gone_since_is_no_stranger() {
     let server = Server::builder().start().unwrap();
     let url = EtcdUrl::parse(&format!("//{}", server.address())).unwrap();
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
+    let around = Surroundings {
+        clock: Arc::new(BootClock),
+        runtime,
+        tasks: TaskTracker::new(),
+        create: true,
+    };
     let etcd = Etcd::open(url, &around).await.unwrap();
     let mut keys = Vec::new();
     let limit = etcd.0.now() + OUTAGE;

@@ -7,7 +7,10 @@ use fencepost_testbed::{Etcd as Server, Mode, Proxy, Trigger};
 use futures_util::FutureExt as _;
 
 use super::*;
-use crate::backend::{Backend as _, Surroundings};
+use tokio_util::task::TaskTracker;
+
+use crate::backend::Surroundings;
+use crate::backends::bridge::Backend as _;
 use crate::backends::etcd::EtcdUrl;
 use crate::clock::{BootClock, Clock as _};
 use crate::ledger::{Outcome, Over};
@@ -17,7 +20,12 @@ const SOON: Duration = Duration::from_secs(15);
 async fn open(address: impl std::fmt::Display) -> Arc<Etcd> {
     let url = EtcdUrl::parse(&format!("//{address}")).unwrap();
     let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings { clock: Arc::new(BootClock), runtime, create: true };
+    let around = Surroundings {
+        clock: Arc::new(BootClock),
+        runtime,
+        tasks: TaskTracker::new(),
+        create: true,
+    };
     Etcd::open(url, &around).await.unwrap()
 }
 

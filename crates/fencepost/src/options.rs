@@ -1,0 +1,174 @@
+//! What is asked of a grant, whoever asks for it: a lock, an election, a run of `once`, a single flight.
+
+use std::time::Duration;
+
+use fencepost_core::{Label, LockName, Ttl, Value};
+
+use crate::backend::{Liveness, short};
+use crate::bounded_store::BoundedStore;
+use crate::error::{Error, Result};
+use crate::guarantees::Correctness;
+use crate::hold::Bounds;
+
+/// The TTL of a lock that names none.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// The unit of a TTL.
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Debug)]
+pub(crate) struct AcquireOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) label: Option<String>,
+    pub(crate) liveness: Liveness,
+    pub(crate) bounds: Bounds,
+    /// What a candidate says of itself; `None` for a lock that is no election.
+    pub(crate) value: Option<Value>,
+}
+
+impl Default for AcquireOptions {
+    fn default() -> Self {
+        let (bounds, liveness) = (Bounds::default(), Liveness::Process);
+        Self { ttl: DEFAULT_TTL, label: None, liveness, bounds, value: None }
+    }
+}
+
+impl AcquireOptions {
+    /// What a person will read as the holder.
+    pub(crate) fn shown_label(&self, default: &Label) -> Result<Label> {
+        match &self.label {
+            Some(label) => Ok(Label::new(label)?),
+            None => Ok(default.clone()),
+        }
+    }
+
+    /// The TTL, if the options are valid and this store can do what they ask for.
+    pub(crate) fn check(&self, store: &BoundedStore, longest: Ttl) -> Result<Ttl> {
+        let ttl = Ttl::new(self.ttl)?;
+        let bounds =
+            [("max_hold", self.bounds.max_hold), ("progress_within", self.bounds.progress_within)];
+        for (what, span) in bounds {
+            if let Some(span) = span.filter(|span| *span < Ttl::MIN.as_duration()) {
+                return Err(Error::invalid(format!("{what} is {span:?}: give 100ms or more")));
+            }
+        }
+        if !self.bounds.for_correctness && ttl <= longest {
+            return Ok(ttl);
+        }
+        let guarantees = store.guarantees();
+        let backend = guarantees.backend;
+        if ttl > guarantees.longest {
+            return Err(Error::invalid(format!(
+                "a TTL of {} is longer than the {backend} store takes: give at most {}",
+                short(ttl.as_duration()),
+                short(guarantees.longest.as_duration()),
+            )));
+        }
+        match guarantees.correctness {
+            Correctness::Unfit { why, remedy } if self.bounds.for_correctness => {
+                Err(Error::refused(format!(
+                    "the {backend} store can not be used for correctness: {why}; {remedy}"
+                )))
+            }
+            _ => Ok(ttl),
+        }
+    }
+
+    /// What to say if the store keeps another TTL than it was asked for; refused if nobody could renew in time. Nobody
+    /// renews a lease-only grant in the background, so its caller must not count on time that is not there.
+    pub(crate) fn check_granted(
+        &self,
+        store: &BoundedStore,
+        name: &LockName,
+        kept: Ttl,
+    ) -> Result<Option<String>> {
+        let (asked, kept) = (Ttl::new(self.ttl)?.as_duration(), kept.as_duration());
+        // A store may lead on two thirds of the TTL, so that the next candidate leads within the whole of it.
+        let leads = self.value.is_some() && kept < asked && kept + MILLISECOND >= asked * 2 / 3;
+        if kept == asked || leads {
+            return Ok(None);
+        }
+        let backend = store.guarantees().backend;
+        let (asked_text, kept_text) = (short(asked), short(kept));
+        if kept < asked && self.liveness == Liveness::LeaseOnly {
+            return Err(Error::refused(format!(
+                "the {backend} store keeps \"{name}\" for {kept_text}, not for {asked_text}: ask for a TTL of at \
+                 most {kept_text}, or raise the server's limit"
+            )));
+        }
+        Ok(Some(format!(
+            "the {backend} store keeps a TTL of {kept_text}, not of {asked_text}: a dead holder's lock is free \
+             after that time"
+        )))
+    }
+}
+
+/// Gives a builder the options of a grant, by the path to its [`AcquireOptions`]. The second form passes them on to the
+/// builder that it wraps.
+macro_rules! acquire_options {
+    ($builder:ty, $($path:ident).+) => {
+        impl $builder {
+            /// How long the store keeps the grant without a renewal: 100 ms to 24 h, 30 s unless set. It is
+            /// renewed every third of that, so a short TTL serves long work.
+            pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+                self.$($path).+.ttl = ttl;
+                self
+            }
+
+            /// What a person reads as the holder; `host:pid` unless set.
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.$($path).+.label = Some(label.into());
+                self
+            }
+
+            /// A double run would corrupt, not only waste: refuses a backend that can not promise exclusion. Use
+            /// the guard's token at the resource as well; a lock alone can not stop a paused holder.
+            pub fn for_correctness(mut self) -> Self {
+                self.$($path).+.bounds.for_correctness = true;
+                self
+            }
+
+            /// The guard is lost after this long, however well the holder seems to be.
+            pub fn max_hold(mut self, max: std::time::Duration) -> Self {
+                self.$($path).+.bounds.max_hold = Some(max);
+                self
+            }
+
+            /// Ties the heartbeat to the work: unless [`progress`](crate::Standing::progress) is called at least this
+            /// often, renewal stops and the lease runs out.
+            pub fn progress_within(mut self, span: std::time::Duration) -> Self {
+                self.$($path).+.bounds.progress_within = Some(span);
+                self
+            }
+        }
+    };
+    (wraps $builder:ty) => {
+        impl $builder {
+            /// How long the store keeps the grant without a renewal.
+            pub fn ttl(self, ttl: std::time::Duration) -> Self {
+                Self(self.0.ttl(ttl))
+            }
+
+            /// What a person reads as the holder.
+            pub fn label(self, label: impl Into<String>) -> Self {
+                Self(self.0.label(label))
+            }
+
+            /// A double run would corrupt, not only waste.
+            pub fn for_correctness(self) -> Self {
+                Self(self.0.for_correctness())
+            }
+
+            /// The guard is lost after this long.
+            pub fn max_hold(self, max: std::time::Duration) -> Self {
+                Self(self.0.max_hold(max))
+            }
+
+            /// Ties the heartbeat to the work.
+            pub fn progress_within(self, span: std::time::Duration) -> Self {
+                Self(self.0.progress_within(span))
+            }
+        }
+    };
+}
+pub(crate) use acquire_options;
