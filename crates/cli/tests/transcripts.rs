@@ -97,11 +97,15 @@ fn json_is_what_programs_read() {
 fn shape(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     let kind = match value {
         Value::Object(fields) => {
-            fields.iter().for_each(|(name, value)| shape(value, &format!("{path}.{name}"), into));
+            for (name, value) in fields {
+                shape(value, &format!("{path}.{name}"), into);
+            }
             return;
         }
         Value::Array(items) => {
-            items.iter().for_each(|item| shape(item, &format!("{path}[]"), into));
+            for item in items {
+                shape(item, &format!("{path}[]"), into);
+            }
             return;
         }
         Value::String(_) => "text",
@@ -129,7 +133,9 @@ fn accounts_of_labs_have_a_fixed_shape() {
         // Whether A's guard was lost while A ran is up to the scheduler.
         paths.remove(".halves[].events[].cause: text");
         writeln!(actual, "lab {line}").unwrap();
-        paths.iter().for_each(|path| writeln!(actual, "  {path}").unwrap());
+        for path in paths {
+            writeln!(actual, "  {path}").unwrap();
+        }
     }
     let golden = std::path::Path::new("tests/cmd/lab-json.txt");
     if std::env::var("TRYCMD").is_ok_and(|to| to == "overwrite") {
