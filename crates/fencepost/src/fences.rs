@@ -14,30 +14,41 @@
 //! - **The mark belongs to the lock's name.** Tokens of different names, or of different stores, do not
 //!   compare. Who moves a lock to another store looks at the marks first.
 //!
-//! `show` lists marks. `reset` sets one by hand, keeps a record of who did it and why, and is for the day on
-//! which a store was lost and its tokens start again below the marks.
+//! They have one set of verbs, too. Each takes what the fence works on (a transaction, a connection; nothing where the fence
+//! is a handle), then the lock's name:
 //!
-//! | fence | where the mark is | what it stops |
-//! |---|---|---|
-//! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too |
-//! | `sqlite` | a table in the database | stale transactions that enter |
-//! | `column` | a column of the row itself | stale writes of that row |
-//! | `redis` | a key beside the data | stale commands that go through it |
-//! | `file` | a file beside the data, on one host | stale writes that go through it |
-//! | `object` | in the object, or in a small one before it | stale reads and writes of that object |
+//! | verb | what it does |
+//! |---|---|
+//! | `enter(.., name, token)` | raises the mark, or refuses |
+//! | `write(.., name, token, data)` | enters and writes, in one step |
+//! | `mark(.., name)` | the mark of a lock, if anybody has entered |
+//! | `show(.., name)` | the marks of a lock, or of all |
+//! | `reset(.., name, to, by, why)` | sets or forgets a mark by hand, and records it |
+//! | `audit(.., name)` | the records of resets |
 //!
-//! Where a single row is all there is to protect, [`cas`] needs no lock at all.
+//! `enter_as` is `enter` with a label, for people: who entered. It is `host:pid` otherwise. `reset` is for the day on which a
+//! lock store was lost and its tokens start again below the marks.
+//!
+//! | fence | where the mark is | what it stops | instead of `write` |
+//! |---|---|---|---|
+//! | `postgres` | a table in the database | stale transactions that enter; with `protect`, all others too | your statements after `begin` or `enter` |
+//! | `sqlite` | a table in the database | stale transactions that enter | your statements after `begin` or `enter` |
+//! | `column` | a column of the row itself | stale writes of that row | |
+//! | `redis` | a key beside the data | stale commands that go through it | `checked`, which collects commands |
+//! | `file` | a file beside the data, on one host | stale writes that go through it | |
+//! | `object` | in the object, or in a small one before it | stale reads and writes of that object | |
+//!
+//! Where a single row is all there is to protect, [`cas`] needs no lock at all. A fence of your own asks [`admit`], which is the
+//! rule, and proves itself by the suite in `fencepost::conformance::fences`.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
-
-use fencepost_core::{Label, LockName, Token};
-
-use crate::error::{Error, ErrorKind, Result};
+//! [`Token`]: crate::Token
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod cas;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod column;
+mod contract;
 #[cfg(unix)]
 pub mod file;
 #[cfg(feature = "object-store")]
@@ -51,76 +62,6 @@ mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use contract::{Admission, Mark, Reset, admit};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use rows::Row;
-
-/// The highest token that a resource has accepted for a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
-    /// The lock's name.
-    pub name: LockName,
-    /// The highest token that has entered.
-    pub token: Token,
-    /// Who brought it: `host:pid`, or what the caller set.
-    pub set_by: String,
-    /// When, by the resource's clock, or the client's where the resource has none to ask (`object`): RFC 3339, UTC. For
-    /// people; nothing is decided by it.
-    pub set_at: String,
-}
-
-/// The record of one `reset`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reset {
-    /// The lock's name.
-    pub name: LockName,
-    /// The token that had entered, if any had.
-    pub from: Option<Token>,
-    /// What the mark was set to; none if it was forgotten.
-    pub to: Option<Token>,
-    /// Who did it.
-    pub by: String,
-    /// Why.
-    pub why: String,
-    /// When, by the same clock: RFC 3339, UTC.
-    pub at: String,
-}
-
-// On PostgreSQL the database says it, in the same words.
-impl Mark {
-    /// The error of a token that came too late.
-    #[must_use]
-    pub fn refuses(&self, token: Token) -> Error {
-        let Self { name, token: mark, set_by, set_at } = self;
-        Error::new(
-            ErrorKind::Stale,
-            format!(
-                "token {token} for \"{name}\" is stale: {mark} has entered ({set_by}, {set_at})"
-            ),
-        )
-    }
-}
-
-/// The longest reason, in bytes.
-const WHY_MAX_BYTES: usize = 1024;
-
-/// Who resets and why, checked.
-pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
-    Label::new(by)?;
-    if why.trim().is_empty() {
-        return Err(Error::invalid("the reason is empty: say why the mark is reset"));
-    }
-    if why.len() > WHY_MAX_BYTES {
-        let length = why.len();
-        return Err(Error::invalid(format!(
-            "the reason has {length} bytes: use at most {WHY_MAX_BYTES}"
-        )));
-    }
-    if let Some(bad) = why.chars().find(|c| c.is_control()) {
-        return Err(Error::invalid(format!(
-            "the reason \"{}\" contains the control character U+{:04X}: remove it",
-            why.escape_debug(),
-            u32::from(bad)
-        )));
-    }
-    Ok(())
-}

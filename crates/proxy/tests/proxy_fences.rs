@@ -200,6 +200,10 @@ impl Marks for Counters {
         now(self.ask("GET", name, Some(token), Some(who), b"").map(|_| ()))
     }
 
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        now(self.db().and_then(|db| sqlite::mark(&db, name)))
+    }
+
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
         now(self.db().and_then(|db| sqlite::show(&db, name)))
     }

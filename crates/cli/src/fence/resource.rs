@@ -97,7 +97,7 @@ impl Resource {
                 let tx = postgres::begin(client, name, token).await?;
                 tx.commit().await.map_err(|error| postgres::explain(&error))
             }
-            Self::Redis(redis) => redis.fence(name)?.enter(&mut redis.connection, token).await,
+            Self::Redis(redis) => redis.fence()?.enter(&mut redis.connection, name, token).await,
             Self::File(file) => file.enter(name, token),
         }
     }
@@ -134,7 +134,7 @@ impl Resource {
             Self::Sqlite(db) => sqlite::reset(db, name, to, by, why),
             Self::Postgres(client) => postgres::reset(client, name, to, by, why).await,
             Self::Redis(redis) => {
-                redis.fence(name)?.reset(&mut redis.connection, to, by, why).await
+                redis.fence()?.reset(&mut redis.connection, name, to, by, why).await
             }
             Self::File(file) => file.reset(name, to, by, why),
         }

@@ -1,4 +1,5 @@
-//! The suite that every fence runs, ours or yours: P8, case by case.
+//! The suite that every fence runs, ours or yours: P8, case by case. [`Resource`] and [`Marks`] are the verbs of the contract
+//! as it uses them; what they mean is told in [`fences`](crate::fences).
 //!
 //! You write a [`Fence`], which makes fresh resources with counters in them, and a test target with a main of
 //! its own (`harness = false`) that calls [`main`]. Ours is `tests/fences/main.rs`.
@@ -117,7 +118,10 @@ pub trait Marks: Send + Sync {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// The mark of a name, or all.
+    /// The mark of a name, if anybody has entered.
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>>;
+
+    /// The marks of a name, or of all.
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>>;
 
     /// Sets a mark, or forgets it.

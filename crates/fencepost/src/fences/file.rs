@@ -55,9 +55,8 @@ use fencepost_core::{Label, LockName, Token};
 
 use self::locked::Locked;
 use self::place::Place;
-use super::{Mark, Reset, checked_reset};
+use super::contract::{Admission, Mark, Reset, admit, checked_reset};
 use crate::client::default_label;
-use crate::clock::stamp;
 use crate::error::{Error, Result};
 
 /// A file with a fence.
@@ -117,23 +116,19 @@ impl FileFence {
     /// On an error the file is as it was. Permissions are kept, and the owner where this process may give files
     /// away; what else is attached to a file (extended attributes, ACLs) is not.
     pub fn write(&self, name: &LockName, token: Token, data: impl Read) -> Result<u64> {
-        self.write_as(name, token, &default_label()?, data)
-    }
-
-    /// [`write`](Self::write), with what a person shall read as the one who entered.
-    pub fn write_as(
-        &self,
-        name: &LockName,
-        token: Token,
-        who: &Label,
-        data: impl Read,
-    ) -> Result<u64> {
-        // Who is stale already is told before all the input is read.
-        self.place.marks()?.check(name, token)?;
+        // A stale token is refused before all the input is read.
+        if let Admission::Stale(mark) = admit(self.place.marks()?.mark(name), token) {
+            return Err(mark.refuses(token));
+        }
         let mut spool = self.place.spool()?;
         let bytes = spool.fill(data)?;
-        self.entered(name, token, who)?.replace(spool)?;
+        self.entered(name, token, &default_label()?)?.replace(spool)?;
         Ok(bytes)
+    }
+
+    /// The mark of `name`, if anybody has entered.
+    pub fn mark(&self, name: &LockName) -> Result<Option<Mark>> {
+        Ok(self.place.marks()?.mark(name).cloned())
     }
 
     /// The mark of `name`, or all of them.
@@ -154,28 +149,17 @@ impl FileFence {
         why: &str,
     ) -> Result<Option<Mark>> {
         checked_reset(by, why)?;
-        if to.is_none() && self.show(Some(name))?.is_empty() {
+        // Without anything to forget nothing is made, not even the directory of the marks.
+        if to.is_none() && self.mark(name)?.is_none() {
             return Ok(None);
         }
         let locked = self.place.lock()?;
         let mut marks = self.place.marks()?;
-        let old = marks.take(name);
-        if old.is_none() && to.is_none() {
-            return Ok(None);
+        let old = marks.mark(name).cloned();
+        if let Some(reset) = Reset::of(old.as_ref(), name, to, (by, why)) {
+            marks.reset(reset);
+            locked.keep(&marks)?;
         }
-        let at = stamp::now();
-        if let Some(token) = to {
-            marks.put(Mark {
-                name: name.clone(),
-                token,
-                set_by: by.to_owned(),
-                set_at: at.clone(),
-            });
-        }
-        let from = old.as_ref().map(|mark| mark.token);
-        let (by, why) = (by.to_owned(), why.to_owned());
-        marks.note(Reset { name: name.clone(), from, to, by, why, at });
-        locked.keep(&marks)?;
         Ok(old)
     }
 

@@ -96,13 +96,6 @@ impl ObjectFence {
         Ok(Self { store, folder, who })
     }
 
-    /// The same, with what a person shall read as the one who enters. It is `host:pid` otherwise.
-    #[must_use]
-    pub fn known_as(mut self, who: Label) -> Self {
-        self.who = who;
-        self
-    }
-
     /// The object at this path in the folder, with its mark in front of its data. Nothing is asked or made yet.
     pub fn envelope(&self, path: &str) -> Result<Envelope> {
         self.slot(path, Shape::Envelope).map(Envelope)

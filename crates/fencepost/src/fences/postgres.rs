@@ -52,7 +52,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
-use super::{Mark, Reset, checked_reset};
+use super::contract::{Mark, Reset, checked_reset};
 use crate::client::default_label;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
@@ -160,6 +160,11 @@ pub async fn begin_within<'c>(
     .await
     .map_err(|error| explain(&error))?;
     Ok(tx)
+}
+
+/// The mark of `name`, if anybody has entered.
+pub async fn mark(client: &impl GenericClient, name: &LockName) -> Result<Option<Mark>> {
+    Ok(show(client, Some(name)).await?.pop())
 }
 
 /// The mark of `name`, or all of them.

@@ -5,13 +5,13 @@
 //! use fencepost::redis::{AsyncCommands as _, Client};
 //! # async fn shown(guard: fencepost::Guard) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut redis = Client::open("redis://127.0.0.1")?.get_multiplexed_async_connection().await?;
-//! let fence = Fence::new(guard.name());
+//! let fence = Fence::new();
 //!
-//! fence.enter(&mut redis, guard.token()).await?; // before the first read
+//! fence.enter(&mut redis, guard.name(), guard.token()).await?; // before the first read
 //! let sum: Option<i64> = redis.get("cart:7:sum").await?;
 //!
 //! // Check and write are one step: nobody can enter in between.
-//! let checked = fence.checked(guard.token());
+//! let checked = fence.checked(guard.name(), guard.token());
 //! checked.set("cart:7:sum", sum.unwrap_or(0) + 1).run::<()>(&mut redis).await?;
 //! # Ok(()) }
 //! ```
@@ -57,7 +57,7 @@ pub use self::connect::{Connected, connect};
 pub use self::faults::explain;
 use self::place::Place;
 use self::script::RESET;
-use super::{Mark, Reset, checked_reset};
+use super::contract::{Mark, Reset, checked_reset};
 use crate::backends::redis::found::{Found, questions};
 use crate::clock::wall;
 use crate::error::{Error, Result};
@@ -66,19 +66,19 @@ use crate::guarantees::Correctness;
 /// The shortest and the longest retention.
 const RETENTION: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(24 * 3650));
 
-/// The fence of one lock: where its mark lies, and for how long.
-#[derive(Clone, Debug)]
+/// The fence of the data on a server: where the marks lie, and for how long.
+#[derive(Clone, Debug, Default)]
 pub struct Fence {
-    name: LockName,
-    place: Place,
+    /// None: where the key of the lock's name would lie.
+    place: Option<Place>,
     retention: Option<Duration>,
 }
 
 impl Fence {
-    /// The fence of the lock `name`, on a server that stands alone. Nothing is asked yet.
+    /// The fence on a server that stands alone. Nothing is asked yet.
     #[must_use]
-    pub fn new(name: &LockName) -> Self {
-        Self { name: name.clone(), place: Place::of(name), retention: None }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Keeps the mark in the slot of `key`, which is a key of the data: `beside("{user:7}:cart")`, or only
@@ -86,7 +86,7 @@ impl Fence {
     ///
     /// All holders of the lock have to name the same tag. Two tags that share a slot still have a mark each.
     pub fn beside(mut self, key: impl AsRef<[u8]>) -> Result<Self> {
-        self.place = Place::beside(key.as_ref())?;
+        self.place = Some(Place::beside(key.as_ref())?);
         Ok(self)
     }
 
@@ -105,46 +105,58 @@ impl Fence {
         Ok(self)
     }
 
-    /// Enters with `token`: raises the mark, or refuses. A holder's first act, before it reads.
-    pub async fn enter(&self, connection: &mut impl ConnectionLike, token: Token) -> Result<()> {
-        self.checked(token).run(connection).await
+    /// Enters with `token`: raises the mark of `name`, or refuses. A holder's first act, before it reads.
+    pub async fn enter(
+        &self,
+        connection: &mut impl ConnectionLike,
+        name: &LockName,
+        token: Token,
+    ) -> Result<()> {
+        self.checked(name, token).run(connection).await
     }
 
     /// [`enter`](Self::enter), with what a person shall read as the one who entered.
     pub async fn enter_as(
         &self,
         connection: &mut impl ConnectionLike,
+        name: &LockName,
         token: Token,
         who: &Label,
     ) -> Result<()> {
-        self.checked(token).by(who).run(connection).await
+        self.checked(name, token).run_as(connection, who).await
     }
 
     /// Starts to collect commands that run only if `token` may. They enter by themselves, too.
-    pub fn checked(&self, token: Token) -> Checked<'_> {
-        Checked::new(self, token)
+    pub fn checked(&self, name: &LockName, token: Token) -> Checked {
+        Checked::new(self, name, token)
     }
 
-    /// The mark, if anybody has entered.
-    pub async fn mark(&self, connection: &mut impl ConnectionLike) -> Result<Option<Mark>> {
+    /// The mark of `name`, if anybody has entered.
+    pub async fn mark(
+        &self,
+        connection: &mut impl ConnectionLike,
+        name: &LockName,
+    ) -> Result<Option<Mark>> {
         let mut get = redis::cmd("GET");
-        get.arg(self.place.mark(&self.name));
+        get.arg(self.place(name).mark(name));
         let record: Option<Vec<u8>> = get.query_async(connection).await.map_err(failed)?;
-        record.map(|record| records::mark(&self.name, &record)).transpose()
+        record.map(|record| records::mark(name, &record)).transpose()
     }
 
-    /// Sets the mark to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
+    /// Sets the mark of `name` to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
     ///
     /// A mark that is lowered or forgotten lets holders in that it had kept out: see that none is left.
     pub async fn reset(
         &self,
         connection: &mut impl ConnectionLike,
+        name: &LockName,
         to: Option<Token>,
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
         checked_reset(by, why)?;
-        let keys = [self.place.mark(&self.name), self.place.resets(&self.name)];
+        let place = self.place(name);
+        let keys = [place.mark(name), place.resets(name)];
         let to = to.map_or(0, Token::get);
         let answer = RESET
             .call(connection, &keys, |command| {
@@ -153,7 +165,11 @@ impl Fence {
             .await?;
         let record: Option<Vec<u8>> = redis::from_redis_value(answer).map_err(records::strange)?;
         // It may be reset because it was damaged.
-        Ok(record.and_then(|record| records::mark(&self.name, &record).ok()))
+        Ok(record.and_then(|record| records::mark(name, &record).ok()))
+    }
+
+    fn place(&self, name: &LockName) -> Place {
+        self.place.clone().unwrap_or_else(|| Place::of(name))
     }
 
     /// For the scripts: 0 is for ever.

@@ -25,9 +25,9 @@
 
 use fencepost_core::{Label, LockName, Token};
 use rusqlite::types::Type;
-use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, ffi};
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, ffi, params_from_iter};
 
-use super::{Mark, Reset, checked_reset};
+use super::contract::{Mark, Reset, checked_reset};
 use crate::client::default_label;
 use crate::error::{Error, Result};
 
@@ -63,9 +63,9 @@ const ENTER: &str = "
         token = excluded.token
     WHERE excluded.token >= mark.token";
 
-const SHOW: &str = "
-    SELECT name, token, set_by, set_at FROM main.fencepost_marks
-    WHERE name = ?1 OR ?1 IS NULL ORDER BY name";
+const MARK: &str = "SELECT name, token, set_by, set_at FROM main.fencepost_marks WHERE name = ?1";
+
+const SHOW: &str = "SELECT name, token, set_by, set_at FROM main.fencepost_marks ORDER BY name";
 
 const AUDIT: &str = "
     SELECT name, from_token, to_token, by, why, at FROM main.fencepost_resets
@@ -112,7 +112,7 @@ pub fn enter_as(tx: &Transaction<'_>, name: &LockName, token: Token, who: &Label
     if raised.map_err(|error| explain(&error))? == 1 {
         return Ok(());
     }
-    match read(tx, Some(name)).map_err(|error| explain(&error))?.pop() {
+    match mark(tx, name)? {
         Some(mark) => Err(mark.refuses(token)),
         None => Err(Error::unreachable(format!("the mark of \"{name}\" can not be read back"))),
     }
@@ -129,6 +129,11 @@ pub fn begin<'c>(
         .map_err(|error| explain(&error))?;
     enter(&tx, name, token)?;
     Ok(tx)
+}
+
+/// The mark of `name`, if anybody has entered.
+pub fn mark(connection: &Connection, name: &LockName) -> Result<Option<Mark>> {
+    Ok(show(connection, Some(name))?.pop())
 }
 
 /// The mark of `name`, or all of them.
@@ -196,17 +201,18 @@ pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Res
 }
 
 fn read(connection: &Connection, name: Option<&LockName>) -> rusqlite::Result<Vec<Mark>> {
-    connection
-        .prepare_cached(SHOW)?
-        .query_map([name.map(LockName::as_str)], |row| {
-            Ok(Mark {
-                name: name_in(row)?,
-                token: token_in(1, row.get(1)?)?,
-                set_by: row.get(2)?,
-                set_at: row.get(3)?,
-            })
-        })?
-        .collect()
+    // By name it is one step down the table, and not a walk over all of it.
+    let mut select = connection.prepare_cached(if name.is_some() { MARK } else { SHOW })?;
+    let rows = select.query(params_from_iter(name.map(LockName::as_str)))?;
+    rows.mapped(|row| {
+        Ok(Mark {
+            name: name_in(row)?,
+            token: token_in(1, row.get(1)?)?,
+            set_by: row.get(2)?,
+            set_at: row.get(3)?,
+        })
+    })
+    .collect()
 }
 
 fn number(token: Token) -> i64 {

@@ -23,8 +23,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use fencepost::ErrorKind;
 use fencepost::fences::file::FileFence;
-use fencepost::{ErrorKind, Label};
 use fencepost_testbed::Process;
 use fencepost_testbed::wait::until;
 
@@ -177,7 +177,7 @@ fn judge(scene: &Scene, highest: u64) -> Result<(), String> {
             "{highest} was acknowledged, the file is {written}'s, the mark is {mark}"
         ));
     }
-    let late = file.write_as(&lock, token(mark - 1), &Label::new("late").unwrap(), &b"late"[..]);
+    let late = file.write(&lock, token(mark - 1), &b"late"[..]);
     if late.is_ok() || scene.contents() != before {
         return Err(format!("{} was let in below {mark}", mark - 1));
     }

@@ -158,11 +158,11 @@ async fn an_entry_whose_answer_is_lost_is_made() {
     for act in [Act::LoseAnswer, Act::ResetAfter, Act::LoseRequest] {
         for path in ["new", "new", "other"] {
             let envelope = shapes.behind.envelope(path).unwrap();
-            let mark = envelope.show().await.unwrap().map_or(1, |mark| mark.token.get() + 1);
+            let mark = envelope.mark(&name()).await.unwrap().map_or(1, |mark| mark.token.get() + 1);
             shapes.gate.once("PUT", shapes.site.ends(path), act(nothing()));
             envelope.enter(&name(), token(mark)).await.unwrap();
             assert_eq!(shapes.gate.waiting(), 0);
-            assert_eq!(envelope.show().await.unwrap().unwrap().token, token(mark));
+            assert_eq!(envelope.mark(&name()).await.unwrap().unwrap().token, token(mark));
         }
     }
 }
@@ -198,11 +198,19 @@ async fn a_reset_whose_answer_is_lost_is_done_once() {
             let (old, mark, audit) = if envelope {
                 let behind = shapes.behind.envelope(path).unwrap();
                 let old = behind.reset(&name(), Some(token(5)), words.0, words.1).await.unwrap();
-                (old, as_envelope.show().await.unwrap(), as_envelope.audit().await.unwrap())
+                (
+                    old,
+                    as_envelope.mark(&name()).await.unwrap(),
+                    as_envelope.audit(None).await.unwrap(),
+                )
             } else {
                 let behind = shapes.behind.pointer(path).unwrap();
                 let old = behind.reset(&name(), Some(token(5)), words.0, words.1).await.unwrap();
-                (old, as_pointer.show().await.unwrap(), as_pointer.audit().await.unwrap())
+                (
+                    old,
+                    as_pointer.mark(&name()).await.unwrap(),
+                    as_pointer.audit(None).await.unwrap(),
+                )
             };
             assert_eq!(shapes.gate.waiting(), 0, "the gate has seen the put");
             assert_eq!(mark.unwrap().token, token(6), "it was not lowered again");

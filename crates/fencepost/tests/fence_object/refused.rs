@@ -163,5 +163,5 @@ async fn calls_that_make_no_sense_are_told_so() {
     fails(envelope.read(&other, token(99)).await, &ErrorKind::Invalid, &words);
     fails(envelope.write(&other, token(99), "x").await, &ErrorKind::Invalid, &words);
     fails(envelope.reset(&other, None, "ops", "x").await, &ErrorKind::Invalid, &["invoice/42"]);
-    assert_eq!(envelope.show().await.unwrap().unwrap().token, token(1));
+    assert_eq!(envelope.mark(&name()).await.unwrap().unwrap().token, token(1));
 }

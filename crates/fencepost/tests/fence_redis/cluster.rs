@@ -26,12 +26,18 @@ const ALL: [&str; 2] = ["0", "16383"];
 async fn the_mark_lies_beside_the_data() {
     let node = cluster(ALL);
     let mut redis = connect(&node).await;
-    let fence = Fence::new(&name("cart of user 7")).beside("{user:7}:cart").unwrap();
-    fence.enter(&mut redis, token(33)).await.unwrap();
-    let both = fence.checked(token(33)).hset("{user:7}:cart", "a", 1).incr("{user:7}:sum", 3);
+    let fence = Fence::new().beside("{user:7}:cart").unwrap();
+    fence.enter(&mut redis, &name("cart of user 7"), token(33)).await.unwrap();
+    let both = fence
+        .checked(&name("cart of user 7"), token(33))
+        .hset("{user:7}:cart", "a", 1)
+        .incr("{user:7}:sum", 3);
     assert_eq!(both.run::<(i64, i64)>(&mut redis).await.unwrap(), (1, 3));
-    fence.reset(&mut redis, token(40).into(), "ops", "a test").await.unwrap();
-    let stale = fence.checked(token(39)).del("{user:7}:cart");
+    fence
+        .reset(&mut redis, &name("cart of user 7"), token(40).into(), "ops", "a test")
+        .await
+        .unwrap();
+    let stale = fence.checked(&name("cart of user 7"), token(39)).del("{user:7}:cart");
     assert_eq!(*error_of(stale.run::<()>(&mut redis).await).kind(), ErrorKind::Stale);
     let slot = |key: &str| int(&node, &["CLUSTER", "KEYSLOT", key]);
     for key in ["fencepost:mark:{user:7}cart of user 7", "fencepost:resets:{user:7}cart of user 7"]
@@ -48,20 +54,20 @@ async fn keys_of_another_slot_are_refused_here_or_there_and_nothing_is_done() {
     let node = cluster(ALL);
     let mut redis = connect(&node).await;
     // Told where the data lies, the client sees it.
-    let fence = Fence::new(&name("a")).beside("{user:7}").unwrap();
-    let apart = fence.checked(token(1)).set("{user:7}:x", 1).set("{user:8}:x", 1);
+    let fence = Fence::new().beside("{user:7}").unwrap();
+    let apart = fence.checked(&name("a"), token(1)).set("{user:7}:x", 1).set("{user:8}:x", 1);
     let error = error_of(apart.run::<()>(&mut redis).await);
     assert_eq!(*error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("{user:8}:x"), "{error}");
     // Not told, the cluster does.
-    let error =
-        error_of(Fence::new(&name("a")).checked(token(1)).set("b", 1).run::<()>(&mut redis).await);
+    let apart = Fence::new().checked(&name("a"), token(1)).set("b", 1);
+    let error = error_of(apart.run::<()>(&mut redis).await);
     assert_eq!(*error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("Fence::beside"), "{error}");
     assert_eq!(int(&node, &["DBSIZE"]), 0);
     // A lock that is called like its data needs to be told nothing.
-    let same = Fence::new(&name("user:7"));
-    same.checked(token(1)).set("{user:7}:x", 1).run::<()>(&mut redis).await.unwrap();
+    let same = Fence::new().checked(&name("user:7"), token(1)).set("{user:7}:x", 1);
+    same.run::<()>(&mut redis).await.unwrap();
 }
 
 /// Why "one lock, one place" is a rule and not a taste.
@@ -69,9 +75,9 @@ async fn keys_of_another_slot_are_refused_here_or_there_and_nothing_is_done() {
 async fn at_another_place_a_lock_has_another_mark() {
     let node = cluster(ALL);
     let mut redis = connect(&node).await;
-    let (here, there) = (Fence::new(&name("a")), Fence::new(&name("a")).beside("{b}").unwrap());
-    here.enter(&mut redis, token(34)).await.unwrap();
-    there.enter(&mut redis, token(33)).await.unwrap();
+    let (here, there) = (Fence::new(), Fence::new().beside("{b}").unwrap());
+    here.enter(&mut redis, &name("a"), token(34)).await.unwrap();
+    there.enter(&mut redis, &name("a"), token(33)).await.unwrap();
     let shown = redis::show(&mut redis, Some(&name("a"))).await.unwrap();
     let tokens: Vec<_> = shown.iter().map(|mark| mark.token.get()).collect();
     assert_eq!(tokens, [33, 34], "both are shown: that is how one finds out");
@@ -81,7 +87,7 @@ async fn at_another_place_a_lock_has_another_mark() {
 async fn a_slot_that_nobody_serves_is_out_of_reach() {
     let node = cluster(["0", "1"]);
     let mut redis = connect(&node).await;
-    let error = error_of(Fence::new(&name("a")).enter(&mut redis, token(1)).await);
+    let error = error_of(Fence::new().enter(&mut redis, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
@@ -100,9 +106,14 @@ async fn a_node_without_the_slot_names_the_one_that_has_it() {
     })
     .unwrap();
     // "a" lies in slot 15495.
-    let fence = Fence::new(&name("a"));
-    let error = error_of(fence.enter(&mut connect(&low).await, token(1)).await);
+    let fence = Fence::new();
+    let error = error_of(fence.enter(&mut connect(&low).await, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("15495") && error.to_string().contains(&port), "{error}");
-    fence.checked(token(1)).set("{a}:x", 1).run::<()>(&mut connect(&high).await).await.unwrap();
+    fence
+        .checked(&name("a"), token(1))
+        .set("{a}:x", 1)
+        .run::<()>(&mut connect(&high).await)
+        .await
+        .unwrap();
 }

@@ -11,8 +11,8 @@ use super::common::*;
 async fn the_helpers_do_what_they_are_called() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("cart/7"));
-    let checked = fence.checked(token(33));
+    let fence = Fence::new();
+    let checked = fence.checked(&name("cart/7"), token(33));
     let ((), fields, sum, gone, there): ((), i64, i64, i64, Option<String>) = checked
         .set("a", "one")
         .hset("h", "field", 5)
@@ -24,10 +24,12 @@ async fn the_helpers_do_what_they_are_called() {
         .unwrap();
     assert_eq!((fields, sum, gone, there.as_deref()), (1, 42, 0, Some("one")));
     // It entered by itself.
-    let mark = fence.mark(&mut redis).await.unwrap().unwrap();
+    let mark = fence.mark(&mut redis, &name("cart/7")).await.unwrap().unwrap();
     assert_eq!(mark.token, token(33));
     assert!(mark.set_by.ends_with(&format!(":{}", std::process::id())), "{mark:?}");
-    let stale = error_of(fence.checked(token(32)).set("a", "two").run::<()>(&mut redis).await);
+    let stale = error_of(
+        fence.checked(&name("cart/7"), token(32)).set("a", "two").run::<()>(&mut redis).await,
+    );
     assert_eq!(*stale.kind(), ErrorKind::Stale);
     assert_eq!(text(&server, &["GET", "a"]), "one");
 }
@@ -37,9 +39,12 @@ async fn the_helpers_do_what_they_are_called() {
 async fn a_refusal_says_who_and_when() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("invoice/42"));
-    fence.enter_as(&mut redis, token(34), &Label::new("web-2:4711").unwrap()).await.unwrap();
-    let said = error_of(fence.enter(&mut redis, token(33)).await).to_string();
+    let fence = Fence::new();
+    fence
+        .enter_as(&mut redis, &name("invoice/42"), token(34), &Label::new("web-2:4711").unwrap())
+        .await
+        .unwrap();
+    let said = error_of(fence.enter(&mut redis, &name("invoice/42"), token(33)).await).to_string();
     let expected = "token 33 for \"invoice/42\" is stale: 34 has entered (web-2:4711, 20";
     assert!(said.starts_with(expected) && said.ends_with("Z)"), "{said}");
 }
@@ -48,10 +53,15 @@ async fn a_refusal_says_who_and_when() {
 async fn values_and_keys_are_bytes() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let every: Vec<u8> = (0..=255).collect();
-    let ((), back): ((), Vec<u8>) =
-        fence.checked(token(1)).set(&every, &*every).get(&every).run(&mut redis).await.unwrap();
+    let ((), back): ((), Vec<u8>) = fence
+        .checked(&name("a"), token(1))
+        .set(&every, &*every)
+        .get(&every)
+        .run(&mut redis)
+        .await
+        .unwrap();
     assert_eq!(back, every);
 }
 
@@ -60,28 +70,28 @@ async fn values_and_keys_are_bytes() {
 async fn tokens_are_numbers_to_their_last_digit() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     for number in [9, 10, 99_999_999_999_999, 100_000_000_000_001, 9_007_199_254_740_990] {
-        fence.enter(&mut redis, token(number)).await.unwrap();
-        let below = error_of(fence.enter(&mut redis, token(number - 1)).await);
+        fence.enter(&mut redis, &name("a"), token(number)).await.unwrap();
+        let below = error_of(fence.enter(&mut redis, &name("a"), token(number - 1)).await);
         assert_eq!(*below.kind(), ErrorKind::Stale, "{number}");
-        assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().token, token(number));
+        assert_eq!(fence.mark(&mut redis, &name("a")).await.unwrap().unwrap().token, token(number));
     }
-    fence.enter(&mut redis, token(9_007_199_254_740_991)).await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(9_007_199_254_740_991)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_that_forgot_the_script_is_told_it_again() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     for round in 1..=3 {
         server.command(&["SCRIPT", "FLUSH"]).unwrap();
         let (sum,): (i64,) =
-            fence.checked(token(round)).incr("n", 1).run(&mut redis).await.unwrap();
+            fence.checked(&name("a"), token(round)).incr("n", 1).run(&mut redis).await.unwrap();
         assert_eq!(sum, round.cast_signed(), "once, not twice");
         server.command(&["SCRIPT", "FLUSH"]).unwrap();
-        fence.reset(&mut redis, None, "ops", "a test").await.unwrap();
+        fence.reset(&mut redis, &name("a"), None, "ops", "a test").await.unwrap();
     }
 }
 
@@ -91,8 +101,9 @@ async fn a_command_that_fails_is_named_and_those_before_it_are_done() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
     server.command(&["LPUSH", "list", "x"]).unwrap();
-    let fence = Fence::new(&name("a"));
-    let three = fence.checked(token(5)).set("before", 1).hset("list", "f", 1).set("after", 1);
+    let fence = Fence::new();
+    let three =
+        fence.checked(&name("a"), token(5)).set("before", 1).hset("list", "f", 1).set("after", 1);
     let error = error_of(three.run::<()>(&mut redis).await);
     assert_eq!(*error.kind(), ErrorKind::Invalid);
     let said = error.to_string();
@@ -100,12 +111,12 @@ async fn a_command_that_fails_is_named_and_those_before_it_are_done() {
         assert!(said.contains(words), "{said}");
     }
     assert_eq!(int(&server, &["EXISTS", "before", "after"]), 1);
-    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().token, token(5));
-    let first = fence.checked(token(5)).hset("list", "f", 1);
+    assert_eq!(fence.mark(&mut redis, &name("a")).await.unwrap().unwrap().token, token(5));
+    let first = fence.checked(&name("a"), token(5)).hset("list", "f", 1);
     let said = error_of(first.run::<()>(&mut redis).await).to_string();
     assert!(said.contains("nothing was written but the mark"), "{said}");
     // Wrong in itself: the server says so when it comes to it.
-    let odd = fence.checked(token(5)).command(cmd("FROB").arg("x"), "x");
+    let odd = fence.checked(&name("a"), token(5)).command(cmd("FROB").arg("x"), "x");
     let said = error_of(odd.run::<()>(&mut redis).await).to_string();
     assert!(said.contains("command 1, FROB, failed"), "{said}");
 }
@@ -114,7 +125,7 @@ async fn a_command_that_fails_is_named_and_those_before_it_are_done() {
 async fn what_can_not_be_checked_is_refused_before_anything_is_sent() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     for (command, key) in [
         (cmd("BLPOP").arg("jobs").arg(0).take(), "jobs"),
         (cmd("subscribe").arg("news").take(), "news"),
@@ -124,12 +135,13 @@ async fn what_can_not_be_checked_is_refused_before_anything_is_sent() {
         (cmd("").arg("k").take(), "k"),
     ] {
         // What stands before it is not run either.
-        let calls = fence.checked(token(9)).set("before", 1).command(&command, key).set("b", 1);
+        let calls =
+            fence.checked(&name("a"), token(9)).set("before", 1).command(&command, key).set("b", 1);
         assert_eq!(*error_of(calls.run::<()>(&mut redis).await).kind(), ErrorKind::Invalid);
     }
     let none: &[&str] = &[];
     for command in ["MULTI", "EXEC", "FLUSHALL"] {
-        let calls = fence.checked(token(9)).command(&cmd(command), none);
+        let calls = fence.checked(&name("a"), token(9)).command(&cmd(command), none);
         assert_eq!(*error_of(calls.run::<()>(&mut redis).await).kind(), ErrorKind::Invalid);
     }
     assert_eq!(int(&server, &["DBSIZE"]), 0, "nothing was sent");
@@ -140,39 +152,44 @@ async fn what_can_not_be_checked_is_refused_before_anything_is_sent() {
 async fn no_command_reaches_the_keys_of_the_fence() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
-    fence.reset(&mut redis, Some(token(9)), "ops", "a test").await.unwrap();
+    let fence = Fence::new();
+    fence.reset(&mut redis, &name("a"), Some(token(9)), "ops", "a test").await.unwrap();
     let (mark, resets, none) = ("fencepost:mark:{a}a", "fencepost:resets:{a}a", &[] as &[&str]);
     for command in [
         cmd("DEL").arg(mark).take(),
         cmd("UNLINK").arg("x").arg(resets).take(),
         cmd("RENAME").arg("x").arg(mark).take(),
     ] {
-        let error =
-            error_of(fence.checked(token(9)).command(&command, none).run::<()>(&mut redis).await);
+        let error = error_of(
+            fence.checked(&name("a"), token(9)).command(&command, none).run::<()>(&mut redis).await,
+        );
         assert_eq!(*error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("fencepost's own"), "{error}");
         assert_eq!(int(&server, &["EXISTS", mark, resets]), 2);
     }
     let others = cmd("SET").arg("fencepost:marks").arg("my fencepost:mark:").take();
-    fence.checked(token(9)).command(&others, none).run::<()>(&mut redis).await.unwrap();
+    fence.checked(&name("a"), token(9)).command(&others, none).run::<()>(&mut redis).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_pipeline_is_checked_as_a_whole() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let mut pipeline = pipe();
     pipeline.cmd("LPUSH").arg("jobs").arg(&["x", "y"]).cmd("LRANGE").arg("jobs").arg(0).arg(-1);
     pipeline.cmd("PING");
-    let (count, jobs, pong): (i64, Vec<String>, String) =
-        fence.checked(token(2)).pipeline(&pipeline, "jobs").run(&mut redis).await.unwrap();
+    let (count, jobs, pong): (i64, Vec<String>, String) = fence
+        .checked(&name("a"), token(2))
+        .pipeline(&pipeline, "jobs")
+        .run(&mut redis)
+        .await
+        .unwrap();
     assert_eq!((count, jobs, pong.as_str()), (2, vec!["y".into(), "x".into()], "PONG"));
-    let stale = fence.checked(token(1)).pipeline(&pipeline, &["jobs"]);
+    let stale = fence.checked(&name("a"), token(1)).pipeline(&pipeline, &["jobs"]);
     assert_eq!(*error_of(stale.run::<()>(&mut redis).await).kind(), ErrorKind::Stale);
     assert_eq!(int(&server, &["LLEN", "jobs"]), 2);
-    let unknown = fence.checked(token(2)).pipeline(&pipeline, &["jobs", "other"]);
+    let unknown = fence.checked(&name("a"), token(2)).pipeline(&pipeline, &["jobs", "other"]);
     let said = error_of(unknown.run::<()>(&mut redis).await).to_string();
     assert!(said.contains("\"other\" is no argument"), "{said}");
 }
@@ -182,15 +199,16 @@ async fn a_pipeline_is_checked_as_a_whole() {
 async fn a_long_command_is_passed_on_whole() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let values: Vec<u32> = (0..6998).collect();
     let push = cmd("RPUSH").arg("list").arg(&values).take();
     let (count,): (usize,) =
-        fence.checked(token(1)).command(&push, "list").run(&mut redis).await.unwrap();
+        fence.checked(&name("a"), token(1)).command(&push, "list").run(&mut redis).await.unwrap();
     assert_eq!(count, values.len());
     let push = cmd("RPUSH").arg("list").arg(&values).arg(1).take();
-    let error =
-        error_of(fence.checked(token(1)).command(&push, "list").run::<()>(&mut redis).await);
+    let error = error_of(
+        fence.checked(&name("a"), token(1)).command(&push, "list").run::<()>(&mut redis).await,
+    );
     assert!(error.to_string().contains("split it"), "{error}");
 }
 
@@ -198,9 +216,13 @@ async fn a_long_command_is_passed_on_whole() {
 async fn replies_of_other_types_are_told_and_the_commands_ran() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
-    let wrong =
-        fence.checked(token(1)).set("k", "text").get("k").run::<((), i64)>(&mut redis).await;
+    let fence = Fence::new();
+    let wrong = fence
+        .checked(&name("a"), token(1))
+        .set("k", "text")
+        .get("k")
+        .run::<((), i64)>(&mut redis)
+        .await;
     assert!(error_of(wrong).to_string().contains("the commands ran"));
     assert_eq!(text(&server, &["GET", "k"]), "text");
 }

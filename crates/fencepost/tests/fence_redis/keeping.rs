@@ -16,23 +16,26 @@ const KEY: &str = "fencepost:mark:{a}a";
 async fn marks_do_not_expire_unless_told() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let (fence, day) = (Fence::new(&name("a")), Duration::from_hours(24));
-    fence.enter(&mut redis, token(1)).await.unwrap();
+    let (fence, day) = (Fence::new(), Duration::from_hours(24));
+    fence.enter(&mut redis, &name("a"), token(1)).await.unwrap();
     assert_eq!(int(&server, &["PTTL", KEY]), -1);
     let brief = fence.clone().retain(day).unwrap();
-    brief.enter(&mut redis, token(1)).await.unwrap();
+    brief.enter(&mut redis, &name("a"), token(1)).await.unwrap();
     let left = int(&server, &["PTTL", KEY]);
     assert!(left > 0 && left <= day.as_millis() as i64, "{left}");
     // Every accepted call renews it, a read too; a refused one does not.
     server.command(&["PEXPIRE", KEY, "60000"]).unwrap();
-    brief.enter(&mut redis, token(1)).await.unwrap();
+    brief.enter(&mut redis, &name("a"), token(1)).await.unwrap();
     assert!(int(&server, &["PTTL", KEY]) > 60_000);
-    brief.checked(token(2)).get("x").run::<()>(&mut redis).await.unwrap();
+    brief.checked(&name("a"), token(2)).get("x").run::<()>(&mut redis).await.unwrap();
     server.command(&["PEXPIRE", KEY, "60000"]).unwrap();
-    assert_eq!(*error_of(brief.enter(&mut redis, token(1)).await).kind(), ErrorKind::Stale);
+    assert_eq!(
+        *error_of(brief.enter(&mut redis, &name("a"), token(1)).await).kind(),
+        ErrorKind::Stale
+    );
     assert!(int(&server, &["PTTL", KEY]) <= 60_000);
     // The last one decides.
-    fence.enter(&mut redis, token(2)).await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(2)).await.unwrap();
     assert_eq!(int(&server, &["PTTL", KEY]), -1);
     for bad in [Duration::ZERO, Duration::from_millis(999), Duration::from_hours(24 * 3651)] {
         assert_eq!(*error_of(fence.clone().retain(bad)).kind(), ErrorKind::Invalid);
@@ -44,25 +47,28 @@ async fn marks_do_not_expire_unless_told() {
 async fn a_mark_that_ran_out_keeps_nobody_out() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let brief = Fence::new(&name("a")).retain(Duration::from_secs(1)).unwrap();
-    brief.enter(&mut redis, token(34)).await.unwrap();
-    assert_eq!(*error_of(brief.enter(&mut redis, token(33)).await).kind(), ErrorKind::Stale);
+    let brief = Fence::new().retain(Duration::from_secs(1)).unwrap();
+    brief.enter(&mut redis, &name("a"), token(34)).await.unwrap();
+    assert_eq!(
+        *error_of(brief.enter(&mut redis, &name("a"), token(33)).await).kind(),
+        ErrorKind::Stale
+    );
     until(SOON, "the mark has run out", || Ok(server.command(&["EXISTS", KEY])?.int()? == 0))
         .unwrap();
-    brief.enter(&mut redis, token(33)).await.unwrap();
+    brief.enter(&mut redis, &name("a"), token(33)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_crash_of_a_synced_server_keeps_the_marks() {
     let server = Redis::builder().persist(Persistence::Always).start().unwrap();
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let mut redis = connect(&server).await;
     assert_eq!(redis::fit(&mut redis).await.unwrap(), Correctness::Fit);
-    fence.checked(token(34)).set("k", 1).run::<()>(&mut redis).await.unwrap();
-    fence.reset(&mut redis, Some(token(50)), "ops", "a test").await.unwrap();
+    fence.checked(&name("a"), token(34)).set("k", 1).run::<()>(&mut redis).await.unwrap();
+    fence.reset(&mut redis, &name("a"), Some(token(50)), "ops", "a test").await.unwrap();
     server.restart().unwrap();
     let mut redis = connect(&server).await;
-    let late = fence.checked(token(49)).set("k", 2).run::<()>(&mut redis).await;
+    let late = fence.checked(&name("a"), token(49)).set("k", 2).run::<()>(&mut redis).await;
     assert_eq!(*error_of(late).kind(), ErrorKind::Stale);
     assert_eq!(text(&server, &["GET", "k"]), "1");
     assert_eq!(redis::audit(&mut redis, None).await.unwrap().len(), 1);
@@ -72,7 +78,7 @@ async fn a_crash_of_a_synced_server_keeps_the_marks() {
 #[tokio::test]
 async fn a_crash_of_a_server_without_persistence_loses_them_and_fit_tells_before() {
     let server = Redis::builder().start().unwrap();
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let mut redis = connect(&server).await;
     let Correctness::Unfit { why, remedy } = redis::fit(&mut redis).await.unwrap() else {
         panic!("it keeps nothing");
@@ -80,10 +86,10 @@ async fn a_crash_of_a_server_without_persistence_loses_them_and_fit_tells_before
     assert!(why.contains("appendonly is no, so a restart forgets the marks"), "{why}");
     assert!(remedy.contains("appendonly yes"), "{remedy}");
     assert!(!why.contains("lock") && !why.contains("grant"), "{why}");
-    fence.enter(&mut redis, token(34)).await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(34)).await.unwrap();
     server.restart().unwrap();
     let mut redis = connect(&server).await;
-    fence.enter(&mut redis, token(33)).await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(33)).await.unwrap();
 }
 
 #[tokio::test]
@@ -100,7 +106,7 @@ async fn fit_tells_of_replicas_evictions_and_rights() {
     };
     assert!(why.contains("a mark can be evicted") && why.contains("a replica"), "{why}");
     let mut at_replica = connect(&replica).await;
-    let error = error_of(Fence::new(&name("a")).enter(&mut at_replica, token(1)).await);
+    let error = error_of(Fence::new().enter(&mut at_replica, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("replica"), "{error}");
     server.command(&["ACL", "SETUSER", "default", "-config", "-info"]).unwrap();
@@ -115,7 +121,7 @@ async fn fit_tells_of_replicas_evictions_and_rights() {
 async fn a_full_server_refuses_checked_commands_too() {
     let server = Redis::builder().config("maxmemory-policy", "noeviction").start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     let brief = fence.clone().retain(Duration::from_hours(1)).unwrap();
     // The mark before it, and the one that is asked for: for ever, or for a time.
     for (was, now, ends) in [
@@ -124,19 +130,21 @@ async fn a_full_server_refuses_checked_commands_too() {
         (&fence, &brief, true),
         (&brief, &brief, true),
     ] {
-        was.enter(&mut redis, token(5)).await.unwrap();
+        was.enter(&mut redis, &name("a"), token(5)).await.unwrap();
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
-        let equal = error_of(now.checked(token(5)).set("k", "v").run::<()>(&mut redis).await);
+        let equal =
+            error_of(now.checked(&name("a"), token(5)).set("k", "v").run::<()>(&mut redis).await);
         assert_eq!(*equal.kind(), ErrorKind::Unreachable, "{equal}");
         assert!(equal.to_string().contains("OOM"), "{equal}");
         let kept = int(&server, &["PTTL", KEY]);
         assert_eq!(kept > 0, ends, "a command that failed keeps the mark as well: {kept}");
-        let higher = error_of(now.checked(token(6)).set("k", "v").run::<()>(&mut redis).await);
+        let higher =
+            error_of(now.checked(&name("a"), token(6)).set("k", "v").run::<()>(&mut redis).await);
         assert_eq!(*higher.kind(), ErrorKind::Unreachable, "{higher}");
         assert!(text(&server, &["GET", KEY]).starts_with("5 "), "the mark is as it was");
         assert_eq!(int(&server, &["EXISTS", "k"]), 0);
         // To enter again and to delete needs no memory.
-        now.checked(token(5)).del("k").run::<()>(&mut redis).await.unwrap();
+        now.checked(&name("a"), token(5)).del("k").run::<()>(&mut redis).await.unwrap();
         server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
     }
 }
@@ -147,13 +155,15 @@ async fn a_replica_serves_no_fenced_read() {
     let server = Redis::builder().start().unwrap();
     let replica = Redis::builder().replica_of(&server).start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
-    fence.checked(token(5)).set("k", "v").run::<()>(&mut redis).await.unwrap();
+    let fence = Fence::new();
+    fence.checked(&name("a"), token(5)).set("k", "v").run::<()>(&mut redis).await.unwrap();
     until(SOON, "the replica has the mark", || Ok(replica.command(&["EXISTS", KEY])?.int()? == 1))
         .unwrap();
     let mut at_replica = connect(&replica).await;
     for fence in [fence.clone(), fence.retain(Duration::from_hours(1)).unwrap()] {
-        for calls in [fence.checked(token(5)).get("k"), fence.checked(token(5))] {
+        for calls in
+            [fence.checked(&name("a"), token(5)).get("k"), fence.checked(&name("a"), token(5))]
+        {
             let error = error_of(calls.run::<()>(&mut at_replica).await);
             assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
             assert!(error.to_string().contains("name its primary"), "{error}");
@@ -166,24 +176,28 @@ async fn a_replica_serves_no_fenced_read() {
 async fn a_damaged_mark_is_an_error_and_not_no_mark() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     for damage in ["", "34", "34 ", "many 1 x", "-1 1 x", "34 x y"] {
         server.command(&["SET", KEY, damage]).unwrap();
-        let error = error_of(fence.enter(&mut redis, token(99)).await);
+        let error = error_of(fence.enter(&mut redis, &name("a"), token(99)).await);
         assert_eq!(*error.kind(), ErrorKind::Refused, "{damage:?}: {error}");
         assert!(error.to_string().contains("fence reset"), "{error}");
     }
     assert!(
-        fence.reset(&mut redis, Some(token(5)), "ops", "it was damaged").await.unwrap().is_none()
+        fence
+            .reset(&mut redis, &name("a"), Some(token(5)), "ops", "it was damaged")
+            .await
+            .unwrap()
+            .is_none()
     );
-    fence.enter(&mut redis, token(5)).await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(5)).await.unwrap();
     server.command(&["DEL", KEY]).unwrap();
     server.command(&["LPUSH", KEY, "x"]).unwrap();
-    let error = error_of(fence.enter(&mut redis, token(99)).await);
+    let error = error_of(fence.enter(&mut redis, &name("a"), token(99)).await);
     assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("did not write"), "{error}");
-    fence.reset(&mut redis, None, "ops", "it was none").await.unwrap();
-    fence.enter(&mut redis, token(1)).await.unwrap();
+    fence.reset(&mut redis, &name("a"), None, "ops", "it was none").await.unwrap();
+    fence.enter(&mut redis, &name("a"), token(1)).await.unwrap();
     let told: Vec<_> =
         redis::audit(&mut redis, None).await.unwrap().into_iter().map(|reset| reset.why).collect();
     assert_eq!(told, ["it was damaged", "it was none"]);
@@ -193,9 +207,12 @@ async fn a_damaged_mark_is_an_error_and_not_no_mark() {
 async fn resets_are_capped_at_a_thousand() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    let fence = Fence::new(&name("a"));
+    let fence = Fence::new();
     for number in 1..=1005 {
-        fence.reset(&mut redis, Some(token(number)), "ops", &number.to_string()).await.unwrap();
+        fence
+            .reset(&mut redis, &name("a"), Some(token(number)), "ops", &number.to_string())
+            .await
+            .unwrap();
     }
     let kept = redis::audit(&mut redis, None).await.unwrap();
     assert_eq!((kept.len(), &*kept[0].why, &*kept[999].why), (1000, "6", "1005"));
@@ -206,9 +223,10 @@ async fn resets_are_capped_at_a_thousand() {
 async fn a_mark_is_small() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
-    Fence::new(&name("a")).enter(&mut redis, token(1_772_357_412_345_678)).await.unwrap();
-    let long = name("invoice/2026/march/0042");
-    Fence::new(&long).enter(&mut redis, token(1_772_357_412_345_678)).await.unwrap();
+    let (fence, long) = (Fence::new(), name("invoice/2026/march/0042"));
+    for name in [&name("a"), &long] {
+        fence.enter(&mut redis, name, token(1_772_357_412_345_678)).await.unwrap();
+    }
     let key = format!("fencepost:mark:{{{long}}}{long}");
     let (small, usual) =
         (int(&server, &["MEMORY", "USAGE", KEY]), int(&server, &["MEMORY", "USAGE", &key]));
@@ -224,8 +242,8 @@ async fn a_url_says_where_and_how_long() {
     let server = Redis::builder().password("s3cret").start().unwrap();
     let url = format!("{}?beside=%7Buser%3A7%7D&retention=1d", server.url());
     let mut redis = redis::connect(&url).await.unwrap();
-    let fence = redis.fence(&name("a")).unwrap();
-    fence.enter(&mut redis.connection, token(1)).await.unwrap();
+    let fence = redis.fence().unwrap();
+    fence.enter(&mut redis.connection, &name("a"), token(1)).await.unwrap();
     assert!(int(&server, &["PTTL", "fencepost:mark:{user:7}a"]) > 86_000_000);
     for (bad, kind) in [
         ("redis://:s3cret@127.0.0.1:1", ErrorKind::Unreachable),
@@ -246,7 +264,7 @@ async fn a_server_that_is_gone_is_out_of_reach() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
     server.kill().unwrap();
-    let error = error_of(Fence::new(&name("a")).enter(&mut redis, token(1)).await);
+    let error = error_of(Fence::new().enter(&mut redis, &name("a"), token(1)).await);
     assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
     assert_eq!(*error_of(redis::fit(&mut redis).await).kind(), ErrorKind::Unreachable);
 }

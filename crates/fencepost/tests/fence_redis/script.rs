@@ -25,9 +25,12 @@ async fn other_languages_use_the_same_script() {
         call(&server, [token, "web-1:4711", "0"], &["3", "SET", "cart:7", value])
     };
     assert_eq!(set("33", "a").items().unwrap()[0].text().unwrap(), "done");
-    let fence = Fence::new(&name("cart/7"));
-    assert_eq!(fence.mark(&mut redis).await.unwrap().unwrap().set_by, "web-1:4711");
-    fence.enter(&mut redis, token(34)).await.unwrap();
+    let fence = Fence::new();
+    assert_eq!(
+        fence.mark(&mut redis, &name("cart/7")).await.unwrap().unwrap().set_by,
+        "web-1:4711"
+    );
+    fence.enter(&mut redis, &name("cart/7"), token(34)).await.unwrap();
     assert_eq!(set("33", "late").items().unwrap()[0].text().unwrap(), "stale");
     assert_eq!(text(&server, &["GET", "cart:7"]), "a");
     set("34", "b");
@@ -130,8 +133,8 @@ async fn a_mark_whose_label_is_no_utf_8_still_counts() {
     let mut set = cmd("SET");
     set.arg(KEY).arg(b"34 1772357412345 w\xffb");
     set.query_async::<()>(&mut redis).await.unwrap();
-    let fence = Fence::new(&name("cart/7"));
-    let error = error_of(fence.enter(&mut redis, token(33)).await);
+    let fence = Fence::new();
+    let error = error_of(fence.enter(&mut redis, &name("cart/7"), token(33)).await);
     assert_eq!(*error.kind(), ErrorKind::Stale, "{error}");
-    fence.enter(&mut redis, token(34)).await.unwrap();
+    fence.enter(&mut redis, &name("cart/7"), token(34)).await.unwrap();
 }

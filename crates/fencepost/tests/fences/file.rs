@@ -113,6 +113,10 @@ impl Marks for Counters {
         now(self.of(name).and_then(|file| file.enter_as(name, token, who)))
     }
 
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        now(self.of(name).and_then(|file| file.mark(name)))
+    }
+
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
         now(match name {
             Some(name) => self.of(name).and_then(|file| file.show(Some(name))),

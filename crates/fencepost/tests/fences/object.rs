@@ -268,10 +268,20 @@ impl Marks for Counters {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            let (fence, path) = (self.fence.clone().known_as(who.clone()), Self::path(name));
+            let path = Self::path(name);
             match self.shape {
-                Shape::Envelope => fence.envelope(&path)?.enter(name, token).await,
-                Shape::Pointer => fence.pointer(&path)?.enter(name, token).await,
+                Shape::Envelope => self.fence.envelope(&path)?.enter_as(name, token, who).await,
+                Shape::Pointer => self.fence.pointer(&path)?.enter_as(name, token, who).await,
+            }
+        })
+    }
+
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        Box::pin(async move {
+            let path = Self::path(name);
+            match self.shape {
+                Shape::Envelope => self.fence.envelope(&path)?.mark(name).await,
+                Shape::Pointer => self.fence.pointer(&path)?.mark(name).await,
             }
         })
     }

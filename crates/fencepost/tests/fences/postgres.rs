@@ -139,6 +139,10 @@ impl Marks for Counters {
         })
     }
 
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        Box::pin(async move { postgres::mark(&*self.client().await, name).await })
+    }
+
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
         Box::pin(async move { postgres::show(&*self.client().await, name).await })
     }

@@ -68,10 +68,10 @@ impl Counters {
     /// Where the counter of a lock lies, and its fence.
     fn of(&self, name: &LockName) -> Result<(String, Fence)> {
         match self.kind {
-            InRedis::Alone => Ok((format!("counter:{name}"), Fence::new(name))),
+            InRedis::Alone => Ok((format!("counter:{name}"), Fence::new())),
             InRedis::Cluster => {
                 let key = format!("{{{name}}}:counter");
-                let fence = Fence::new(name).beside(&key)?;
+                let fence = Fence::new().beside(&key)?;
                 Ok((key, fence))
             }
         }
@@ -91,7 +91,7 @@ impl Resource for Counters {
             let (mut connection, (key, fence)) = (self.connection.clone(), self.of(name)?);
             let value: Option<i64> = match token {
                 Some(token) => {
-                    let read = fence.checked(token).get(&key);
+                    let read = fence.checked(name, token).get(&key);
                     read.run::<(Option<i64>,)>(&mut connection).await?.0
                 }
                 None => cmd("GET").arg(&key).query_async(&mut connection).await.map_err(failed)?,
@@ -109,7 +109,7 @@ impl Resource for Counters {
         Box::pin(async move {
             let (mut connection, (key, fence)) = (self.connection.clone(), self.of(name)?);
             if let Some(token) = token {
-                return fence.checked(token).set(&key, value).run(&mut connection).await;
+                return fence.checked(name, token).set(&key, value).run(&mut connection).await;
             }
             let set = cmd("SET").arg(&key).arg(value).take();
             set.query_async(&mut connection).await.map_err(failed)
@@ -129,8 +129,12 @@ impl Marks for Counters {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            self.of(name)?.1.enter_as(&mut self.connection.clone(), token, who).await
+            self.of(name)?.1.enter_as(&mut self.connection.clone(), name, token, who).await
         })
+    }
+
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        Box::pin(async move { self.of(name)?.1.mark(&mut self.connection.clone(), name).await })
     }
 
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
@@ -144,9 +148,9 @@ impl Marks for Counters {
         by: &'a str,
         why: &'a str,
     ) -> BoxFuture<'a, Result<Option<Mark>>> {
-        Box::pin(
-            async move { self.of(name)?.1.reset(&mut self.connection.clone(), to, by, why).await },
-        )
+        Box::pin(async move {
+            self.of(name)?.1.reset(&mut self.connection.clone(), name, to, by, why).await
+        })
     }
 
     fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {

@@ -150,6 +150,10 @@ impl Marks for Counters {
         }))
     }
 
+    fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
+        now(sqlite::mark(&self.lock(), name))
+    }
+
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
         now(sqlite::show(&self.lock(), name))
     }

@@ -179,12 +179,14 @@ async fn marks_are_shown(scene: &Scene) -> Verdict {
     let shown = marks.show(Some(&name("b")?)).await?;
     let [mark] = &*shown else { return ensure_one(shown.len()) };
     ensure!(mark.name == name("b")? && mark.token == token(3)?, "{mark:?}");
+    ensure!(marks.mark(&name("b")?).await?.as_ref() == Some(mark), "by its name it is the same");
     ensure!(mark.set_by == "web-1:1", "who set it: {mark:?}");
     let at = mark.set_at.as_bytes();
     let dated = at.len() >= 20 && at[4] == b'-' && at[10] == b'T' && at.ends_with(b"Z");
     ensure!(dated, "when, in UTC: {mark:?}");
     ensure!(marks.show(Some(&long)).await?.len() == 1, "long names too");
     ensure!(marks.show(Some(&name("c")?)).await?.is_empty(), "no other name has one");
+    ensure!(marks.mark(&name("c")?).await?.is_none(), "nor by its name");
     Ok(())
 }
 

@@ -13,11 +13,10 @@
 
 use std::fmt::Write as _;
 
-use fencepost_core::{Invalid, Label, LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 
-use crate::clock::stamp::now;
 use crate::error::Result;
-use crate::fences::{Mark, Reset};
+use crate::fences::contract::{Mark, Reset, token_in, token_text};
 
 const HEAD: &str = "fencepost marks ";
 const VERSION: &str = "1";
@@ -44,36 +43,37 @@ impl Marks {
         self.marks.binary_search_by(|mark| mark.name.cmp(name))
     }
 
-    /// Refuses a token below the mark.
-    pub(super) fn check(&self, name: &LockName, token: Token) -> Result<()> {
-        match self.find(name) {
-            Ok(at) if token < self.marks[at].token => Err(self.marks[at].refuses(token)),
-            _ => Ok(()),
-        }
+    pub(super) fn mark(&self, name: &LockName) -> Option<&Mark> {
+        self.find(name).ok().map(|at| &self.marks[at])
     }
 
     /// Raises the mark; whether it was lower.
     pub(super) fn raise(&mut self, name: &LockName, token: Token, who: &Label) -> Result<bool> {
-        self.check(name, token)?;
-        if self.find(name).is_ok_and(|at| self.marks[at].token == token) {
+        let Some(mark) = Mark::raised(self.mark(name), name, token, who)? else {
             return Ok(false);
-        }
-        self.put(Mark { name: name.clone(), token, set_by: who.to_string(), set_at: now() });
+        };
+        self.put(mark);
         Ok(true)
     }
 
-    pub(super) fn put(&mut self, mark: Mark) {
+    fn put(&mut self, mark: Mark) {
         match self.find(&mark.name) {
             Ok(at) => self.marks[at] = mark,
             Err(at) => self.marks.insert(at, mark),
         }
     }
 
-    pub(super) fn take(&mut self, name: &LockName) -> Option<Mark> {
-        self.find(name).ok().map(|at| self.marks.remove(at))
+    /// Sets or forgets the mark, and keeps the record.
+    pub(super) fn reset(&mut self, reset: Reset) {
+        match (reset.mark(), self.find(&reset.name)) {
+            (Some(mark), _) => self.put(mark),
+            (None, Ok(at)) => drop(self.marks.remove(at)),
+            (None, Err(_)) => {}
+        }
+        self.note(reset);
     }
 
-    pub(super) fn note(&mut self, reset: Reset) {
+    fn note(&mut self, reset: Reset) {
         self.resets.push(reset);
         let many = self.resets.len().saturating_sub(RESETS);
         self.resets.drain(..many);
@@ -85,9 +85,8 @@ impl Marks {
         for Mark { name, token, set_by, set_at } in &self.marks {
             let _ = writeln!(text, "mark\t{token}\t{set_at}\t{set_by}\t{name}");
         }
-        let number = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
         for Reset { name, from, to, by, why, at } in &self.resets {
-            let (from, to) = (number(*from), number(*to));
+            let (from, to) = (token_text(*from), token_text(*to));
             let _ = writeln!(text, "reset\t{from}\t{to}\t{at}\t{by}\t{why}\t{name}");
         }
         let sum = crc32(text.as_bytes());
@@ -128,8 +127,8 @@ impl Marks {
                 }),
                 ["reset", from, to, at, by, why, name] => read.resets.push(Reset {
                     name: LockName::new(name).ok()?,
-                    from: number(from).ok()?,
-                    to: number(to).ok()?,
+                    from: token_in(from).ok()?,
+                    to: token_in(to).ok()?,
                     by: by.to_owned(),
                     why: why.to_owned(),
                     at: at.to_owned(),
@@ -139,11 +138,6 @@ impl Marks {
         }
         Some(read)
     }
-}
-
-/// A token, or "-" for none.
-fn number(field: &str) -> Result<Option<Token>, Invalid> {
-    if field == "-" { Ok(None) } else { field.parse().map(Some) }
 }
 
 /// CRC-32 as gzip and zlib have it.
@@ -158,6 +152,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::stamp::now;
 
     fn some() -> Marks {
         let mut marks = Marks::default();

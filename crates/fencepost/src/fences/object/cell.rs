@@ -24,13 +24,13 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{Label, LockName};
 use object_store::PutPayload;
 
-use super::super::{Mark, Reset, checked_reset};
 use super::envelope::Envelope;
 use super::slot::random;
 use crate::error::Error;
+use crate::fences::contract::{Mark, Reset, checked_reset, token_in, token_text};
 
 const FORMAT: &str = "fencepost-fence ";
 const VERSION: &str = "1";
@@ -145,9 +145,8 @@ impl Cell {
             let _ = write!(lines, "{id:016x}");
         }
         lines.push('\n');
-        let number = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
         for Reset { name, from, to, by, why, at } in &self.resets {
-            let (from, to) = (number(*from), number(*to));
+            let (from, to) = (token_text(*from), token_text(*to));
             let _ = writeln!(lines, "reset {name}\t{from}\t{to}\t{at}\t{by}\t{why}");
         }
         let body = match &self.data {
@@ -281,11 +280,7 @@ fn trail(ids: &str) -> Option<Vec<WriteId>> {
 fn reset(line: &str) -> Option<Reset> {
     let mut fields = line.split('\t');
     let name = LockName::new(fields.next()?).ok()?;
-    let mut token = || match fields.next()? {
-        "-" => Some(None),
-        number => number.parse::<Token>().ok().map(Some),
-    };
-    let (from, to) = (token()?, token()?);
+    let (from, to) = (token_in(fields.next()?).ok()?, token_in(fields.next()?).ok()?);
     let (at, by, why) = (fields.next()?, fields.next()?, fields.next()?);
     checked_reset(by, why).ok()?;
     let (at, by, why) = (time(at)?, by.to_owned(), why.to_owned());
@@ -311,6 +306,8 @@ fn data(shape: Shape, words: &str) -> Option<(Data, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::Token;
+
     use super::*;
 
     fn bytes_of(cell: &Cell, nonce: u128) -> Bytes {

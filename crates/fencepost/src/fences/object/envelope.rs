@@ -1,13 +1,13 @@
 //! The data and their mark in one object.
 
 use bytes::Bytes;
-use fencepost_core::{LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 
-use super::super::{Mark, Reset};
-use super::cell::{Data, WriteId};
+use super::cell::Data;
 use super::slot::Slot;
-use super::writing::{Holder, Resetting, Writing};
+use super::writing::Holder;
 use crate::error::{Error, Result};
+use crate::fences::{Mark, Reset};
 
 /// An object that carries its mark in front of its data. For data that fit well into memory and one request: each
 /// holder rewrites them once to enter.
@@ -20,22 +20,22 @@ impl Envelope {
     /// The most data, in bytes. [`Pointer`](super::Pointer) is for more.
     pub const MAX_BYTES: usize = 16 * 1024 * 1024;
 
-    fn holder<'a>(&'a self, name: &'a LockName, token: Token) -> Holder<'a> {
-        Holder { name, token, who: &self.0.who }
-    }
-
     /// Raises the mark to `token`, or refuses with [`Stale`](crate::ErrorKind::Stale). One request if the token has
     /// entered already, else two.
     pub async fn enter(&self, name: &LockName, token: Token) -> Result<()> {
         self.read(name, token).await.map(drop)
     }
 
+    /// [`enter`](Self::enter), with what a person shall read as the one who entered.
+    pub async fn enter_as(&self, name: &LockName, token: Token, who: &Label) -> Result<()> {
+        self.0.enter(Holder { name, token, who }).await.map(drop)
+    }
+
     /// Enters and reads: the data as they were at that moment, or nothing if nobody has written yet. It costs what
     /// [`enter`](Self::enter) costs.
     pub async fn read(&self, name: &LockName, token: Token) -> Result<Option<Bytes>> {
-        let holder = self.holder(name, token);
-        let entered = self.0.change(None, |cell| holder.enter(self.0.shape, cell)).await?;
-        Ok(entered.1.and_then(|found| data_in(found.cell.data)))
+        let entered = self.0.enter(self.0.holder(name, token)).await?;
+        Ok(entered.and_then(|found| data_in(found.cell.data)))
     }
 
     /// Checks and writes, in one step. Two requests.
@@ -52,19 +52,12 @@ impl Envelope {
                 "{length} bytes are too many for an envelope, which has at most {most}: use a pointer"
             )));
         }
-        self.put(name, token, &Data::Here(data)).await
+        self.0.write(self.0.holder(name, token), &Data::Here(data)).await
     }
 
     /// Takes the data away, as a write does, and keeps the mark. To delete the object would forget it.
     pub async fn remove(&self, name: &LockName, token: Token) -> Result<()> {
-        self.put(name, token, &Data::None).await
-    }
-
-    async fn put(&self, name: &LockName, token: Token, data: &Data) -> Result<()> {
-        let id = WriteId::draw()?;
-        let mut writing = Writing::new(self.holder(name, token), id);
-        self.0.change(None, |cell| writing.step(self.0.shape, cell, data)).await?;
-        Ok(())
+        self.0.write(self.0.holder(name, token), &Data::None).await
     }
 
     /// The data, for one who holds no lock and will not write.
@@ -72,9 +65,9 @@ impl Envelope {
         Ok(self.0.load().await?.and_then(|found| data_in(found.cell.data)))
     }
 
-    /// The mark, if anybody has entered.
-    pub async fn show(&self) -> Result<Option<Mark>> {
-        Ok(self.0.load().await?.and_then(|found| found.cell.mark))
+    /// The mark of `name`, if anybody has entered with that lock. None, too, if the object belongs to another lock.
+    pub async fn mark(&self, name: &LockName) -> Result<Option<Mark>> {
+        self.0.mark(name).await
     }
 
     /// Sets the mark to `to`, or forgets it, and keeps a record of it with the data. Returns the mark that was there.
@@ -87,13 +80,12 @@ impl Envelope {
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
-        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
-        Ok(self.0.change(None, |cell| reset.step(self.0.shape, cell)).await?.0)
+        self.0.reset(name, to, (by, why)).await
     }
 
-    /// The records of resets, oldest first: the last 16.
-    pub async fn audit(&self) -> Result<Vec<Reset>> {
-        Ok(self.0.load().await?.map(|found| found.cell.resets).unwrap_or_default())
+    /// The records of resets, oldest first: those of `name`, or all. The last 16 are kept.
+    pub async fn audit(&self, name: Option<&LockName>) -> Result<Vec<Reset>> {
+        self.0.audit(name).await
     }
 }
 

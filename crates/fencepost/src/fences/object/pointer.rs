@@ -12,17 +12,17 @@
 //! has a say in it, and a writer may sleep as long as it likes.
 
 use bytes::Bytes;
-use fencepost_core::{LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 use futures_util::future::try_join_all;
 use object_store::path::Path;
 use object_store::{Error as Fault, GetResult, ObjectStoreExt as _, PutPayload};
 
-use super::super::{Mark, Reset};
 use super::cell::{Cell, Data, WriteId};
 use super::faults::explain;
-use super::slot::{Found, Slot, Step};
-use super::writing::{Holder, Resetting, Writing};
+use super::slot::{Found, Slot};
+use super::writing::{Holder, Step, Writing};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fences::{Mark, Reset};
 
 /// What the folder of the data objects is called after the pointer's own name.
 pub(super) const DATA: &str = ".data";
@@ -45,18 +45,15 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    fn holder<'a>(&'a self, name: &'a LockName, token: Token) -> Holder<'a> {
-        Holder { name, token, who: &self.slot.who }
-    }
-
     /// Raises the mark to `token`, or refuses with [`Stale`](crate::ErrorKind::Stale). One request if the token has
     /// entered already, else two.
     pub async fn enter(&self, name: &LockName, token: Token) -> Result<()> {
-        self.entered(self.holder(name, token)).await.map(drop)
+        self.slot.enter(self.slot.holder(name, token)).await.map(drop)
     }
 
-    async fn entered(&self, holder: Holder<'_>) -> Result<Option<Found>> {
-        Ok(self.slot.change(None, |cell| holder.enter(self.slot.shape, cell)).await?.1)
+    /// [`enter`](Self::enter), with what a person shall read as the one who entered.
+    pub async fn enter_as(&self, name: &LockName, token: Token, who: &Label) -> Result<()> {
+        self.slot.enter(Holder { name, token, who }).await.map(drop)
     }
 
     /// Enters and reads: the data as they were at that moment, or nothing if nobody has written yet. One request more
@@ -68,7 +65,7 @@ impl Pointer {
     /// [`read`](Self::read) for data that do not fit into memory: what the store gives to take them bit by bit. A sweep
     /// may remove them meanwhile, once they were overwritten: then the store's error says so; open them again.
     pub async fn open(&self, name: &LockName, token: Token) -> Result<Option<GetResult>> {
-        self.follow(Some(self.holder(name, token))).await
+        self.follow(Some(self.slot.holder(name, token))).await
     }
 
     /// The data, for one who holds no lock and will not write.
@@ -82,7 +79,7 @@ impl Pointer {
         let mut gone = None;
         for _ in 0..TRIES {
             let found = match holder {
-                Some(holder) => self.entered(holder).await?,
+                Some(holder) => self.slot.enter(holder).await?,
                 None => self.slot.load().await?,
             };
             let Some(Data::There { file, length }) = found.map(|found| found.cell.data) else {
@@ -115,10 +112,10 @@ impl Pointer {
         token: Token,
         data: impl Into<PutPayload>,
     ) -> Result<()> {
-        let (data, holder) = (data.into(), self.holder(name, token));
+        let (data, holder) = (data.into(), self.slot.holder(name, token));
         for _ in 0..TRIES {
             // Enters first: who came too late puts no data.
-            let entered = self.entered(holder).await?;
+            let entered = self.slot.enter(holder).await?;
             let id = WriteId::draw()?;
             let file = format!("{token}-{:016x}", id.0);
             let path = self.folder.clone().join(file.as_str());
@@ -147,10 +144,7 @@ impl Pointer {
 
     /// Takes the data away, as a write does, and keeps the mark. To delete the pointer would forget it.
     pub async fn remove(&self, name: &LockName, token: Token) -> Result<()> {
-        let id = WriteId::draw()?;
-        let mut writing = Writing::new(self.holder(name, token), id);
-        self.slot.change(None, |cell| writing.step(self.slot.shape, cell, &Data::None)).await?;
-        Ok(())
+        self.slot.write(self.slot.holder(name, token), &Data::None).await
     }
 
     /// Lets the pointer name the data. False if somebody has swept since `entered` was read: then they may be gone.
@@ -194,9 +188,9 @@ impl Pointer {
         Ok(())
     }
 
-    /// The mark, if anybody has entered.
-    pub async fn show(&self) -> Result<Option<Mark>> {
-        Ok(self.slot.load().await?.and_then(|found| found.cell.mark))
+    /// The mark of `name`, if anybody has entered with that lock. None, too, if the object belongs to another lock.
+    pub async fn mark(&self, name: &LockName) -> Result<Option<Mark>> {
+        self.slot.mark(name).await
     }
 
     /// Sets the mark to `to`, or forgets it, and keeps a record of it in the pointer. Returns the mark that was there.
@@ -209,13 +203,12 @@ impl Pointer {
         by: &str,
         why: &str,
     ) -> Result<Option<Mark>> {
-        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
-        Ok(self.slot.change(None, |cell| reset.step(self.slot.shape, cell)).await?.0)
+        self.slot.reset(name, to, (by, why)).await
     }
 
-    /// The records of resets, oldest first: the last 16.
-    pub async fn audit(&self) -> Result<Vec<Reset>> {
-        Ok(self.slot.load().await?.map(|found| found.cell.resets).unwrap_or_default())
+    /// The records of resets, oldest first: those of `name`, or all. The last 16 are kept.
+    pub async fn audit(&self, name: Option<&LockName>) -> Result<Vec<Reset>> {
+        self.slot.audit(name).await
     }
 }
 

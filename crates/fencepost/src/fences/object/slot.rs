@@ -13,14 +13,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::Label;
+use fencepost_core::{Label, LockName, Token};
 use object_store::path::Path;
 use object_store::{Error as Fault, ObjectStore, ObjectStoreExt as _, PutMode, UpdateVersion};
 
-use super::cell::{Cell, Shape};
+use super::cell::{Cell, Data, Shape, WriteId};
 use super::faults::{Outcome, explain, outcome, unfit};
+use super::writing::{Holder, Resetting, Step, Writing};
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, Result};
+use crate::fences::contract::{Mark, Reset};
 
 /// How often an object that others change is read and put again.
 const TRIES: u32 = 60;
@@ -46,12 +48,43 @@ pub(super) struct Found {
     version: UpdateVersion,
 }
 
-/// What to do with what was found.
-pub(super) enum Step<T> {
-    /// Nothing: this is the result.
-    Done(T),
-    /// Put this; the result, if that is done.
-    Put(Cell, T),
+/// The verbs of the contract, which both shapes share.
+impl Slot {
+    pub(super) fn holder<'a>(&'a self, name: &'a LockName, token: Token) -> Holder<'a> {
+        Holder { name, token, who: &self.who }
+    }
+
+    /// Gives what is there once the holder is inside.
+    pub(super) async fn enter(&self, holder: Holder<'_>) -> Result<Option<Found>> {
+        Ok(self.change(None, |cell| holder.enter(self.shape, cell)).await?.1)
+    }
+
+    pub(super) async fn write(&self, holder: Holder<'_>, data: &Data) -> Result<()> {
+        let mut writing = Writing::new(holder, WriteId::draw()?);
+        self.change(None, |cell| writing.step(self.shape, cell, data)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn mark(&self, name: &LockName) -> Result<Option<Mark>> {
+        let mark = self.load().await?.and_then(|found| found.cell.mark);
+        Ok(mark.filter(|mark| mark.name == *name))
+    }
+
+    pub(super) async fn reset(
+        &self,
+        name: &LockName,
+        to: Option<Token>,
+        (by, why): (&str, &str),
+    ) -> Result<Option<Mark>> {
+        let mut reset = Resetting::new(name, to, (by, why), WriteId::draw()?)?;
+        Ok(self.change(None, |cell| reset.step(self.shape, cell)).await?.0)
+    }
+
+    pub(super) async fn audit(&self, name: Option<&LockName>) -> Result<Vec<Reset>> {
+        let mut resets = self.load().await?.map(|found| found.cell.resets).unwrap_or_default();
+        resets.retain(|reset| name.is_none_or(|name| reset.name == *name));
+        Ok(resets)
+    }
 }
 
 impl Slot {

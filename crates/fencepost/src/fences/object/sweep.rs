@@ -9,7 +9,7 @@ use object_store::{Error as Fault, ObjectStoreExt as _};
 use super::cell::{Cell, Data};
 use super::faults::explain;
 use super::pointer::Pointer;
-use super::slot::Step;
+use super::writing::Step;
 use crate::clock::wall;
 use crate::error::Result;
 

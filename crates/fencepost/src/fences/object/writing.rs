@@ -8,11 +8,17 @@
 
 use fencepost_core::{Label, LockName, Token};
 
-use super::super::{Mark, Reset, checked_reset};
 use super::cell::{Cell, Data, RESETS, Shape, TRAIL, WriteId};
-use super::slot::Step;
-use crate::clock::stamp;
 use crate::error::{Error, Result};
+use crate::fences::contract::{Mark, Reset, checked_reset};
+
+/// What to do with what was found.
+pub(super) enum Step<T> {
+    /// Nothing: this is the result.
+    Done(T),
+    /// Put this; the result, if that is done.
+    Put(Cell, T),
+}
 
 /// Whoever acts: with which lock, token and label.
 #[derive(Clone, Copy, Debug)]
@@ -26,25 +32,18 @@ impl Holder<'_> {
     /// The cell with this holder inside; nothing if it is inside already. The error of one that came too late.
     fn admitted(&self, shape: Shape, cell: Option<&Cell>) -> Result<Option<Cell>> {
         let Self { name, token, who } = *self;
-        if let Some(mark) = cell.and_then(|cell| cell.mark.as_ref()) {
-            if mark.name != *name {
-                let theirs = &mark.name;
-                return Err(Error::invalid(format!(
-                    "the object belongs to the lock \"{theirs}\", not to \"{name}\", and their \
-                     tokens do not compare: hold that lock, or reset the mark"
-                )));
-            }
-            if token < mark.token {
-                return Err(mark.refuses(token));
-            }
-            if token == mark.token {
-                return Ok(None);
-            }
+        let mark = cell.and_then(|cell| cell.mark.as_ref());
+        if let Some(Mark { name: theirs, .. }) = mark.filter(|mark| mark.name != *name) {
+            return Err(Error::invalid(format!(
+                "the object belongs to the lock \"{theirs}\", not to \"{name}\", and their \
+                 tokens do not compare: hold that lock, or reset the mark"
+            )));
         }
-        let mut next = cell.cloned().unwrap_or(Cell::empty(shape));
-        let (set_by, set_at) = (who.to_string(), stamp::now());
-        next.mark = Some(Mark { name: name.clone(), token, set_by, set_at });
-        Ok(Some(next))
+        Ok(Mark::raised(mark, name, token, who)?.map(|mark| {
+            let mut next = cell.cloned().unwrap_or(Cell::empty(shape));
+            next.mark = Some(mark);
+            next
+        }))
     }
 
     /// To enter. An answer that was lost needs no care: who finds its own token is inside.
@@ -172,16 +171,12 @@ impl<'a> Resetting<'a> {
                 "the object belongs to the lock \"{theirs}\", not to \"{name}\": reset the mark of that one"
             )));
         }
-        if old.is_none() && to.is_none() {
+        let Some(reset) = Reset::of(old.as_ref(), name, to, (by, why)) else {
             return Ok(Step::Done(None));
-        }
+        };
         let mut next = cell.cloned().unwrap_or(Cell::empty(shape));
-        let (by, why, at) = (by.to_owned(), why.to_owned(), stamp::now());
-        let mark =
-            |token| Mark { name: name.clone(), token, set_by: by.clone(), set_at: at.clone() };
-        next.mark = to.map(mark);
-        let from = old.as_ref().map(|mark| mark.token);
-        next.resets.push(Reset { name: name.clone(), from, to, by, why, at });
+        next.mark = reset.mark();
+        next.resets.push(reset);
         next.resets.drain(..next.resets.len().saturating_sub(RESETS));
         self.old.clone_from(&old);
         let data = next.data.clone();

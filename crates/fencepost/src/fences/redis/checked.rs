@@ -1,10 +1,10 @@
 //! "Check, then run these commands", in one step of the server.
 
-use fencepost_core::{Label, Token};
+use fencepost_core::{Label, LockName, Token};
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, FromRedisValue, Pipeline, ToRedisArgs, ToSingleRedisArg, Value};
 
-use super::place::{is_ours, shown};
+use super::place::{Place, is_ours, shown};
 use super::script::ACT;
 use super::{Fence, commands, faults, records};
 use crate::client::default_label;
@@ -13,25 +13,22 @@ use crate::error::{Error, Result};
 /// Commands that run only if the token may, all in one step. [`run`](Self::run) sends them.
 #[derive(Debug)]
 #[must_use = "nothing is sent until `run` is awaited"]
-pub struct Checked<'f> {
-    fence: &'f Fence,
+pub struct Checked {
+    name: LockName,
     token: Token,
-    who: Option<Label>,
+    place: Place,
+    retention_ms: u64,
     keys: Vec<Vec<u8>>,
     commands: Vec<Cmd>,
     /// What is wrong with the first command that is wrong: told by `run`, so that calls can be chained.
     wrong: Option<Error>,
 }
 
-impl<'f> Checked<'f> {
-    pub(super) fn new(fence: &'f Fence, token: Token) -> Self {
-        Self { fence, token, who: None, keys: Vec::new(), commands: Vec::new(), wrong: None }
-    }
-
-    /// What a person shall read as the one who entered.
-    pub fn by(mut self, who: &Label) -> Self {
-        self.who = Some(who.clone());
-        self
+impl Checked {
+    pub(super) fn new(fence: &Fence, name: &LockName, token: Token) -> Self {
+        let (name, place, retention_ms) = (name.clone(), fence.place(name), fence.retention_ms());
+        let (keys, commands) = (Vec::new(), Vec::new());
+        Self { name, token, place, retention_ms, keys, commands, wrong: None }
     }
 
     /// `GET key`
@@ -128,7 +125,7 @@ impl<'f> Checked<'f> {
             if !words[1..].contains(&key.as_slice()) {
                 return Err(not_a_word(key, &shown(words[0])));
             }
-            self.fence.place.admit(key)?;
+            self.place.admit(key)?;
         }
         Ok(())
     }
@@ -141,16 +138,24 @@ impl<'f> Checked<'f> {
     /// ([`Unreachable`](crate::ErrorKind::Unreachable) if it was out of memory, for one). After any other error of the kind
     /// `Unreachable` nobody knows whether they ran: the answer may have been lost.
     pub async fn run<T: FromRedisValue>(self, connection: &mut impl ConnectionLike) -> Result<T> {
-        let Self { fence, token, who, keys: named, commands, wrong } = self;
+        self.run_as(connection, &default_label()?).await
+    }
+
+    /// [`run`](Self::run), with what a person shall read as the one who entered.
+    pub(super) async fn run_as<T: FromRedisValue>(
+        self,
+        connection: &mut impl ConnectionLike,
+        who: &Label,
+    ) -> Result<T> {
+        let Self { name, token, place, retention_ms, keys: named, commands, wrong } = self;
         if let Some(wrong) = wrong {
             return Err(wrong);
         }
-        let who = who.map_or_else(default_label, Ok)?;
-        let mut keys = vec![fence.place.mark(&fence.name)];
+        let mut keys = vec![place.mark(&name)];
         keys.extend(named);
         let answer = ACT
             .call(connection, &keys, |call| {
-                call.arg(token.get()).arg(who.as_str()).arg(fence.retention_ms());
+                call.arg(token.get()).arg(who.as_str()).arg(retention_ms);
                 for command in &commands {
                     call.arg(command.args_iter().len());
                     for word in command.args_iter().filter_map(simple) {
@@ -168,10 +173,10 @@ impl<'f> Checked<'f> {
                 redis::from_redis_value(Value::Array(rest)).map_err(records::strange)
             }
             (Some(Value::BulkString(word)), [Value::BulkString(mark)]) if word == b"stale" => {
-                Err(records::mark(&fence.name, mark)?.refuses(token))
+                Err(records::mark(&name, mark)?.refuses(token))
             }
             (Some(Value::BulkString(word)), [Value::BulkString(_)]) if word == b"damaged" => {
-                Err(records::damaged(&fence.name))
+                Err(records::damaged(&name))
             }
             (Some(Value::BulkString(word)), [Value::Int(which), Value::BulkString(said)])
                 if word == b"failed" =>

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use fencepost_core::LockName;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
@@ -41,9 +40,9 @@ pub async fn connect(url: &str) -> Result<Connected> {
 }
 
 impl Connected {
-    /// The fence of a lock, as the URL says.
-    pub fn fence(&self, name: &LockName) -> Result<Fence> {
-        let mut fence = Fence::new(name);
+    /// The fence, as the URL says.
+    pub fn fence(&self) -> Result<Fence> {
+        let mut fence = Fence::new();
         if let Some(key) = &self.beside {
             fence = fence.beside(key)?;
         }
