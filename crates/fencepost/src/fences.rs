@@ -38,6 +38,7 @@
 //! | `file` | a file beside the data, on one host | stale writes that go through it | |
 //! | `object` | in the object, or in a small one before it | stale reads and writes of that object | |
 //!
+//! A `column` keeps a number and nothing else: it has only `enter` and `write`, and the key of the row stands for the name.
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all. A fence of your own asks [`admit`], which is the
 //! rule, and proves itself by the suite in `fencepost::conformance::fences`.
 //!

@@ -201,15 +201,14 @@ fn a_row_refuses_a_stale_token() {
     let db = seats();
     db.execute_batch("ALTER TABLE seat ADD COLUMN fence INTEGER").unwrap();
     let row = Row { guard: "fence", ..SEAT };
-    let update = |number, who: &str| {
-        column::sqlite::update(&db, &row, &"12A", token(number), &[("taken by", &who)])
+    let write = |number, who: &str| {
+        column::sqlite::write(&db, &row, &"12A", token(number), &[("taken by", &who)])
     };
-    // Without columns it is the entry.
-    assert!(column::sqlite::update(&db, &row, &"12A", token(33), &[]).unwrap());
-    assert!(update(33, "ada").unwrap());
-    assert!(update(33, "bob").unwrap());
-    assert!(column::sqlite::update(&db, &row, &"12A", token(34), &[]).unwrap());
-    let error = error_of(update(33, "eve"));
+    assert!(column::sqlite::enter(&db, &row, &"12A", token(33)).unwrap());
+    assert!(write(33, "ada").unwrap());
+    assert!(write(33, "bob").unwrap());
+    assert!(column::sqlite::enter(&db, &row, &"12A", token(34)).unwrap());
+    let error = error_of(write(33, "eve"));
     assert_eq!(*error.kind(), ErrorKind::Stale);
     let text = "token 33 for row \"12A\" of seat is stale: 34 has entered";
     assert_eq!(error.to_string(), text);
@@ -217,7 +216,7 @@ fn a_row_refuses_a_stale_token() {
         .query_row("SELECT \"taken by\" FROM seat WHERE id = '12A'", [], |row| row.get(0))
         .unwrap();
     assert_eq!(taken, "bob");
-    assert!(!column::sqlite::update(&db, &row, &"99Z", token(1), &[]).unwrap());
+    assert!(!column::sqlite::enter(&db, &row, &"99Z", token(1)).unwrap());
 }
 
 /// Where each statement is a transaction of its own, the commit comes behind the row that tells of the write.
@@ -241,7 +240,7 @@ fn a_write_that_could_not_be_committed_is_told() {
     assert!(rows.next().unwrap().is_some());
     let swapped = error_of(cas::sqlite::swap(&db, &seat, &"12A", 7, &[]));
     assert_eq!(*swapped.kind(), ErrorKind::Unreachable, "{swapped}");
-    let entered = error_of(column::sqlite::update(&db, &seat, &"12A", token(9), &[]));
+    let entered = error_of(column::sqlite::enter(&db, &seat, &"12A", token(9)));
     assert_eq!(*entered.kind(), ErrorKind::Unreachable, "{entered}");
     drop(rows);
     drop(reading);
@@ -258,7 +257,7 @@ fn the_guard_column_can_not_be_set_under_another_case() {
     )
     .unwrap();
     let seat = Row { table: "seat", key: "id", guard: "fence" };
-    let refused = column::sqlite::update(&db, &seat, &"12A", token(41), &[("FENCE", &3)]);
+    let refused = column::sqlite::write(&db, &seat, &"12A", token(41), &[("FENCE", &3)]);
     assert_eq!(*error_of(refused).kind(), ErrorKind::Invalid);
 }
 

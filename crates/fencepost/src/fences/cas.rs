@@ -28,6 +28,9 @@
 //! Take a lock instead when the work touches more than the row (another row, a mail, a file), or when it is too
 //! dear to be done twice.
 
+use super::rows::{Outcome, Row};
+use crate::error::Result;
+
 /// What became of a conditional write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a write that was not made is no error: look"]
@@ -46,15 +49,24 @@ pub enum Swap {
     Gone,
 }
 
+/// What the outcome means for a row with a version.
+fn swapped(outcome: Outcome, row: &Row<'_>) -> Result<Swap> {
+    match outcome {
+        Outcome::Written(version) => Ok(Swap::Written { version }),
+        Outcome::Kept(Some(version)) => Ok(Swap::Changed { version }),
+        Outcome::Kept(None) => Err(row.has_null()),
+        Outcome::NoRow => Ok(Swap::Gone),
+    }
+}
+
 /// On rusqlite.
 #[cfg(feature = "sqlite")]
 pub mod sqlite {
-    use rusqlite::{Connection, OptionalExtension as _, ToSql};
+    use rusqlite::{Connection, ToSql};
 
-    use super::Swap;
+    use super::{Swap, swapped};
     use crate::error::Result;
-    use crate::fences::rows::{Condition, Dialect, Row};
-    use crate::fences::sqlite::{explain, first_of_all};
+    use crate::fences::rows::{self, Condition, Row};
 
     /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
     /// goes up by one.
@@ -65,26 +77,8 @@ pub mod sqlite {
         seen: i64,
         set: &[(&str, &dyn ToSql)],
     ) -> Result<Swap> {
-        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, Condition::SameVersion, Dialect::Sqlite)?;
-        let mut values: Vec<&dyn ToSql> = vec![key, &seen];
-        values.extend(set.iter().map(|(_, value)| *value));
-        let written = connection
-            .prepare_cached(&update)
-            .and_then(|mut update| first_of_all(update.query(&*values)?))
-            .map_err(|error| explain(&error))?;
-        if let Some(version) = written {
-            return Ok(Swap::Written { version });
-        }
-        let found = connection
-            .prepare_cached(&row.select(Dialect::Sqlite)?)
-            .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
-            .map_err(|error| explain(&error))?;
-        match found {
-            Some(Some(version)) => Ok(Swap::Changed { version }),
-            Some(None) => Err(row.has_null()),
-            None => Ok(Swap::Gone),
-        }
+        let condition = (Condition::SameVersion, seen);
+        swapped(rows::sqlite::write(connection, row, key, condition, set)?, row)
     }
 }
 
@@ -95,10 +89,9 @@ pub mod postgres {
     use tokio_postgres::GenericClient;
     use tokio_postgres::types::ToSql;
 
-    use super::Swap;
+    use super::{Swap, swapped};
     use crate::error::Result;
-    use crate::fences::postgres::explain;
-    use crate::fences::rows::{Condition, Dialect, Row};
+    use crate::fences::rows::{self, Condition, Row};
 
     /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
     /// goes up by one.
@@ -109,20 +102,7 @@ pub mod postgres {
         seen: i64,
         set: &[(&str, &(dyn ToSql + Sync))],
     ) -> Result<Swap> {
-        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, Condition::SameVersion, Dialect::Postgres)?;
-        let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &seen];
-        values.extend(set.iter().map(|(_, value)| *value));
-        let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
-        if let Some(written) = written {
-            return Ok(Swap::Written { version: written.get(0) });
-        }
-        let select = row.select(Dialect::Postgres)?;
-        let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
-        match found.map(|found| found.get(0)) {
-            Some(Some(version)) => Ok(Swap::Changed { version }),
-            Some(None) => Err(row.has_null()),
-            None => Ok(Swap::Gone),
-        }
+        let condition = (Condition::SameVersion, seen);
+        swapped(rows::postgres::write(client, row, key, condition, set).await?, row)
     }
 }

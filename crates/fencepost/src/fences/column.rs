@@ -4,27 +4,41 @@
 //! UPDATE invoice SET sum = $3, fence = $2 WHERE id = $1 AND fence <= $2
 //! ```
 //!
-//! It fits where all that a lock protects is one row. An update without columns is the holder's `enter`: it
-//! raises the row's fence and writes nothing else. Do that before you read, or a read-modify-write is still lost
-//! (see [`fences`](super)).
+//! It fits where all that a lock protects is one row. `enter` raises the row's fence and writes nothing else. Do that
+//! before you read, or a read-modify-write is still lost (see [`fences`](super)).
 //!
-//! The tokens in a column are those of one lock: two locks whose holders write the same row would be compared.
+//! The tokens in a column are those of one lock: two locks whose holders write the same row would be compared. A column
+//! keeps no label, no time and no record of resets; what it holds is the mark, to be read and set by SQL.
 
 use fencepost_core::Token;
 
-use super::rows::Row;
-use crate::error::{Error, ErrorKind};
+use super::contract::stale;
+use super::rows::{Condition, Outcome, Row};
+use crate::error::{Error, Result};
 
-/// Why a row was not written: `found` is its fence, `key` what it is found by.
-fn refused(row: &Row<'_>, key: &str, token: Token, found: i64) -> Error {
-    let table = row.table;
-    if found > token.get().cast_signed() {
-        return Error::new(
-            ErrorKind::Stale,
-            format!("token {token} for row {key} of {table} is stale: {found} has entered"),
-        );
-    }
-    Error::unreachable(format!("row {key} of {table} was changed by hand meanwhile: try again"))
+/// The token as the database compares it: unless the row's fence is above it.
+fn unless_above(token: Token) -> (Condition, i64) {
+    (Condition::NotAbove, token.get().cast_signed())
+}
+
+/// Whether there was a row, and it was written. `key` is what finds it, for the error.
+fn written(
+    outcome: Outcome,
+    row: &Row<'_>,
+    key: impl FnOnce() -> String,
+    token: Token,
+) -> Result<bool> {
+    let mark = match outcome {
+        Outcome::Written(_) => return Ok(true),
+        Outcome::NoRow => return Ok(false),
+        Outcome::Kept(mark) => mark.unwrap_or(0),
+    };
+    let row = format!("row {} of {}", key(), row.table);
+    Err(if mark > token.get().cast_signed() {
+        stale(token, row, mark, "")
+    } else {
+        Error::unreachable(format!("{row} was changed by hand meanwhile: try again"))
+    })
 }
 
 /// On rusqlite.
@@ -32,41 +46,32 @@ fn refused(row: &Row<'_>, key: &str, token: Token, found: i64) -> Error {
 pub mod sqlite {
     use fencepost_core::Token;
     use rusqlite::types::{ToSqlOutput, ValueRef};
-    use rusqlite::{Connection, OptionalExtension as _, ToSql};
+    use rusqlite::{Connection, ToSql};
 
     use crate::error::Result;
-    use crate::fences::rows::{Condition, Dialect, Row};
-    use crate::fences::sqlite::{explain, first_of_all};
+    use crate::fences::rows::{self, Row};
+
+    /// Raises the fence of the row that has `key` to `token`, or refuses. False: there is no such row.
+    pub fn enter(
+        connection: &Connection,
+        row: &Row<'_>,
+        key: &dyn ToSql,
+        token: Token,
+    ) -> Result<bool> {
+        write(connection, row, key, token, &[])
+    }
 
     /// Writes the columns `set` of the row that has `key`, unless a higher token has entered. False: there
     /// is no such row.
-    pub fn update(
+    pub fn write(
         connection: &Connection,
         row: &Row<'_>,
         key: &dyn ToSql,
         token: Token,
         set: &[(&str, &dyn ToSql)],
     ) -> Result<bool> {
-        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, Condition::NotAbove, Dialect::Sqlite)?;
-        let number = token.get().cast_signed();
-        let mut values: Vec<&dyn ToSql> = vec![key, &number];
-        values.extend(set.iter().map(|(_, value)| *value));
-        let written = connection
-            .prepare_cached(&update)
-            .and_then(|mut update| first_of_all(update.query(&*values)?))
-            .map_err(|error| explain(&error))?;
-        if written.is_some() {
-            return Ok(true);
-        }
-        let found: Option<Option<i64>> = connection
-            .prepare_cached(&row.select(Dialect::Sqlite)?)
-            .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
-            .map_err(|error| explain(&error))?;
-        match found {
-            Some(found) => Err(super::refused(row, &shown(key), token, found.unwrap_or(0))),
-            None => Ok(false),
-        }
+        let outcome = rows::sqlite::write(connection, row, key, super::unless_above(token), set)?;
+        super::written(outcome, row, || shown(key), token)
     }
 
     fn shown(key: &dyn ToSql) -> String {
@@ -93,32 +98,28 @@ pub mod postgres {
     use tokio_postgres::types::ToSql;
 
     use crate::error::Result;
-    use crate::fences::postgres::explain;
-    use crate::fences::rows::{Condition, Dialect, Row};
+    use crate::fences::rows::{self, Row};
+
+    /// Raises the fence of the row that has `key` to `token`, or refuses. False: there is no such row.
+    pub async fn enter(
+        client: &impl GenericClient,
+        row: &Row<'_>,
+        key: &(dyn ToSql + Sync),
+        token: Token,
+    ) -> Result<bool> {
+        write(client, row, key, token, &[]).await
+    }
 
     /// Writes the columns `set` of the row that has `key`, unless a higher token has entered. False: there
     /// is no such row.
-    pub async fn update(
+    pub async fn write(
         client: &impl GenericClient,
         row: &Row<'_>,
         key: &(dyn ToSql + Sync),
         token: Token,
         set: &[(&str, &(dyn ToSql + Sync))],
     ) -> Result<bool> {
-        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, Condition::NotAbove, Dialect::Postgres)?;
-        let number = token.get().cast_signed();
-        let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &number];
-        values.extend(set.iter().map(|(_, value)| *value));
-        let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
-        if written.is_some() {
-            return Ok(true);
-        }
-        let select = row.select(Dialect::Postgres)?;
-        let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
-        match found.map(|found| found.get::<_, Option<i64>>(0)) {
-            Some(found) => Err(super::refused(row, &format!("{key:?}"), token, found.unwrap_or(0))),
-            None => Ok(false),
-        }
+        let outcome = rows::postgres::write(client, row, key, super::unless_above(token), set);
+        super::written(outcome.await?, row, || format!("{key:?}"), token)
     }
 }

@@ -1,5 +1,6 @@
 //! A row that guards itself: the names of its table and columns, and the statement that writes it on a
-//! condition. The names go into the SQL text, so they are quoted; values never do.
+//! condition. The names go into the SQL text, so they are quoted; values never do. [`cas`](super::cas) and
+//! [`column`](super::column) say what the outcome means.
 
 use crate::error::{Error, Result};
 
@@ -56,15 +57,21 @@ pub(crate) enum Condition {
     NotAbove,
 }
 
+/// What became of a write on a condition.
+#[derive(Clone, Copy)]
+pub(crate) enum Outcome {
+    /// It was made, and the guard column is this now.
+    Written(i64),
+    /// It was not made: the guard column is this.
+    Kept(Option<i64>),
+    /// There is no such row.
+    NoRow,
+}
+
 impl Row<'_> {
     /// The update of the columns `set`, on the condition. Parameters: the key, the value to compare with, then
     /// the values to write. It returns the guard column of the row that it wrote.
-    pub(crate) fn update(
-        &self,
-        set: &[&str],
-        condition: Condition,
-        dialect: Dialect,
-    ) -> Result<String> {
+    fn update(&self, set: &[&str], condition: Condition, dialect: Dialect) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
         let (first, seen) = (dialect.parameter(1), dialect.number(2));
@@ -96,7 +103,7 @@ impl Row<'_> {
     }
 
     /// Reads the guard column. Parameter: the key.
-    pub(crate) fn select(&self, dialect: Dialect) -> Result<String> {
+    fn select(&self, dialect: Dialect) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
         let first = dialect.parameter(1);
@@ -140,4 +147,80 @@ fn quoted(what: &str, name: &str) -> Result<String> {
         )));
     }
     Ok(format!("\"{}\"", name.replace('"', "\"\"")))
+}
+
+/// On rusqlite.
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite {
+    use rusqlite::{Connection, OptionalExtension as _, Rows, ToSql};
+
+    use super::{Condition, Dialect, Outcome, Row};
+    use crate::error::Result;
+    use crate::fences::sqlite::explain;
+
+    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    pub(crate) fn write(
+        connection: &Connection,
+        row: &Row<'_>,
+        key: &dyn ToSql,
+        (condition, seen): (Condition, i64),
+        set: &[(&str, &dyn ToSql)],
+    ) -> Result<Outcome> {
+        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
+        let update = row.update(&columns, condition, Dialect::Sqlite)?;
+        let mut values: Vec<&dyn ToSql> = vec![key, &seen];
+        values.extend(set.iter().map(|(_, value)| *value));
+        let written = connection
+            .prepare_cached(&update)
+            .and_then(|mut update| first_of_all(update.query(&*values)?))
+            .map_err(|error| explain(&error))?;
+        if let Some(guard) = written {
+            return Ok(Outcome::Written(guard));
+        }
+        let found = connection
+            .prepare_cached(&row.select(Dialect::Sqlite)?)
+            .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
+            .map_err(|error| explain(&error))?;
+        Ok(found.map_or(Outcome::NoRow, Outcome::Kept))
+    }
+
+    /// The number in the first row. All rows are taken: where each statement is a transaction of its own, it is the
+    /// step behind the last row that commits, and says if it could not.
+    fn first_of_all(mut rows: Rows<'_>) -> rusqlite::Result<Option<i64>> {
+        let first = rows.next()?.map(|row| row.get(0)).transpose()?;
+        while rows.next()?.is_some() {}
+        Ok(first)
+    }
+}
+
+/// On tokio-postgres.
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres {
+    use tokio_postgres::GenericClient;
+    use tokio_postgres::types::ToSql;
+
+    use super::{Condition, Dialect, Outcome, Row};
+    use crate::error::Result;
+    use crate::fences::postgres::explain;
+
+    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    pub(crate) async fn write(
+        client: &impl GenericClient,
+        row: &Row<'_>,
+        key: &(dyn ToSql + Sync),
+        (condition, seen): (Condition, i64),
+        set: &[(&str, &(dyn ToSql + Sync))],
+    ) -> Result<Outcome> {
+        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
+        let update = row.update(&columns, condition, Dialect::Postgres)?;
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &seen];
+        values.extend(set.iter().map(|(_, value)| *value));
+        let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
+        if let Some(written) = written {
+            return Ok(Outcome::Written(written.get(0)));
+        }
+        let select = row.select(Dialect::Postgres)?;
+        let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
+        Ok(found.map_or(Outcome::NoRow, |found| Outcome::Kept(found.get(0))))
+    }
 }

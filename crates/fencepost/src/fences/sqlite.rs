@@ -240,14 +240,6 @@ fn nothing_without_tables<T>(error: &rusqlite::Error) -> Result<Vec<T>> {
     if lacks_tables(error) { Ok(Vec::new()) } else { Err(explain(error)) }
 }
 
-/// The number in the first row. All rows are taken: where each statement is a transaction of its own, it is the
-/// step behind the last row that commits, and says if it could not.
-pub(crate) fn first_of_all(mut rows: rusqlite::Rows<'_>) -> rusqlite::Result<Option<i64>> {
-    let first = rows.next()?.map(|row| row.get(0)).transpose()?;
-    while rows.next()?.is_some() {}
-    Ok(first)
-}
-
 /// What an error of SQLite means to the user of a fence.
 #[must_use]
 pub fn explain(error: &rusqlite::Error) -> Error {

@@ -30,21 +30,20 @@ async fn shop() -> (Database, Client) {
 #[tokio::test]
 async fn a_row_refuses_a_stale_token() {
     let (_database, client) = shop().await;
-    let update = async |number, sum: i32| {
-        column::postgres::update(&client, &INVOICE, &42, token(number), &[("sum", &sum)]).await
+    let write = async |number, sum: i32| {
+        column::postgres::write(&client, &INVOICE, &42, token(number), &[("sum", &sum)]).await
     };
-    // Without columns it is the entry.
-    assert!(column::postgres::update(&client, &INVOICE, &42, token(33), &[]).await.unwrap());
-    assert!(update(33, 1).await.unwrap());
-    assert!(update(33, 2).await.unwrap());
-    assert!(column::postgres::update(&client, &INVOICE, &42, token(34), &[]).await.unwrap());
-    let error = error_of(update(33, 9).await);
+    assert!(column::postgres::enter(&client, &INVOICE, &42, token(33)).await.unwrap());
+    assert!(write(33, 1).await.unwrap());
+    assert!(write(33, 2).await.unwrap());
+    assert!(column::postgres::enter(&client, &INVOICE, &42, token(34)).await.unwrap());
+    let error = error_of(write(33, 9).await);
     assert_eq!(*error.kind(), ErrorKind::Stale);
     let text = "token 33 for row 42 of shop.Invoice is stale: 34 has entered";
     assert_eq!(error.to_string(), text);
     assert_eq!(ask(&client, "SELECT sum FROM shop.\"Invoice\" WHERE id = 42").await, "2");
     assert_eq!(ask(&client, "SELECT fence IS NULL FROM shop.\"Invoice\" WHERE id = 43").await, "t");
-    let none = column::postgres::update(&client, &INVOICE, &99, token(1), &[]).await;
+    let none = column::postgres::enter(&client, &INVOICE, &99, token(1)).await;
     assert!(!none.unwrap(), "there is no such row");
 }
 
@@ -74,7 +73,7 @@ async fn a_wrong_table_or_column_is_named_and_nothing_is_written() {
     ];
     for (row, column, names) in cases {
         let set: [(&str, &(dyn ToSql + Sync)); 1] = [(column, &5)];
-        let error = error_of(column::postgres::update(&client, &row, &42, token(1), &set).await);
+        let error = error_of(column::postgres::write(&client, &row, &42, token(1), &set).await);
         assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains(names), "{error}");
     }

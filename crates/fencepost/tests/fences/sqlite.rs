@@ -77,7 +77,7 @@ impl Counters {
         if let Some(token) = token {
             let make = "INSERT OR IGNORE INTO counters (name, value) VALUES (?, 0)";
             tx.execute(make, [name.as_str()]).map_err(failed)?;
-            assert!(column::sqlite::update(&tx, &COUNTER, &name.as_str(), token, &[])?);
+            assert!(column::sqlite::enter(&tx, &COUNTER, &name.as_str(), token)?);
         }
         work(tx).map_err(failed)
     }
