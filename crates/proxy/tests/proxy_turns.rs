@@ -423,12 +423,17 @@ fn nothing_is_forwarded_when_the_mark_can_not_be_written() {
     // Another program has the database for itself.
     let db =
         fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
-    db.execute_batch("DROP TABLE fencepost_marks; CREATE TABLE fencepost_marks (nonsense)")
-        .unwrap();
-    let failed = scene.call("PUT", "/a", 2, b"y");
-    assert_eq!(
-        (failed.status, failed.problem("type").as_str()),
-        (503, "urn:fencepost:problem:marks-unavailable")
-    );
-    assert_eq!(scene.service.file("/a").as_deref(), Some("x"));
+    for damage in [
+        "DROP TABLE fencepost_marks; CREATE TABLE fencepost_marks (nonsense)",
+        "DROP TABLE fencepost_marks",
+    ] {
+        db.execute_batch(damage).unwrap();
+        let failed = scene.call("PUT", "/a", 2, b"y");
+        assert_eq!(
+            (failed.status, failed.problem("type").as_str()),
+            (503, "urn:fencepost:problem:marks-unavailable"),
+            "{damage}"
+        );
+        assert_eq!(scene.service.file("/a").as_deref(), Some("x"));
+    }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use fencepost::fences::{Mark, sqlite};
+use fencepost::fences::{Admission, Mark, admit, sqlite};
 use fencepost::rusqlite::{self, Connection, OptionalExtension as _, TransactionBehavior};
 use fencepost::{Error, Label, Result};
 
@@ -86,23 +86,18 @@ impl Store {
         let failed = |error| sqlite::explain(&error);
         let tx =
             self.db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        // The fence makes its tables anew, and then anybody may enter.
+        if !sqlite::is_installed(&tx)? {
+            return Err(Error::refused("the tables of the marks are gone: restore the database"));
+        }
         let mut batch = Batch { answers: Vec::with_capacity(asks.len()), raised: 0 };
         for ask in asks {
-            let read = "SELECT token FROM main.fencepost_marks WHERE name = ?";
-            let mark: Option<i64> = tx
-                .prepare_cached(read)
-                .and_then(|mut read| {
-                    read.query_row([ask.name.as_str()], |row| row.get(0)).optional()
-                })
-                .map_err(failed)?;
-            let asked = ask.token.get().cast_signed();
-            batch.answers.push(match mark {
-                Some(mark) if mark == asked => Ok(()),
-                Some(mark) if mark > asked => {
-                    let mark = sqlite::show(&tx, Some(&ask.name))?.pop();
-                    Err(mark.ok_or_else(|| Error::unreachable("a mark can not be read back"))?)
-                }
-                _ => {
+            let mark = sqlite::mark(&tx, &ask.name)?;
+            batch.answers.push(match admit(mark.as_ref(), ask.token) {
+                Admission::Stale(mark) => Err(mark.clone()),
+                // Nothing is written, so that nobody waits for a sync.
+                Admission::Equal => Ok(()),
+                Admission::Raise => {
                     sqlite::enter_as(&tx, &ask.name, ask.token, &Label::new(&ask.who)?)?;
                     batch.raised += 1;
                     Ok(())
