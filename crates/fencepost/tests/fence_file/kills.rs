@@ -75,8 +75,16 @@ fn write(way: &str, file: &FileFence, number: u64) -> fencepost::Result<()> {
             }
             file.enter(&lock, token(number))
         }
+        // One of the writers pauses in between, until a later token has written.
         "check and rename in two steps" => {
             file.enter(&lock, token(number))?;
+            if number.is_multiple_of(WRITERS) {
+                let later = || {
+                    let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+                    Ok(token_of(&text).is_ok_and(|written| written > number))
+                };
+                until(LIMIT, "a later token has written", later).unwrap();
+            }
             replace();
             Ok(())
         }

@@ -29,7 +29,7 @@ enum Release {
 impl Ways {
     /// A worker of ours that uses the other make's library.
     pub const WORKER: Self = Self { granted: "granted ", release: Release::Tell };
-    /// `fencepost run NAME -- sh -c` [`HOLD`].
+    /// `fencepost run NAME -- sh -c ...`, which has the lock until its input ends.
     pub const FENCEPOST: Self = Self { granted: "token ", release: Release::HangUp };
     /// `etcdctl -w fields lock NAME` or `elect NAME PROPOSAL`, which show their key.
     pub const ETCDCTL: Self =

@@ -7,8 +7,8 @@
 //!
 //! An answer may be lost, and the client of the store may try again and meet its own first try. So nobody here takes
 //! "changed" for "not done": what is there is read again, and whoever decides what to do next looks for its own work
-//! in it. See [`Writing`](super::writing::Writing). For the same reason a refusal is believed only after a look: it may
-//! be the answer to a second try.
+//! in it. See [`Writing`]. For the same reason a refusal is believed only after a look: it may be the answer to a
+//! second try.
 
 use std::sync::Arc;
 use std::time::Duration;
