@@ -310,9 +310,10 @@ fn an_answer_without_room_holds_nobody_back() {
 #[test]
 fn responses_that_may_be_an_intermediarys_hold_the_name_back() {
     let scene = Scene::with(|config| config.settle = Duration::from_mins(10));
+    // The service closes the connection after it, and says so: the next request takes another one.
     let answer = |path: &str, status: u16| {
-        let say = format!("HTTP/1.1 {status} X\r\nContent-Length: 5\r\n\r\nsorry").into_bytes();
-        scene.service.behave(path, Manner::Say(say));
+        let head = format!("HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: 5");
+        scene.service.behave(path, Manner::Say(format!("{head}\r\n\r\nsorry").into_bytes()));
     };
     let mut held_back = 0;
     for (status, unknown) in [
