@@ -8,18 +8,24 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod holder;
 pub mod invariants;
+mod loss;
 mod machine;
 mod moment;
 mod queue;
 pub mod records;
+mod span;
 mod table;
 mod types;
 mod wheel;
 
 pub use command::{Command, Effect, Lease, Ticket};
+pub use holder::HolderInfo;
+pub use loss::LossCause;
 pub use machine::{Grant, Machine};
 pub use moment::Moment;
 pub use queue::Waiter;
+pub use span::short;
 pub use types::{Invalid, Label, LockName, OwnerId, Token, Ttl, Value};
 pub use wheel::LeaseWheel;

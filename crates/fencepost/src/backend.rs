@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+pub use fencepost_core::{HolderInfo, LossCause, short};
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tokio_util::task::TaskTracker;
 
@@ -225,56 +226,6 @@ pub struct Broken {
     pub confirmed: bool,
 }
 
-/// Who holds a lock. Where a store is shared with clients that are not ours, such a holder may have no
-/// token, and the store may not know all of this.
-#[derive(Clone, Debug, PartialEq)]
-pub struct HolderInfo {
-    /// What a person reads as the holder.
-    pub label: Label,
-    /// The fencing token of the grant; `None` for another make of client that has none.
-    pub token: Option<Token>,
-    /// The lease's TTL.
-    pub ttl: Option<Ttl>,
-    /// How long ago the grant was made.
-    pub held_for: Option<Duration>,
-    /// How long the lease runs unless renewed, where the store tells.
-    pub remaining: Option<Duration>,
-    /// It was taken without a lease: it does not end by itself.
-    pub endless: bool,
-    /// What it says of itself, if it leads an election.
-    pub value: Option<Value>,
-}
-
-impl HolderInfo {
-    /// A holder of which only its existence is known.
-    #[must_use]
-    pub fn stranger() -> Self {
-        let label = Label::new("another client").expect("a fixed label is valid");
-        Self {
-            label,
-            token: None,
-            ttl: None,
-            held_for: None,
-            remaining: None,
-            endless: false,
-            value: None,
-        }
-    }
-
-    /// The holder as a clause: "is held by ...".
-    #[must_use]
-    pub fn in_words(&self) -> String {
-        let token = self.token.map_or_else(|| "no token".into(), |token| format!("token {token}"));
-        let held = self.held_for.map_or_else(String::new, |span| format!(" for {}", short(span)));
-        let lease = match self.remaining {
-            Some(left) => format!("its lease runs another {} unless renewed", short(left)),
-            None if self.endless => "its lease has no end".into(),
-            None => "the store does not tell how long its lease runs".into(),
-        };
-        format!("is held by {} ({token}){held}, {lease}", self.label)
-    }
-}
-
 /// What a person reads as a client that is not ours: with what it says of itself.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) fn strangers_label(data: &[u8]) -> Label {
@@ -336,60 +287,6 @@ pub struct Glimpse {
     pub value: Option<Value>,
     /// How many wait.
     pub waiting: usize,
-}
-
-/// Why a guard can no longer be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LossCause {
-    /// The lease ran out: this process, its machine or its heartbeat stood still too long.
-    Expired,
-    /// Somebody else was granted the lock.
-    TakenOver,
-    /// An operator broke it.
-    Broken,
-    /// The store could not be reached until the lease ran out.
-    StoreUnreachable,
-    /// The session that carried the grant is gone.
-    SessionGone,
-    /// It was held as long as `max_hold` allows.
-    MaxHold,
-    /// `progress()` was not called in time, so renewal stopped.
-    NoProgress,
-    /// It was released, or its guard was dropped, while somebody still worked under it.
-    Released,
-}
-
-impl fmt::Display for LossCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "its lease ran out",
-            Self::TakenOver => "somebody else was granted it",
-            Self::Broken => "an operator broke it",
-            Self::StoreUnreachable => "the store was out of reach until the lease ran out",
-            Self::SessionGone => "the session that carried it is gone",
-            Self::MaxHold => "it was held as long as max_hold allows",
-            Self::NoProgress => "no progress was reported in time",
-            Self::Released => "it was released",
-        })
-    }
-}
-
-impl LossCause {
-    /// One word for scripts, logs and metrics.
-    #[must_use]
-    pub const fn word(&self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::TakenOver => "taken_over",
-            Self::Broken => "broken",
-            Self::StoreUnreachable => "store_unreachable",
-            Self::SessionGone => "session_gone",
-            Self::MaxHold => "max_hold",
-            Self::NoProgress => "no_progress",
-            Self::Released => "released",
-        }
-    }
 }
 
 /// What a store's notification about one grant reaches.
@@ -490,18 +387,6 @@ impl Presence {
     #[must_use]
     pub fn inherited(&self) -> bool {
         self.0.inherited.load(Ordering::Relaxed)
-    }
-}
-
-/// A span of time for people: `12.3s`, `45ms`, `2m05s`.
-#[must_use]
-pub fn short(span: Duration) -> String {
-    let seconds = span.as_secs();
-    match seconds {
-        0 => format!("{}ms", span.as_millis()),
-        1..60 => format!("{}.{}s", seconds, span.subsec_millis() / 100),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        _ => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
     }
 }
 

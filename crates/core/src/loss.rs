@@ -1,0 +1,57 @@
+//! Why a grant ended before its holder released it.
+
+use std::fmt;
+
+/// Why a guard can no longer be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The lease ran out: this process, its machine or its heartbeat stood still too long.
+    Expired,
+    /// Somebody else was granted the lock.
+    TakenOver,
+    /// An operator broke it.
+    Broken,
+    /// The store could not be reached until the lease ran out.
+    StoreUnreachable,
+    /// The session that carried the grant is gone.
+    SessionGone,
+    /// It was held as long as `max_hold` allows.
+    MaxHold,
+    /// `progress()` was not called in time, so renewal stopped.
+    NoProgress,
+    /// It was released, or its guard was dropped, while somebody still worked under it.
+    Released,
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out",
+            Self::TakenOver => "somebody else was granted it",
+            Self::Broken => "an operator broke it",
+            Self::StoreUnreachable => "the store was out of reach until the lease ran out",
+            Self::SessionGone => "the session that carried it is gone",
+            Self::MaxHold => "it was held as long as max_hold allows",
+            Self::NoProgress => "no progress was reported in time",
+            Self::Released => "it was released",
+        })
+    }
+}
+
+impl LossCause {
+    /// One word for scripts, logs and metrics.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::TakenOver => "taken_over",
+            Self::Broken => "broken",
+            Self::StoreUnreachable => "store_unreachable",
+            Self::SessionGone => "session_gone",
+            Self::MaxHold => "max_hold",
+            Self::NoProgress => "no_progress",
+            Self::Released => "released",
+        }
+    }
+}
