@@ -9,14 +9,13 @@
 //! - Answer or fail before `limit`: only the backend can say why. The library can only say that it is late.
 
 use std::fmt;
-use std::future::Future;
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+pub use fencepost_base::BoxFuture;
 pub use fencepost_core::{HolderInfo, LossCause, short};
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tokio_util::task::TaskTracker;
@@ -25,9 +24,6 @@ use crate::guarantees::Guarantees;
 use crate::ledger::Ledger;
 pub use crate::retry::{Reply, StoreResult};
 pub use crate::store_error::{Outcome, StoreError, StoreErrorKind};
-
-/// A boxed future, so that the traits here can be used as objects.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A call to a store.
 pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use fencepost_base::label::default_label;
 use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -291,16 +292,6 @@ impl fmt::Debug for Fencepost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fencepost({})", self.guarantees().backend)
     }
-}
-
-/// `host:pid`.
-pub(crate) fn default_label() -> Result<Label> {
-    #[cfg(unix)]
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    let host = std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".to_owned());
-    let host: String = host.chars().filter(|c| !c.is_control()).take(64).collect();
-    Ok(Label::new(&format!("{host}:{}", std::process::id()))?)
 }
 
 /// The client's own thread and the runtime on it.

@@ -34,16 +34,12 @@ pub mod blocking;
 mod bounded_store;
 mod claims;
 mod client;
-pub mod clock;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod counted;
 mod counts;
-#[cfg(unix)]
-mod disk;
 mod election;
-mod error;
 pub mod fences;
 mod flight;
 pub mod guarantees;
@@ -58,11 +54,13 @@ mod outage;
 mod owner;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod race;
-mod retry;
-mod store_error;
 mod url;
 mod watch;
+
+// Under the names that they have had here.
+#[cfg(unix)]
+use fencepost_base::disk;
+use fencepost_base::{block_on, error, race, retry, store_error};
 
 pub use backend::{Backend, LossCause, Observe, Store};
 pub use claims::Claims;
@@ -70,6 +68,7 @@ pub use client::Fencepost;
 pub use counts::Counts;
 pub use election::{Election, Leader, Leadership, Observer, Term};
 pub use error::{Error, ErrorKind, Result};
+pub use fencepost_base::clock;
 pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 pub use flight::SingleFlight;
 pub use guard::{Changes, Guard, Standing};

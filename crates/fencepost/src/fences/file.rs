@@ -56,8 +56,8 @@ use fencepost_core::{Label, LockName, Token};
 use self::locked::Locked;
 use self::place::Place;
 use super::contract::{Admission, Mark, Reset, admit, checked_reset};
-use crate::client::default_label;
 use crate::error::{Error, Result};
+use fencepost_base::label::default_label;
 
 /// A file with a fence.
 #[derive(Debug)]

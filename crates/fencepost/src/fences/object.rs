@@ -71,10 +71,10 @@ pub use envelope::Envelope;
 pub use pointer::Pointer;
 
 use super::{Mark, Reset};
-use crate::client::default_label;
 use crate::error::{Error, Result};
 use cell::{Cell, HEADER_MAX, Shape, Unfit};
 use faults::{explain, unfit};
+use fencepost_base::label::default_label;
 
 /// A folder of a store, in which objects are fenced.
 #[derive(Clone, Debug)]

@@ -53,11 +53,11 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 use super::contract::{Mark, Reset, checked_reset};
-use crate::client::default_label;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
 use crate::postgres::{Fault, PostgresUrl, trust};
 use crate::race::{First, race};
+use fencepost_base::label::default_label;
 
 pub use install::{Installed, install};
 pub use protect::{NameFrom, protect, unprotect};

@@ -28,8 +28,8 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, ffi, params_from_iter};
 
 use super::contract::{Mark, Reset, checked_reset};
-use crate::client::default_label;
 use crate::error::{Error, Result};
+use fencepost_base::label::default_label;
 
 /// Checked by the database too, for the sake of programs that write the tables without this library.
 const TABLES: &str = "

@@ -7,8 +7,8 @@ use redis::{Arg, Cmd, FromRedisValue, Pipeline, ToRedisArgs, ToSingleRedisArg, V
 use super::place::{Place, is_ours, shown};
 use super::script::ACT;
 use super::{Fence, commands, faults, records};
-use crate::client::default_label;
 use crate::error::{Error, Result};
+use fencepost_base::label::default_label;
 
 /// Commands that run only if the token may, all in one step. [`run`](Self::run) sends them.
 #[derive(Debug)]

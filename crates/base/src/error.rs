@@ -1,11 +1,12 @@
 //! One public error. Its kind says what to do next; its message names the lock, the store and the remedy.
 
 use std::fmt;
+use std::sync::Arc;
 
-use fencepost_core::{Invalid, LockName};
+use fencepost_core::{HolderInfo, Invalid, LockName, LossCause};
 
-use crate::backend::{HolderInfo, LossCause};
-use crate::store_error::{Source, StoreError};
+/// What an error comes from.
+pub(crate) type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// What went wrong, in the one form that every call here returns.
 pub struct Error {
@@ -83,12 +84,16 @@ impl Error {
         Self::new(ErrorKind::NotHeld(cause), format!("lock \"{name}\" is not held: {why}"))
     }
 
-    pub(crate) fn lost(name: &LockName, cause: LossCause) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn lost(name: &LockName, cause: LossCause) -> Self {
         let message = format!("lock \"{name}\" is lost: {cause}; stop the work that it protected");
         Self::new(ErrorKind::Lost(cause), message)
     }
 
-    pub(crate) fn held(name: &LockName, holder: Option<HolderInfo>) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn held(name: &LockName, holder: Option<HolderInfo>) -> Self {
         let who = match &holder {
             Some(holder) => holder.in_words(),
             None => "is held, or others wait for it first".into(),
@@ -97,7 +102,9 @@ impl Error {
         Self::new(ErrorKind::Held(holder.map(Box::new)), message)
     }
 
-    pub(crate) fn closed() -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn closed() -> Self {
         Self::new(ErrorKind::Closed, "this client is closed: connect again")
     }
 
@@ -111,8 +118,15 @@ impl Error {
         Self { kind, message, source, transient }
     }
 
+    /// What [`of_store`](Self::of_store) takes.
+    pub(crate) fn into_parts(self) -> (ErrorKind, bool, String, Option<Source>) {
+        (self.kind, self.transient, self.message, self.source)
+    }
+
     /// Whether the store may answer again without anybody's doing: a wait goes on.
-    pub(crate) const fn is_outage(&self) -> bool {
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn is_outage(&self) -> bool {
         self.transient
     }
 
@@ -155,19 +169,6 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
-    }
-}
-
-/// What went wrong before a call reached the store, as when it had to be opened first.
-impl From<Error> for StoreError {
-    fn from(error: Error) -> Self {
-        let made = match error.kind {
-            ErrorKind::Unreachable if error.transient => Self::unavailable(error.message),
-            ErrorKind::Unreachable => Self::unusable(error.message),
-            ErrorKind::Invalid => Self::invalid(error.message),
-            _ => Self::refused(error.message),
-        };
-        made.with_shared_source(error.source)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fencepost_core::Invalid;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Source};
 
 /// A call that got no decision from the store. It can be cloned, so that one failed batch can answer each of its
 /// callers.
@@ -16,9 +16,6 @@ pub struct StoreError {
     message: String,
     source: Option<Source>,
 }
-
-/// What a [`StoreError`] comes from.
-pub(crate) type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// What helps against a [`StoreError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,11 +84,6 @@ impl StoreError {
         self
     }
 
-    pub(crate) fn with_shared_source(mut self, source: Option<Source>) -> Self {
-        self.source = source;
-        self
-    }
-
     /// The same error with this outcome, if it leaves more open.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
@@ -145,6 +137,20 @@ impl fmt::Display for StoreError {
 impl std::error::Error for StoreError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// What went wrong before a call reached the store, as when it had to be opened first.
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        let (kind, transient, message, source) = error.into_parts();
+        let made = match kind {
+            ErrorKind::Unreachable if transient => Self::unavailable(message),
+            ErrorKind::Unreachable => Self::unusable(message),
+            ErrorKind::Invalid => Self::invalid(message),
+            _ => Self::refused(message),
+        };
+        Self { source, ..made }
     }
 }
 

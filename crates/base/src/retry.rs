@@ -6,19 +6,18 @@
 use std::future::Future;
 use std::time::Duration;
 
-use fencepost_core::Moment;
+use fencepost_core::{Moment, short};
 
-use crate::backend::short;
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::store_error::{Outcome, StoreError};
 
 /// The timeout of one call. No backend has its own.
-pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// The timeout of one attempt: a server that is silent for so long is asked again, over another connection.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
-pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(10);
+pub const RETRY_DELAY: Duration = Duration::from_millis(10);
 /// The longest pause between two attempts.
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
@@ -55,8 +54,7 @@ impl<T> Reply<T> {
 
 /// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
 /// returns its value and when its request left.
-#[cfg_attr(not(test), expect(dead_code, reason = "Redis, etcd and ZooKeeper come to it next"))]
-pub(crate) async fn retry<T, F>(
+pub async fn retry<T, F>(
     clock: &dyn Clock,
     limit: Moment,
     attempt: impl Fn(u32) -> F,
@@ -93,7 +91,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::blocking::block_on;
+    use crate::block_on::block_on;
     use crate::clock::BootClock;
 
     fn attempts(errors: &[StoreError], limit: Duration) -> (StoreResult<&'static str>, u32) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use fencepost_core::Moment;
 use parking_lot::Mutex;
 
-use crate::backend::BoxFuture;
+use crate::BoxFuture;
 use alarms::{Alarm, AlarmTable, Alarms};
 
 /// Reads time and waits for it.
@@ -48,7 +48,8 @@ impl Clock for BootClock {
 
 /// Starts the thread behind the alarms, so that want of threads or files shows when a client connects and
 /// not when a lock is held.
-pub(crate) fn start() -> crate::Result<()> {
+#[doc(hidden)]
+pub fn start() -> crate::Result<()> {
     Alarms::of_this_process().map(|_| ()).map_err(|error| {
         crate::Error::unreachable("can not start the clock's thread and timer").because(error)
     })
@@ -64,7 +65,8 @@ pub fn wall() -> Duration {
 
 /// Blocks this thread. For retry loops inside a blocking call; never on a path that could await.
 #[expect(clippy::disallowed_methods, reason = "this file is where waiting is allowed")]
-pub(crate) fn pause(span: Duration) {
+#[doc(hidden)]
+pub fn pause(span: Duration) {
     std::thread::sleep(span);
 }
 
@@ -138,7 +140,7 @@ impl alarms::Bell for ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocking::block_on;
+    use crate::block_on::block_on;
 
     #[test]
     fn an_alarm_waits_for_its_moment_and_not_longer() {

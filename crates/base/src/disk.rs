@@ -30,7 +30,8 @@ const NETWORK_FILE_SYSTEMS: [(u64, &str); 21] = [
 ];
 
 /// The kind of file system that a directory lies on, if other machines may change its files.
-pub(crate) fn network_file_system(directory: &Path) -> Option<&'static str> {
+#[must_use]
+pub fn network_file_system(directory: &Path) -> Option<&'static str> {
     // What can not be asked will fail to open with a better message.
     let stat = rustix::fs::statfs(directory).ok()?;
     #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
@@ -39,15 +40,14 @@ pub(crate) fn network_file_system(directory: &Path) -> Option<&'static str> {
 
 /// A file system that ends, with all its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg(feature = "sqlite")]
-pub(crate) struct Volatile {
-    pub(crate) name: &'static str,
+pub struct Volatile {
+    /// As people call it.
+    pub name: &'static str,
     /// The writable layer of a container, which ends with it; else memory, which ends with a reboot.
-    pub(crate) layer: bool,
+    pub layer: bool,
 }
 
 /// What loses its files in the course of things: with a reboot, or with the container.
-#[cfg(feature = "sqlite")]
 const VOLATILE_FILE_SYSTEMS: [(u64, Volatile); 4] = [
     (0x0102_1994, Volatile { name: "tmpfs", layer: false }),
     (0x8584_58f6, Volatile { name: "ramfs", layer: false }),
@@ -56,15 +56,16 @@ const VOLATILE_FILE_SYSTEMS: [(u64, Volatile); 4] = [
 ];
 
 /// The kind of file system that a directory lies on, if its files do not outlast a reboot or a container.
-#[cfg(feature = "sqlite")]
-pub(crate) fn volatile_file_system(directory: &Path) -> Option<Volatile> {
+#[must_use]
+pub fn volatile_file_system(directory: &Path) -> Option<Volatile> {
     let stat = rustix::fs::statfs(directory).ok()?;
     #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
     volatile_kind_of(stat.f_type as u64)
 }
 
-#[cfg(feature = "sqlite")]
-pub(crate) fn volatile_kind_of(magic: u64) -> Option<Volatile> {
+/// The same, of the number that the kernel has for it.
+#[must_use]
+pub fn volatile_kind_of(magic: u64) -> Option<Volatile> {
     let magic = magic & 0xffff_ffff;
     VOLATILE_FILE_SYSTEMS.iter().find(|(kind, _)| *kind == magic).map(|(_, found)| *found)
 }
@@ -90,7 +91,6 @@ mod tests {
         assert_eq!(network_file_system(&std::env::temp_dir()), None);
     }
 
-    #[cfg(feature = "sqlite")]
     #[test]
     fn memory_and_layers_are_told_from_disks() {
         assert_eq!(volatile_kind_of(0xffff_ffff_8584_58f6).unwrap().name, "ramfs");

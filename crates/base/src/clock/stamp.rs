@@ -9,7 +9,9 @@ pub fn now() -> String {
 }
 
 /// RFC 3339 in UTC, of milliseconds since 1970: `2026-03-01T09:30:12.345Z`.
-pub(crate) fn rfc3339(millis: u64) -> String {
+#[doc(hidden)]
+#[must_use]
+pub fn rfc3339(millis: u64) -> String {
     // A clock that is far off is shown as the last day that four digits can name.
     let millis = millis.min(253_402_300_799_999);
     let (seconds, rest) = (millis / 1000, millis % 1000);

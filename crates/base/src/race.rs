@@ -5,13 +5,15 @@ use std::pin::pin;
 use std::task::Poll;
 
 /// Which of two futures came first.
-pub(crate) enum First<A, B> {
+pub enum First<A, B> {
+    /// The left one.
     Left(A),
+    /// The right one.
     Right(B),
 }
 
 /// Polls both; `left` is asked first, so it wins a tie. The other is dropped.
-pub(crate) async fn race<A, B>(
+pub async fn race<A, B>(
     left: impl Future<Output = A>,
     right: impl Future<Output = B>,
 ) -> First<A, B> {
