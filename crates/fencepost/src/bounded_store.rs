@@ -1,4 +1,5 @@
 //! The only way from the library to a store. Every call gets a limit, a span, and one error if no answer comes.
+//! It is public for the conformance suite alone, which asks what the library does not offer.
 
 use std::fmt;
 use std::future::Future;
@@ -30,7 +31,7 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(120);
 
 /// How long an acquire waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub enum Wait {
     /// Not at all.
     No,
     /// Until this moment.
@@ -49,7 +50,7 @@ impl Wait {
     }
 }
 
-pub(crate) struct BoundedStore {
+pub struct BoundedStore {
     store: Store,
     clock: Arc<dyn Clock>,
 }
@@ -65,7 +66,7 @@ impl BoundedStore {
 
     /// Tries once, then waits in the queue for as long as the caller allows. `Queued` if that was not long enough: the
     /// position is the caller's to give up.
-    pub(crate) async fn acquire(&self, request: &Request, wait: Wait) -> Result<Reply<Acquired>> {
+    pub async fn acquire(&self, request: &Request, wait: Wait) -> Result<Reply<Acquired>> {
         let (name, now) = (&request.grant.name, self.clock.now());
         // A wait that is over already is one try: nobody would use the position.
         let skip = wait == Wait::No || wait.limit() <= now;
@@ -107,7 +108,7 @@ impl BoundedStore {
     }
 
     /// Renews the grants of a heartbeat. A missing answer counts as a failed renewal.
-    pub(crate) async fn renew_batch(
+    pub async fn renew_batch(
         &self,
         batch: Vec<Renewal>,
         timeout: Duration,
@@ -169,37 +170,28 @@ impl BoundedStore {
         Ok(self.store.observe.changed(name, seen).await?.value)
     }
 
-    pub(crate) async fn claim(&self, ledger: &dyn Ledger, claim: Claim) -> Result<Claimed> {
+    pub async fn claim(&self, ledger: &dyn Ledger, claim: Claim) -> Result<Claimed> {
         let limit = self.call_limit();
         self.call(RECORDS, limit, ledger.claim(claim, limit)).await.map(value)
     }
 
-    pub(crate) async fn finish(&self, ledger: &dyn Ledger, finish: Finish) -> Result<bool> {
+    pub async fn finish(&self, ledger: &dyn Ledger, finish: Finish) -> Result<bool> {
         let limit = self.call_limit();
         self.call(RECORDS, limit, ledger.finish(finish, limit)).await.map(value)
     }
 
-    pub(crate) async fn look_up(
-        &self,
-        ledger: &dyn Ledger,
-        name: &LockName,
-    ) -> Result<Option<Entry>> {
+    pub async fn look_up(&self, ledger: &dyn Ledger, name: &LockName) -> Result<Option<Entry>> {
         let limit = self.call_limit();
         self.call(RECORDS, limit, ledger.look_up(name.clone(), limit)).await.map(value)
     }
 
-    pub(crate) async fn entries(&self, ledger: &dyn Ledger, prefix: &str) -> Result<Vec<Entry>> {
+    pub async fn entries(&self, ledger: &dyn Ledger, prefix: &str) -> Result<Vec<Entry>> {
         let limit = self.call_limit();
         let verb = Verb("list the records", None);
         self.call(verb, limit, ledger.entries(prefix, limit)).await.map(value)
     }
 
-    pub(crate) async fn forget(
-        &self,
-        ledger: &dyn Ledger,
-        name: LockName,
-        token: Token,
-    ) -> Result<bool> {
+    pub async fn forget(&self, ledger: &dyn Ledger, name: LockName, token: Token) -> Result<bool> {
         let limit = self.call_limit();
         self.call(RECORDS, limit, ledger.forget(name, token, limit)).await.map(value)
     }

@@ -139,6 +139,19 @@ impl Fencepost {
         Ok(Self(Arc::new(client)))
     }
 
+    /// The store behind this client, for the conformance suite: a retry with the same owner.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn store(&self) -> &BoundedStore {
+        &self.0.store
+    }
+
+    /// Where the store keeps records, for the conformance suite.
+    #[doc(hidden)]
+    pub fn ledger(&self) -> Result<Arc<dyn Ledger>> {
+        self.0.ledger(true)
+    }
+
     /// Starts to describe a lock on `name`. Nothing happens until one of its acquires is awaited.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.0), name.as_ref())

@@ -40,7 +40,7 @@
 //!
 //! A `column` keeps a number and nothing else: it has only `enter` and `write`, and the key of the row stands for the name.
 //! Where a single row is all there is to protect, [`cas`] needs no lock at all. A fence of your own asks [`admit`], which is the
-//! rule, and proves itself by the suite in `fencepost::conformance::fences`.
+//! rule, and proves itself by the suite in `fencepost_conformance::fences`.
 //!
 //! [`ErrorKind::Stale`]: crate::ErrorKind::Stale
 //! [`Token`]: crate::Token

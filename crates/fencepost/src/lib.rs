@@ -26,16 +26,15 @@
 //! The resource's side, which refuses a stale token, is in [`fences`].
 //!
 //! Without async, the same in [`blocking`]. To put locks on a store of your own, implement [`Backend`] and
-//! run the `conformance` suite (a feature) against it.
+//! run the suite of the crate `fencepost-conformance` against it.
 
 pub mod backend;
 pub mod backends;
 pub mod blocking;
-mod bounded_store;
+#[doc(hidden)]
+pub mod bounded_store;
 mod claims;
 mod client;
-#[cfg(all(feature = "conformance", unix))]
-pub mod conformance;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod counted;
 mod counts;

@@ -14,11 +14,11 @@ use std::time::Duration;
 use fencepost::backend::{Store, StoreCall, StoreError};
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
-use fencepost::conformance::{Line, Severable};
 use fencepost::ledger::{Claim, Claimed, Entry, Finish, State};
 use fencepost::{
     Begun, ErrorKind, Fencepost, Ledger, LockName, LossCause, Moment, OnFailure, Token, Turn,
 };
+use fencepost_conformance::{Line, Severable};
 
 /// A client whose line to the store can be cut, another that is never cut, and the clock of both.
 struct World {

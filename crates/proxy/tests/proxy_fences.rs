@@ -16,16 +16,16 @@ use std::time::Duration;
 use common::service::Manner;
 use common::{Reply, Scene, Service, call, intermediary};
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost::fences::{Mark, Reset, sqlite};
 use fencepost::rusqlite::Connection;
 use fencepost::{Error, ErrorKind, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost_testbed::Nginx;
 use fencepost_testbed::wait::{SOON, until};
 
 fn main() -> ExitCode {
-    fencepost::conformance::fences::main(vec![Box::new(Gateway)])
+    fencepost_conformance::fences::main(vec![Box::new(Gateway)])
 }
 
 struct Gateway;

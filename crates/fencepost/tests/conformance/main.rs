@@ -17,7 +17,7 @@ mod zookeeper;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    fencepost::conformance::main(vec![
+    fencepost_conformance::main(vec![
         Box::new(memory::InMemory),
         #[cfg(feature = "sqlite")]
         Box::new(sqlite::InFile),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use fencepost::backend::BoxFuture;
 use fencepost::backends::memory::Memory;
 use fencepost::clock::BootClock;
-use fencepost::conformance::{Harness, Line, Severable, Site, Unable, no};
 use fencepost::{Fencepost, Result};
+use fencepost_conformance::{Harness, Line, Severable, Site, Unable, no};
 
 pub(crate) struct InMemory;
 

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
+use fencepost_conformance::{Harness, Site, Unable};
 use fencepost_testbed::{Mode, PgBouncer, Postgres, Proxy};
 use parking_lot::Mutex;
 

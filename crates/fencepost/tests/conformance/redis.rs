@@ -2,8 +2,8 @@
 //! be cut.
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
+use fencepost_conformance::{Harness, Site, Unable};
 use fencepost_testbed::{Mode, Persistence, Proxy, Redis};
 
 pub(crate) struct OneServer;

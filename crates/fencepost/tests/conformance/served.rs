@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
+use fencepost_conformance::{Harness, Site, Unable};
 use fencepost_testbed::{Cluster, Clustered, Mode, Proxy, Server};
 use parking_lot::Mutex;
 

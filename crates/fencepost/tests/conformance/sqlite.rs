@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::{Harness, Site, Unable};
 use fencepost::{Fencepost, Result};
+use fencepost_conformance::{Harness, Site, Unable};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence, Marks, Resource};
 use fencepost::fences::file::FileFence;
 use fencepost::fences::{Mark, Reset};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{Fence, Marks, Resource};
 
 /// Each name has a file of its own.
 pub(crate) struct InFiles;

@@ -15,7 +15,7 @@ mod sqlite;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    fencepost::conformance::fences::main(vec![
+    fencepost_conformance::fences::main(vec![
         #[cfg(feature = "sqlite")]
         Box::new(sqlite::InFile::Marks),
         #[cfg(feature = "sqlite")]

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost::fences::object::ObjectFence;
 use fencepost::fences::{Mark, Reset};
 use fencepost::object_store::aws::AmazonS3Builder;
@@ -15,6 +13,8 @@ use fencepost::object_store::memory::InMemory;
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost_testbed::gate::{Act, Gate};
 use fencepost_testbed::{SeaweedFs, Slot, shared};
 

@@ -1,11 +1,11 @@
 //! PostgreSQL for the suite of fences: a database of its own for each case.
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence, Marks, Resource};
 use fencepost::fences::{Mark, Reset, postgres};
 use fencepost::tokio_postgres::{self, Client, NoTls, Transaction};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{Fence, Marks, Resource};
 use fencepost_testbed::Database;
 use tokio::sync::{Mutex, MutexGuard};
 

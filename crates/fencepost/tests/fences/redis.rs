@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence as Kind, Marks, Resource};
 use fencepost::fences::redis::{self, Fence};
 use fencepost::fences::{Mark, Reset};
 use fencepost::redis::aio::MultiplexedConnection;
 use fencepost::redis::{Client, RedisError, cmd};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{Fence as Kind, Marks, Resource};
 use fencepost_testbed::Redis;
 
 /// A server that stands alone, or a cluster of one node.

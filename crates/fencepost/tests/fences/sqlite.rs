@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::backend::BoxFuture;
-use fencepost::conformance::Unable;
-use fencepost::conformance::fences::{Fence, Marks, Resource};
 use fencepost::fences::{Mark, Reset, Row, column, sqlite};
 use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, Label, LockName, Result, Token};
+use fencepost_conformance::Unable;
+use fencepost_conformance::fences::{Fence, Marks, Resource};
 use parking_lot::{Mutex, MutexGuard};
 
 /// By a mark beside the data, or in a column of the row itself.

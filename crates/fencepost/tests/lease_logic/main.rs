@@ -15,8 +15,8 @@ use std::future::Future as _;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use fencepost::conformance::Line;
 use fencepost::{ErrorKind, GuardState, LossCause, Moment};
+use fencepost_conformance::Line;
 use world::{Trick, World, eventually, ms, soon};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost::conformance::Line;
+use fencepost_conformance::Line;
 
 use crate::world::{Trick, World, eventually, ms, soon};
 

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencepost::conformance::Line;
 use fencepost::{GuardState, OwnerId};
+use fencepost_conformance::Line;
 
 use crate::world::{World, eventually};
 

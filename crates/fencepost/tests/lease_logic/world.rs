@@ -12,9 +12,9 @@ use fencepost::backend::{
 };
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
-use fencepost::conformance::{Line, Severable};
 use fencepost::guarantees::Guarantees;
 use fencepost::{Fencepost, Guard, LockName, Moment, Token, Ttl};
+use fencepost_conformance::{Line, Severable};
 use tokio::sync::Semaphore;
 
 pub(crate) const fn ms(span: u64) -> Duration {

@@ -1,21 +1,32 @@
 //! Lines of `path: declaration`, sorted by path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use syn::punctuated::Punctuated;
 use syn::visit_mut::VisitMut as _;
 use syn::{
-    Fields, Generics, ImplItem, Item, ItemImpl, ItemTrait, Token, TraitItem, Type, Visibility,
+    Attribute, Fields, Generics, ImplItem, Item, ItemImpl, ItemTrait, Token, TraitItem, Type,
+    Visibility,
 };
 
-use super::resolve::Entity;
-use super::source::{ModulePath, Sources, attributes_of, is_built};
+use super::resolve::{Entity, Exports};
+use super::source::{ModulePath, Sources, attributes_of, is_built, is_hidden};
 use super::text::{Normalised, segments, shown};
 
-/// The public API of a crate.
-pub(crate) fn lines(sources: &Sources, root: &str) -> Vec<String> {
-    let exports = sources.exports(root);
+/// The public API of these crates.
+pub(crate) fn lines(sources: &Sources, roots: &[&str]) -> Vec<String> {
+    let crates: Vec<Exports> = roots.iter().map(|root| sources.exports(root)).collect();
+    let public = crates.iter().flat_map(BTreeMap::keys).map(|(_, entity)| entity).collect();
+    let impls = impls(sources, &public);
+    crates.iter().flat_map(|exports| lines_of(sources, exports, &impls)).collect()
+}
+
+fn lines_of(
+    sources: &Sources,
+    exports: &Exports,
+    impls: &BTreeMap<Entity, Vec<ItemImpl>>,
+) -> Vec<String> {
     let mut shortest: BTreeMap<&Entity, &str> = BTreeMap::new();
     for (path, entity) in exports.keys() {
         let known = shortest.entry(entity).or_insert(path);
@@ -23,10 +34,9 @@ pub(crate) fn lines(sources: &Sources, root: &str) -> Vec<String> {
             *known = path;
         }
     }
-    let impls = impls(sources, &shortest);
 
     let mut lines = vec![];
-    for ((path, entity), gates) in &exports {
+    for ((path, entity), gates) in exports {
         let mut members = vec![];
         let declaration = match entity {
             entity if shortest[entity] != path => format!("the same as {}", shortest[entity]),
@@ -50,7 +60,7 @@ pub(crate) fn lines(sources: &Sources, root: &str) -> Vec<String> {
 }
 
 /// The impl blocks of what is exported: of a type, and of a trait for the types of others.
-fn impls(sources: &Sources, exported: &BTreeMap<&Entity, &str>) -> BTreeMap<Entity, Vec<ItemImpl>> {
+fn impls(sources: &Sources, exported: &BTreeSet<&Entity>) -> BTreeMap<Entity, Vec<ItemImpl>> {
     let mut impls: BTreeMap<Entity, Vec<ItemImpl>> = BTreeMap::new();
     let all = sources.modules.iter();
     let all = all.flat_map(|(path, module)| module.items.iter().map(move |item| (path, item)));
@@ -59,7 +69,7 @@ fn impls(sources: &Sources, exported: &BTreeMap<&Entity, &str>) -> BTreeMap<Enti
         let of_type = type_path(&block.self_ty).and_then(|path| ours(sources, module, &path));
         let of_trait = block.trait_.as_ref().filter(|(_, path, _)| path.leading_colon.is_none());
         let of_trait = of_trait.and_then(|(_, path, _)| ours(sources, module, &segments(path)));
-        if of_trait.as_ref().is_some_and(|entity| !exported.contains_key(entity)) {
+        if of_trait.as_ref().is_some_and(|entity| !exported.contains(entity)) {
             continue;
         }
         if let Some(entity) = of_type.or(of_trait) {
@@ -179,6 +189,10 @@ fn trait_members(item: &ItemTrait) -> Vec<String> {
     lines.collect()
 }
 
+fn is_shown(attributes: &[Attribute], visibility: &Visibility) -> bool {
+    is_built(attributes) && !is_hidden(attributes) && matches!(visibility, Visibility::Public(_))
+}
+
 fn impl_members(block: &ItemImpl) -> Vec<String> {
     let Some((_, path, _)) = &block.trait_ else {
         let of = if block.generics.params.is_empty() {
@@ -187,22 +201,16 @@ fn impl_members(block: &ItemImpl) -> Vec<String> {
             format!(" in {}", impl_head(block))
         };
         let lines = block.items.iter().filter_map(|member| match member {
-            ImplItem::Fn(item)
-                if is_built(&item.attrs) && matches!(item.vis, Visibility::Public(_)) =>
-            {
+            ImplItem::Fn(item) if is_shown(&item.attrs, &item.vis) => {
                 Some(format!("::{}: pub {}{of}", item.sig.ident, shown(&item.sig)))
             }
-            ImplItem::Const(item)
-                if is_built(&item.attrs) && matches!(item.vis, Visibility::Public(_)) =>
-            {
-                Some(format!(
-                    "::{}: pub const {}: {} = {}{of}",
-                    item.ident,
-                    item.ident,
-                    shown(&item.ty),
-                    shown(&item.expr)
-                ))
-            }
+            ImplItem::Const(item) if is_shown(&item.attrs, &item.vis) => Some(format!(
+                "::{}: pub const {}: {} = {}{of}",
+                item.ident,
+                item.ident,
+                shown(&item.ty),
+                shown(&item.expr)
+            )),
             _ => None,
         });
         return lines.collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use syn::{Item, UseTree, Visibility};
 
-use super::source::{ModulePath, Sources, attributes_of, gates};
+use super::source::{ModulePath, Sources, attributes_of, gates, is_hidden};
 
 /// Re-exports of re-exports, at most.
 const MAX_DEPTH: usize = 20;
@@ -115,6 +115,9 @@ impl Sources {
             exports.insert((path, entity), gates);
         };
         for (number, item) in self.modules[module].items.iter().enumerate() {
+            if is_hidden(attributes_of(item)) {
+                continue;
+            }
             let gates = gates(attributes_of(item));
             if let Some((name, Visibility::Public(_))) = declared(item) {
                 export(&name, Entity::Item(module.clone(), number), gates);
@@ -136,7 +139,9 @@ impl Sources {
         }
         for (path, child) in &self.modules {
             let name = path.split_last().filter(|(_, parent)| *parent == module.as_slice());
-            if let (Some((name, _)), Visibility::Public(_)) = (name, &child.visibility) {
+            if let (Some((name, _)), Visibility::Public(_), false) =
+                (name, &child.visibility, child.hidden)
+            {
                 export(name, Entity::Module(path.clone()), child.gates.clone());
             }
         }

@@ -10,6 +10,7 @@ pub(crate) type ModulePath = Vec<String>;
 
 pub(crate) struct Module {
     pub(crate) visibility: Visibility,
+    pub(crate) hidden: bool,
     /// The cfgs of its declaration, as written.
     pub(crate) gates: Vec<String>,
     /// What is in it, without its modules: these are entries of their own.
@@ -65,7 +66,8 @@ impl Sources {
             let child = [path.as_slice(), &[name]].concat();
             self.add(child, module.vis, &module.attrs, items, &below);
         }
-        self.modules.insert(path, Module { visibility, gates: gates(attributes), items: own });
+        let (hidden, gates) = (is_hidden(attributes), gates(attributes));
+        self.modules.insert(path, Module { visibility, hidden, gates, items: own });
     }
 }
 
@@ -112,6 +114,12 @@ pub(crate) fn attributes_of(item: &Item) -> &[Attribute] {
 pub(crate) fn gates(attributes: &[Attribute]) -> Vec<String> {
     let cfgs = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     cfgs.map(|cfg| super::text::shown(&cfg.meta)).collect()
+}
+
+/// Whether it is `#[doc(hidden)]`.
+pub(crate) fn is_hidden(attributes: &[Attribute]) -> bool {
+    let docs = attributes.iter().filter(|attribute| attribute.path().is_ident("doc"));
+    docs.into_iter().any(|doc| doc.parse_args::<syn::Ident>().is_ok_and(|word| word == "hidden"))
 }
 
 /// Whether it is there with all features, on Linux, outside of tests.

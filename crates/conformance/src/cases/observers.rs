@@ -1,0 +1,115 @@
+//! Those who look on at an election: they see terms in order, and end on the last one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost::{ErrorKind, Leader};
+use fencepost_core::Token;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use super::election::said;
+use super::{Verdict, cases};
+use crate::scene::{LONG, SOON, Scene, ensure, now, pass, until, within};
+
+cases![election_observers_end_on_the_last_leader];
+
+const NAME: &str = "observed";
+
+/// Whom an observer was told of, in order.
+#[derive(Clone, Default)]
+pub(super) struct Seen(Arc<Mutex<Vec<Option<Leader>>>>);
+
+impl Seen {
+    /// Follows the election from another client, whatever happens to its line.
+    pub(super) async fn by(scene: &Scene, name: &'static str) -> Verdict<(Self, Following)> {
+        let client = scene.client().await?;
+        let seen = Self::default();
+        let to = seen.clone();
+        let following = tokio::spawn(async move {
+            let mut observer = client.election(name).observe()?;
+            loop {
+                match observer.next().await {
+                    Ok(leader) => to.0.lock().push(leader),
+                    Err(error) if *error.kind() == ErrorKind::Unreachable => {
+                        pass(Duration::from_millis(20)).await;
+                    }
+                    Err(error) => return Err::<(), _>(error),
+                }
+            }
+        });
+        Ok((seen, Following(following)))
+    }
+
+    fn all(&self) -> Vec<Option<Leader>> {
+        self.0.lock().clone()
+    }
+
+    /// Waits until it was told this last, and looks whether the terms came in order.
+    pub(super) async fn ends_on(&self, term: Token, value: &str, limit: Duration) -> Verdict {
+        let last = |all: &[Option<Leader>]| {
+            let last = all.last().and_then(Option::as_ref);
+            (last.and_then(|last| last.term), said(last))
+        };
+        let wanted = (Some(term), Some(value.to_owned()));
+        let end = now() + limit;
+        while last(&self.all()) != wanted {
+            ensure!(now() < end, "an observer does not end on {wanted:?}: {:?}", self.all());
+            pass(Duration::from_millis(5)).await;
+        }
+        let terms: Vec<_> = self.all().iter().flatten().filter_map(|seen| seen.term).collect();
+        ensure!(terms.is_sorted(), "an observer was told of the terms {terms:?}");
+        Ok(())
+    }
+}
+
+/// An observer at work. Dropping it ends it.
+pub(super) struct Following(JoinHandle<fencepost::Result<()>>);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn election_observers_end_on_the_last_leader(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    let (one, _one) = Seen::by(scene, NAME).await?;
+    let (two, _two) = Seen::by(scene, NAME).await?;
+    let mut last = None;
+    for number in 0..4 {
+        let client = if number % 2 == 0 { &ours } else { &theirs };
+        let leadership = client.election(NAME).ttl(LONG).campaign(format!("{number}")).await?;
+        for change in 0..3 {
+            leadership.proclaim(format!("{number}.{change}")).await?;
+        }
+        ensure!(last < Some(leadership.term()), "{} after {last:?}", leadership.term());
+        last = Some(leadership.term());
+        if number < 3 {
+            leadership.resign().await?;
+            continue;
+        }
+        for seen in [&one, &two] {
+            seen.ends_on(leadership.term(), "3.2", SOON).await?;
+        }
+        // The value alone is news.
+        leadership.proclaim("the last word").await?;
+        for seen in [&one, &two] {
+            seen.ends_on(leadership.term(), "the last word", SOON).await?;
+        }
+        // One that comes now sees it at once.
+        let mut late = theirs.election(NAME).observe()?;
+        let first = within(SOON, "the first look", late.next()).await??;
+        ensure!(said(first.as_ref()).as_deref() == Some("the last word"), "sees {first:?}");
+        leadership.resign().await?;
+        let gone = within(SOON, "nobody leads", late.next()).await??;
+        ensure!(gone.is_none(), "an observer sees {gone:?} after the leader resigned");
+    }
+    for seen in [&one, &two] {
+        until(SOON, "an observer sees that nobody leads", async || {
+            Ok(seen.all().last() == Some(&None))
+        })
+        .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! P7: one release wakes one waiter; nobody who died, gave up or froze in the queue holds up the rest.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fencepost::{Fencepost, Guard};
+use fencepost_base::race::{First, race};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::JoinSet;
+
+use super::{Verdict, cases};
+use crate::scene::{
+    LONG, SHORT, SOON, Scene, Stop, ensure, now, until, until_free, until_waiting, within,
+};
+
+cases![
+    one_release_is_one_grant,
+    fifo_waiters_are_granted_in_order,
+    fifo_a_try_does_not_overtake,
+    a_cancelled_waiter_does_not_stall_the_queue,
+    a_waiter_that_gives_up_does_not_stall_the_queue,
+    a_killed_waiter_does_not_stall_the_queue,
+    a_waiter_that_is_not_polled_stalls_the_queue_a_bounded_time,
+    a_frozen_waiter_stalls_the_queue_a_bounded_time,
+];
+
+const NAME: &str = "queue";
+const WAITERS: usize = 6;
+
+/// redisson and consul woke every waiter for every release, or none until a poll.
+async fn one_release_is_one_grant(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let granted = Arc::new(AtomicUsize::new(0));
+    let releases = Arc::new(Semaphore::new(0));
+    let mut waiters = JoinSet::new();
+    for number in 0..WAITERS {
+        let client = if number % 2 == 0 { ours.clone() } else { theirs.clone() };
+        let (granted, releases) = (granted.clone(), releases.clone());
+        waiters.spawn(async move {
+            let guard = client.lock(NAME).ttl(LONG).acquire().await?;
+            granted.fetch_add(1, Ordering::Relaxed);
+            if let Ok(permit) = releases.acquire().await {
+                permit.forget();
+            }
+            guard.release().await
+        });
+    }
+    until_waiting(&ours, NAME, WAITERS).await?;
+    first.release().await?;
+    for served in 1..=WAITERS {
+        let what = format!("release {served} leads to a grant");
+        until(SOON, &what, async || Ok(granted.load(Ordering::Relaxed) >= served)).await?;
+        until_waiting(&ours, NAME, WAITERS - served).await?;
+        let count = granted.load(Ordering::Relaxed);
+        ensure!(count == served, "{served} releases led to {count} grants");
+        releases.add_permits(1);
+    }
+    while let Some(done) = within(SOON, "the waiters are done", waiters.join_next()).await? {
+        done??;
+    }
+    until_free(&ours, NAME).await
+}
+
+fn declared_fifo(client: &Fencepost) -> Verdict {
+    if client.guarantees().fifo {
+        return Ok(());
+    }
+    Err(Stop::Skipped("this store does not declare FIFO".into()))
+}
+
+async fn fifo_waiters_are_granted_in_order(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    declared_fifo(&ours)?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let (served, mut order) = unbounded_channel();
+    let mut waiters = JoinSet::new();
+    for number in 0..WAITERS {
+        let client = if number % 2 == 0 { ours.clone() } else { theirs.clone() };
+        let served = served.clone();
+        waiters.spawn(async move {
+            let label = format!("waiter {number}");
+            let guard = client.lock(NAME).ttl(LONG).label(label).acquire().await?;
+            let _ = served.send((number, guard.token()));
+            guard.release().await
+        });
+        // The next one comes only when the store has seen this one.
+        until_waiting(&ours, NAME, number + 1).await?;
+    }
+    let shown = ours.inspect(NAME).await?.waiters;
+    for (number, waiter) in shown.iter().enumerate() {
+        let label = format!("waiter {number}");
+        ensure!(waiter.label.as_str() == label, "place {number} is shown as {}", waiter.label);
+    }
+    let mut last = first.token();
+    first.release().await?;
+    for expected in 0..WAITERS {
+        let next = within(SOON, "the next one is granted", order.recv()).await?;
+        let (number, token) = next.ok_or_else(|| Stop::Failed("the waiters ended".into()))?;
+        ensure!(number == expected, "waiter {number} was granted before waiter {expected}");
+        ensure!(token > last, "token {token} after {last}");
+        last = token;
+    }
+    while let Some(done) = waiters.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// Whoever does not wait must not pass those who do.
+async fn fifo_a_try_does_not_overtake(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    declared_fifo(&ours)?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let client = theirs.clone();
+    let waiting = tokio::spawn(async move { client.lock(NAME).ttl(LONG).acquire().await });
+    until_waiting(&ours, NAME, 1).await?;
+    first.release().await?;
+    let overtook = ours.lock(NAME).try_acquire().await?;
+    ensure!(overtook.is_none(), "a try was granted while somebody waited");
+    drop(within(SOON, "the waiter is granted", waiting).await???);
+    Ok(())
+}
+
+/// Queues for the lock on a task of its own and waits until the store has seen it.
+async fn queue_up(
+    client: &Fencepost,
+    ttl: Duration,
+    place: usize,
+) -> Verdict<tokio::task::JoinHandle<fencepost::Result<Guard>>> {
+    let waiter = client.clone();
+    let waiting = tokio::spawn(async move { waiter.lock(NAME).ttl(ttl).acquire().await });
+    until_waiting(client, NAME, place).await?;
+    Ok(waiting)
+}
+
+/// kazoo#760, curator#600: the contender of an interrupted waiter stayed in the line.
+async fn a_cancelled_waiter_does_not_stall_the_queue(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let cancelled = queue_up(&theirs, LONG, 1).await?;
+    let next = queue_up(&theirs, LONG, 2).await?;
+    cancelled.abort();
+    until_waiting(&ours, NAME, 1).await?;
+    first.release().await?;
+    drop(within(SOON, "the next one is granted", next).await???);
+    until_free(&ours, NAME).await
+}
+
+async fn a_waiter_that_gives_up_does_not_stall_the_queue(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let client = ours.clone();
+    let limit = Duration::from_millis(300);
+    let brief =
+        tokio::spawn(async move { client.lock(NAME).ttl(LONG).acquire_within(limit).await });
+    until_waiting(&ours, NAME, 1).await?;
+    let next = queue_up(&theirs, LONG, 2).await?;
+    ensure!(within(SOON, "it gives up", brief).await??.is_err(), "a held lock was granted");
+    first.release().await?;
+    drop(within(SOON, "the next one is granted", next).await???);
+    until_free(&ours, NAME).await
+}
+
+/// redisson#2883, #3004, #6150: dead waiters stalled a fair queue. A waiter is a lease too.
+async fn a_killed_waiter_does_not_stall_the_queue(scene: &Scene) -> Verdict {
+    let client = scene.client().await?;
+    let first = client.lock(NAME).ttl(LONG).acquire().await?;
+    let mut dead = scene.worker("hold", &[NAME, &SHORT.as_millis().to_string(), "dead"])?;
+    dead.go().await?;
+    until_waiting(&client, NAME, 1).await?;
+    let next = queue_up(&client, LONG, 2).await?;
+    dead.kill()?;
+    first.release().await?;
+    drop(within(SHORT * 2 + SOON, "the next one is granted", next).await???);
+    until_free(&client, NAME).await
+}
+
+/// A waiter whose executor is stuck: its future is there, and nobody polls it.
+async fn a_waiter_that_is_not_polled_stalls_the_queue_a_bounded_time(scene: &Scene) -> Verdict {
+    let (ours, theirs) = scene.two_clients().await?;
+    let first = ours.lock(NAME).ttl(LONG).acquire().await?;
+    let mut stuck = Box::pin(theirs.lock(NAME).ttl(SHORT).acquire());
+    match race(&mut stuck, until_waiting(&ours, NAME, 1)).await {
+        First::Left(answer) => return Err(Stop::Failed(format!("a held lock gave {answer:?}"))),
+        First::Right(seen) => seen?,
+    }
+    let next = ours.clone();
+    let next = tokio::spawn(async move { next.lock(NAME).ttl(LONG).acquire().await });
+    until(SOON, "the next one is in line", async || {
+        // The stuck one's place may have run out by now.
+        Ok(ours.inspect(NAME).await?.waiting >= 1)
+    })
+    .await?;
+    first.release().await?;
+    let next = within(SHORT * 3 + SOON, "the next one is granted", next).await???;
+    ensure!(next.check().is_ok(), "the next one's grant is over already");
+    // The stuck one goes on: its turn is gone, and it must not believe in a grant that is over.
+    let early = race(&mut stuck, crate::scene::pass(SHORT)).await;
+    ensure!(matches!(early, First::Right(())), "the stuck waiter believes in a grant that is over");
+    let (from, token) = (now(), next.token());
+    next.release().await?;
+    let late = within(SHORT * 3 + SOON, "the stuck one has its turn", stuck).await??;
+    ensure!(late.token() > token, "token {} after {token}", late.token());
+    ensure!(late.deadline() > from, "a grant from before its turn");
+    Ok(())
+}
+
+async fn a_frozen_waiter_stalls_the_queue_a_bounded_time(scene: &Scene) -> Verdict {
+    let client = scene.client().await?;
+    let first = client.lock(NAME).ttl(LONG).acquire().await?;
+    let mut frozen = scene.worker("hold", &[NAME, &SHORT.as_millis().to_string(), "frozen"])?;
+    frozen.go().await?;
+    until_waiting(&client, NAME, 1).await?;
+    let next = queue_up(&client, LONG, 2).await?;
+    frozen.stop().await?;
+    first.release().await?;
+    let next = within(SHORT * 3 + SOON, "the next one is granted", next).await???;
+    // etcd#11456: a waiter whose place had died while it was queued was still told that it holds.
+    frozen.resume()?;
+    let early = frozen.granted(SHORT * 2).await;
+    ensure!(early.is_err(), "the frozen waiter woke up and believes that it holds");
+    let token = next.token();
+    next.release().await?;
+    let (late, _) = frozen.granted(SHORT * 3 + SOON).await?;
+    ensure!(late > token, "token {late} after {token}");
+    Ok(())
+}

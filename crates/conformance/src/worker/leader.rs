@@ -1,0 +1,96 @@
+//! A candidate: when its turn comes it enters a resource with a fence, and writes there as it is told to.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fencepost::{ErrorKind, Fencepost, Leadership, fences};
+use fencepost_core::{LockName, Token};
+use fencepost_process::worker::say;
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::LossWatch;
+use crate::scene::{Verdict, pass};
+
+/// Who stands, for what, and where it writes when it leads.
+pub(super) struct Candidate<'a> {
+    pub(super) name: &'a str,
+    pub(super) ttl: Duration,
+    pub(super) label: &'a str,
+    pub(super) resource: &'a Path,
+}
+
+impl Candidate<'_> {
+    /// Campaigns again whenever it is told to, until it resigns.
+    pub(super) async fn stand(
+        &self,
+        client: &Fencepost,
+        orders: &mut UnboundedReceiver<String>,
+    ) -> Verdict {
+        let election = client.election(self.name).ttl(self.ttl).label(self.label);
+        loop {
+            let leadership = match election.campaign(self.label).await {
+                Ok(leadership) => leadership,
+                Err(error) if *error.kind() == ErrorKind::Unreachable => {
+                    pass(Duration::from_millis(20)).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            // A leader's first act is to enter: from here on no earlier one can write.
+            let entered = self.write(leadership.term(), true)?;
+            say(&format!("leading {} {entered}", leadership.term()));
+            if self.reign(leadership, orders).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether it resigned.
+    async fn reign(
+        &self,
+        leadership: Leadership,
+        orders: &mut UnboundedReceiver<String>,
+    ) -> Verdict<bool> {
+        let mut watch = LossWatch::over(&leadership);
+        loop {
+            match watch.order(orders).await.as_deref() {
+                Some("write") => match leadership.check() {
+                    Ok(term) => say(self.write(term, true)?),
+                    Err(error) => say(&format!("not sent: {error}")),
+                },
+                // As one does that looked before it froze.
+                Some("write unchecked") => say(self.write(leadership.term(), true)?),
+                Some("write unfenced") => say(self.write(leadership.term(), false)?),
+                Some("campaign") => return Ok(false),
+                Some("resign") => {
+                    leadership.resign().await?;
+                    say("resigned");
+                    return Ok(true);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn write(&self, term: Token, fenced: bool) -> Verdict<&'static str> {
+        let name = LockName::new(self.name)?;
+        let mut connection = Connection::open(self.resource)?;
+        connection.busy_timeout(Duration::from_secs(10))?;
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if fenced {
+            match fences::sqlite::enter(&tx, &name, term) {
+                Ok(()) => {}
+                Err(error) if *error.kind() == ErrorKind::Stale => return Ok("stale"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let table = "CREATE TABLE IF NOT EXISTS writes
+                     (number INTEGER PRIMARY KEY, term INTEGER NOT NULL, leader TEXT NOT NULL)";
+        tx.execute(table, [])?;
+        let row = (i64::try_from(term.get())?, self.label);
+        tx.execute("INSERT INTO writes (term, leader) VALUES (?, ?)", row)?;
+        tx.commit()?;
+        Ok("wrote")
+    }
+}
