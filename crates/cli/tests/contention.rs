@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use fencepost_testing::command::{Store, now};
+use fencepost_testkit::command::{Store, now};
 
 /// Reads the counter, dawdles, writes it back; then says under which token.
 const INCREMENT: &str = "value=$(cat counter); sleep 0.002; echo $((value + 1)) > counter; \

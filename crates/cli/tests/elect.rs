@@ -4,7 +4,7 @@
 
 use std::io::BufRead as _;
 
-use fencepost_testing::command::{
+use fencepost_testkit::command::{
     LIMIT, Running, Store, running_in_group, wait_for, wait_for_text,
 };
 use rustix::process::Signal;
@@ -258,7 +258,7 @@ fn observers_see_terms_in_order_and_the_last_one() {
 /// when the server is back.
 #[test]
 fn a_store_that_comes_back_is_found_again() {
-    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let server = fencepost_testkit::Redis::builder().start().unwrap();
     let (store, url, sit) = (Store::new(), server.url(), sit("a"));
     let leader =
         store.start(&["--on", &url, "elect", "web", "--ttl", "3s", "--", "sh", "-c", &sit]);

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-use fencepost_testbed::{Database, Redis};
-use fencepost_testing::command::Store;
+use fencepost_testkit::command::Store;
+use fencepost_testkit::{Database, Redis};
 
 /// The command on a fresh database.
 struct Fenced {

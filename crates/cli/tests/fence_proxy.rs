@@ -6,8 +6,8 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use fencepost_testbed::Nginx;
-use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for};
+use fencepost_testkit::Nginx;
+use fencepost_testkit::command::{LIMIT, Running, Store, heard, wait_for};
 use rustix::process::Signal;
 
 /// The command, in front of an nginx.

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Stdio};
 
-use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for};
+use fencepost_testkit::command::{LIMIT, Running, Store, heard, wait_for};
 use rustix::process::Signal;
 
 struct Scene {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-use fencepost_testing::command::{LIMIT, Running, Store, wait_for};
+use fencepost_testkit::command::{LIMIT, Running, Store, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-use fencepost_testing::command::{LIMIT, Running, Store, children_of, heard, is_running, wait_for};
+use fencepost_testkit::command::{LIMIT, Running, Store, children_of, heard, is_running, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -307,7 +307,7 @@ fn without_the_lock_some_tick_runs_the_job_twice() {
 /// What the store made of the TTL is told: etcd has no lease of less than a second or two.
 #[test]
 fn the_ttl_is_the_one_that_the_store_keeps() {
-    let etcd = fencepost_testbed::Etcd::builder().start().unwrap();
+    let etcd = fencepost_testkit::Etcd::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", etcd.url());
     let crash = ["lab", "crash", "--ttl=200ms", "--rounds=1", &on];
@@ -324,7 +324,7 @@ fn the_ttl_is_the_one_that_the_store_keeps() {
 /// Where it is the session that counts, nobody says that it is the lease.
 #[test]
 fn on_a_zookeeper_the_session_decides() {
-    let zookeeper = fencepost_testbed::ZooKeeper::builder().start().unwrap();
+    let zookeeper = fencepost_testkit::ZooKeeper::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", zookeeper.url());
     let (code, out, err) = store.say(&["lab", "crash", "--ttl=2s", "--rounds=1", &on]);
@@ -343,7 +343,7 @@ fn on_a_zookeeper_the_session_decides() {
 /// A server can not see a process end: there the lease decides, and the fence is needed just the same.
 #[test]
 fn on_a_redis_the_next_waits_for_the_lease() {
-    let redis = fencepost_testbed::Redis::builder().start().unwrap();
+    let redis = fencepost_testkit::Redis::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", redis.url());
     let (code, account, err) = lab(&store, &[&QUICK[..], &[&on]].concat());
@@ -361,7 +361,7 @@ fn on_a_redis_the_next_waits_for_the_lease() {
 
 #[test]
 fn the_resource_can_be_a_postgresql_database() {
-    let database = fencepost_testbed::Postgres::shared().unwrap().database().unwrap();
+    let database = fencepost_testkit::Postgres::shared().unwrap().database().unwrap();
     let store = Store::new();
     let resource = format!("--resource={}", database.url());
     let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
@@ -401,7 +401,7 @@ fn the_resource_can_be_a_postgresql_database() {
 /// Where the fence is, whoever may enter can see the lab; its owner is another.
 #[test]
 fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
-    let database = fencepost_testbed::Postgres::shared().unwrap().database().unwrap();
+    let database = fencepost_testkit::Postgres::shared().unwrap().database().unwrap();
     database.psql("CREATE ROLE lab_app LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC").unwrap();
     let store = Store::new();
     let resource = format!("--resource={}", database.url());

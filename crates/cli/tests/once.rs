@@ -5,7 +5,7 @@
 use std::io::Read as _;
 use std::process::Stdio;
 
-use fencepost_testing::command::{
+use fencepost_testkit::command::{
     LIMIT, Running, Store, heard, running_in_group, wait_for, wait_for_text,
 };
 use rustix::process::Signal;

@@ -5,7 +5,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use fencepost_testing::command::{
+use fencepost_testkit::command::{
     LIMIT, Store, children_of, heard, is_running, not_ignored, now, running_in_group, wait_for,
     wait_for_text,
 };

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-use fencepost_testing::command::{LIMIT, Store, heard, now, wait_for};
+use fencepost_testkit::command::{LIMIT, Store, heard, now, wait_for};
 
 /// The value of a string in a flat JSON object.
 fn field(json: &str, name: &str) -> String {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
-use fencepost_testing::command::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
+use fencepost_testkit::command::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
 use rusqlite::Connection;
 
 const COMMANDS: [&[&str]; 3] = [&["run", "x", "--", "echo", "never"], &["acquire", "x"], &["ls"]];
@@ -124,7 +124,7 @@ fn the_memory_of_one_command_is_no_store_for_a_lock() {
 #[test]
 fn explain_shows_what_it_found_on_the_server() {
     let store = Store::new();
-    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let server = fencepost_testkit::Redis::builder().start().unwrap();
     let (code, out, err) = store.say(&["--on", &server.url(), "explain"]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
     for words in [
@@ -150,7 +150,7 @@ fn a_redis_that_can_not_be_used() {
     refused(&store, "redis://127.0.0.1:1", 69, &["127.0.0.1:1"]);
     refused(&store, "redis+sentinel://127.0.0.1:1", 64, &["not supported", "redlock://"]);
     refused(&store, "redis://h?frob=1", 64, &["frob", "prefix"]);
-    let server = fencepost_testbed::Redis::builder().password("hunter2").start().unwrap();
+    let server = fencepost_testkit::Redis::builder().password("hunter2").start().unwrap();
     let url = format!("redis://{}", server.address());
     refused(&store, &url, 78, &["wants a password", "redis://:PASSWORD@HOST"]);
     let url = format!("redis://:wrong@{}", server.address());
@@ -160,7 +160,7 @@ fn a_redis_that_can_not_be_used() {
 #[test]
 fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
     let store = Store::new();
-    let database = fencepost_testbed::Database::fresh().unwrap();
+    let database = fencepost_testkit::Database::fresh().unwrap();
     database.psql("create role till login").unwrap();
     let till = database.url_as("till");
     // Who only looks finds an empty store.
@@ -198,7 +198,7 @@ fn a_database_is_set_up_by_one_who_may_for_one_who_may_not() {
 /// the start is an error at once.
 #[test]
 fn a_wait_goes_on_through_an_outage() {
-    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let server = fencepost_testkit::Redis::builder().start().unwrap();
     let (store, url) = (Store::new(), server.url());
     let script = "echo up > up; exec sleep 1000";
     let holder = store.start(&["run", "--on", &url, "--ttl", "1s", "x", "--", "sh", "-c", script]);
@@ -225,7 +225,7 @@ fn a_wait_goes_on_through_an_outage() {
 /// The password of a URL is in no output.
 #[test]
 fn the_password_of_a_store_is_not_shown() {
-    let server = fencepost_testbed::Redis::builder().start().unwrap();
+    let server = fencepost_testkit::Redis::builder().start().unwrap();
     let (_, place) =
         server.url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let url = format!("redis://:s3cret@{place}");
@@ -243,7 +243,7 @@ fn the_password_of_a_store_is_not_shown() {
 /// A store that keeps another TTL than it was asked for says so once, in a line like all others.
 #[test]
 fn a_ttl_that_the_store_changes_is_shown_once() {
-    let server = fencepost_testbed::Etcd::builder().start().unwrap();
+    let server = fencepost_testkit::Etcd::builder().start().unwrap();
     let (store, url) = (Store::new(), server.url());
     let line = ["run", "--on", &url, "--ttl", "2500ms", "x", "--", "sh", "-c", "exit 4"];
     let (code, _, err) = store.say(&line);
@@ -258,7 +258,7 @@ fn a_ttl_that_the_store_changes_is_shown_once() {
 #[test]
 fn planted_schema_is_refused_by_every_command() {
     let store = Store::new();
-    let database = fencepost_testbed::Database::fresh().unwrap();
+    let database = fencepost_testkit::Database::fresh().unwrap();
     let (name, url) = (database.name(), database.url());
     let role = format!("planter_{name}");
     database

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use fencepost_testing::command::{
+use fencepost_testkit::command::{
     LIMIT, Running, Store, now, running_in_group, wait_for, wait_for_text,
 };
 use rustix::process::Signal;

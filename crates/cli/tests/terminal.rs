@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use fencepost_testing::command::{LIMIT, Store, heard, wait_for};
+use fencepost_testkit::command::{LIMIT, Store, heard, wait_for};
 
 /// Types and looks as `typist.py` is told. Without python3 there is nobody to type: that is said, not hidden.
 fn at_a_terminal(store: &Store, steps: &[&str]) {

@@ -16,7 +16,7 @@ fn resource(directory: &std::path::Path) -> String {
 }
 
 fn run(cases: &str) {
-    let state = fencepost_testbed::directory_on_disk().unwrap();
+    let state = fencepost_testkit::directory_on_disk().unwrap();
     let store = format!("sqlite:{}", state.path().join("fencepost/locks.db").display());
     // So that a transcript can nest `fencepost` in `fencepost run`.
     let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();

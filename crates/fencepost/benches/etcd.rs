@@ -25,7 +25,7 @@ use api::lease_client::LeaseClient;
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
-use fencepost_testbed::{Etcd, EtcdCluster};
+use fencepost_testkit::{Etcd, EtcdCluster};
 use prost::Message;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;

@@ -13,7 +13,7 @@ use fencepost::fences::{postgres, sqlite};
 use fencepost::rusqlite::{Connection, TransactionBehavior};
 use fencepost::tokio_postgres::{Client, Statement};
 use fencepost::{LockName, Token};
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 
 fn main() -> Outcome<()> {
     let scale = if full() { 1 } else { 100 };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
-use fencepost_testbed::Postgres;
+use fencepost_testkit::Postgres;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, NoTls};
 

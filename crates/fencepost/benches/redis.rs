@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
-use fencepost_testbed::{Persistence, Redis};
+use fencepost_testkit::{Persistence, Redis};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Script};
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
-use fencepost_testbed::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
+use fencepost_testkit::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use zookeeper_client::{Acls, Client, CreateMode};

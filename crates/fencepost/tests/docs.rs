@@ -9,7 +9,7 @@ use fencepost::Fencepost;
 use fencepost::backends::etcd::guarantees_of;
 use fencepost::backends::sqlite;
 use fencepost::guarantees::{Correctness, Guarantees};
-use fencepost_testbed::{Etcd, Persistence, Postgres, Redis, ZooKeeper};
+use fencepost_testkit::{Etcd, Persistence, Postgres, Redis, ZooKeeper};
 
 const START: &str = "<!-- from guarantees(), checked by tests -->\n";
 const END: &str = "<!-- end -->";

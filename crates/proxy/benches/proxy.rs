@@ -9,9 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use fencepost_proxy::{Config, Proxy};
-use fencepost_testbed::ports::on_free_port;
-use fencepost_testbed::wait::{SOON, until};
-use fencepost_testbed::{Nginx, Process};
+use fencepost_testkit::ports::on_free_port;
+use fencepost_testkit::wait::{SOON, until};
+use fencepost_testkit::{Nginx, Process};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::Scene;
 use common::client::{connect, raw, reply, request};
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::wait::{SOON, until};
 
 /// Behind each of them stands a request that would be forwarded if the connection went on.
 const SMUGGLED: &str =

@@ -21,8 +21,8 @@ use fencepost::rusqlite::Connection;
 use fencepost::{Error, ErrorKind, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
-use fencepost_testbed::Nginx;
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::Nginx;
+use fencepost_testkit::wait::{SOON, until};
 
 fn main() -> ExitCode {
     fencepost_conformance::fences::main(vec![Box::new(Gateway)])

@@ -10,7 +10,7 @@ use common::frames::{DATA, END, Frames, HEADERS, RST_STREAM};
 use common::service::Manner;
 use common::{Scene, call, stop};
 use fencepost_proxy::Stopped;
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::wait::{SOON, until};
 
 const NO_ERROR: [u8; 4] = [0; 4];
 const CANCEL: [u8; 4] = [0, 0, 0, 8];

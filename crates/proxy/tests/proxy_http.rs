@@ -17,8 +17,8 @@ use common::{Scene, call, config, stop};
 use fencepost::LockName;
 use fencepost::fences::sqlite;
 use fencepost_proxy::{AccessLog, Proxy, Stopped};
-use fencepost_testbed::Certificates;
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::Certificates;
+use fencepost_testkit::wait::{SOON, until};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 

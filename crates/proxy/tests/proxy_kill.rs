@@ -23,8 +23,8 @@ use common::{Service, service};
 use fencepost::fences::sqlite;
 use fencepost::rusqlite::Connection;
 use fencepost_proxy::{Config, Proxy};
-use fencepost_testbed::Process;
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::Process;
+use fencepost_testkit::wait::{SOON, until};
 
 const CLIENTS: usize = 8;
 /// Each client writes under these many names in turn.

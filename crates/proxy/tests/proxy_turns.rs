@@ -13,7 +13,7 @@ use common::client::{connect, reply, request};
 use common::service::Manner;
 use common::{Scene, Service, call, config, intermediary, stop, tcp_states};
 use fencepost_proxy::{Address, Proxy, Stopped};
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::wait::{SOON, until};
 
 fn token(number: &'static str) -> (&'static str, &'static str) {
     ("Fencing-Token", number)

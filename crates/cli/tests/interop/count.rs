@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use fencepost_testing::command::{Running, now};
+use fencepost_testkit::command::{Running, now};
 
 use crate::scene::{Make, Scene};
 

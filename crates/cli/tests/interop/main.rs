@@ -11,7 +11,7 @@ mod scene;
 use std::time::Duration;
 
 use count::count;
-use fencepost_testing::command::{now, running_in_group, wait_for_text};
+use fencepost_testkit::command::{now, running_in_group, wait_for_text};
 use rustix::process::Signal;
 use scene::{Make, Scene};
 

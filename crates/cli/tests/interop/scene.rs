@@ -3,10 +3,10 @@
 use std::ops::Deref;
 use std::process::Command;
 
-use fencepost_testbed::Redis;
-use fencepost_testing::command::{LIMIT, wait_for};
-use fencepost_testing::interop::site::Site;
-use fencepost_testing::interop::worker::{PINNED, TOOLS, Worker, assert_installed, python};
+use fencepost_testkit::Redis;
+use fencepost_testkit::command::{LIMIT, wait_for};
+use fencepost_testkit::interop::site::Site;
+use fencepost_testkit::interop::worker::{PINNED, TOOLS, Worker, assert_installed, python};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

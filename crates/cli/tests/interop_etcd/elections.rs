@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Fencepost, Leader, Leadership, Observer};
-use fencepost_testing::command::{LIMIT, now, wait_for};
-use fencepost_testing::interop::contender::{Contender, Ways};
-use fencepost_testing::interop::servers::Members;
-use fencepost_testing::interop::worker::Worker;
+use fencepost_testkit::command::{LIMIT, now, wait_for};
+use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::servers::Members;
+use fencepost_testkit::interop::worker::Worker;
 
 use crate::etcd::{Make, Scene};
 

@@ -5,12 +5,12 @@ use std::process::Command;
 use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testbed::{Etcd, EtcdCluster, Slot, shared};
-use fencepost_testing::interop::contender::{Contender, Ways};
-use fencepost_testing::interop::mixed::{INCREMENT, Party, Tally, Way, count};
-use fencepost_testing::interop::servers::{Members, Servers};
-use fencepost_testing::interop::site::Site;
-use fencepost_testing::interop::worker::{Worker, python};
+use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::mixed::{INCREMENT, Party, Tally, Way, count};
+use fencepost_testkit::interop::servers::{Members, Servers};
+use fencepost_testkit::interop::site::Site;
+use fencepost_testkit::interop::worker::{Worker, python};
+use fencepost_testkit::{Etcd, EtcdCluster, Slot, shared};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,10 @@ mod elections;
 mod etcd;
 
 use etcd::{Make, Scene};
-use fencepost_testing::command::{LIMIT, now, running_in_group, wait_for};
-use fencepost_testing::interop::mixed::{self, LONG, Party, SHORT};
-use fencepost_testing::interop::servers::Members;
-use fencepost_testing::interop::worker::Worker;
+use fencepost_testkit::command::{LIMIT, now, running_in_group, wait_for};
+use fencepost_testkit::interop::mixed::{self, LONG, Party, SHORT};
+use fencepost_testkit::interop::servers::Members;
+use fencepost_testkit::interop::worker::Worker;
 
 const OTHERS: [Make; 3] = [Make::Lock, Make::Elect, Make::Service];
 

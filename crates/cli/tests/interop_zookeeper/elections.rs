@@ -6,10 +6,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use fencepost::{Fencepost, Leader};
-use fencepost_testing::command::{LIMIT, now, wait_for};
-use fencepost_testing::interop::contender::{Contender, Ways};
-use fencepost_testing::interop::servers::Members;
-use fencepost_testing::interop::worker::{Worker, python};
+use fencepost_testkit::command::{LIMIT, now, wait_for};
+use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::servers::Members;
+use fencepost_testkit::interop::worker::{Worker, python};
 
 use crate::zookeeper::{Scene, java};
 

@@ -11,10 +11,10 @@ mod zookeeper;
 
 use std::time::Duration;
 
-use fencepost_testing::command::{LIMIT, now, running_in_group, wait_for};
-use fencepost_testing::interop::mixed::{self, LONG, Party, SHORT};
-use fencepost_testing::interop::servers::Members;
-use fencepost_testing::interop::worker::Worker;
+use fencepost_testkit::command::{LIMIT, now, running_in_group, wait_for};
+use fencepost_testkit::interop::mixed::{self, LONG, Party, SHORT};
+use fencepost_testkit::interop::servers::Members;
+use fencepost_testkit::interop::worker::Worker;
 use rustix::process::Signal;
 use zookeeper::{Make, Scene};
 

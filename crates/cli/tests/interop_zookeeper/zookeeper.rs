@@ -5,12 +5,12 @@ use std::process::Command;
 use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
-use fencepost_testing::interop::contender::{Contender, Ways};
-use fencepost_testing::interop::mixed::{Party, Tally, Way, count};
-use fencepost_testing::interop::servers::{Members, Servers};
-use fencepost_testing::interop::site::Site;
-use fencepost_testing::interop::worker::{TOOLS, Worker, assert_installed, python};
+use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::mixed::{Party, Tally, Way, count};
+use fencepost_testkit::interop::servers::{Members, Servers};
+use fencepost_testkit::interop::site::Site;
+use fencepost_testkit::interop::worker::{TOOLS, Worker, assert_installed, python};
+use fencepost_testkit::{Slot, ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
 
 /// Whose lock it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

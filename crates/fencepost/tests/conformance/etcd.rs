@@ -2,7 +2,7 @@
 
 use std::io;
 
-use fencepost_testbed::{Etcd, EtcdCluster};
+use fencepost_testkit::{Etcd, EtcdCluster};
 
 use crate::served::Make;
 

@@ -26,13 +26,13 @@ fn main() -> ExitCode {
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
         #[cfg(feature = "etcd")]
-        served::Served::<fencepost_testbed::Etcd>::alone(),
+        served::Served::<fencepost_testkit::Etcd>::alone(),
         #[cfg(feature = "etcd")]
-        served::Served::<fencepost_testbed::Etcd>::three(),
+        served::Served::<fencepost_testkit::Etcd>::three(),
         #[cfg(feature = "zookeeper")]
-        served::Served::<fencepost_testbed::ZooKeeper>::alone(),
+        served::Served::<fencepost_testkit::ZooKeeper>::alone(),
         #[cfg(feature = "zookeeper")]
-        served::Served::<fencepost_testbed::ZooKeeper>::three(),
+        served::Served::<fencepost_testkit::ZooKeeper>::three(),
         #[cfg(feature = "postgres")]
         postgres::OneServer::direct(),
         #[cfg(feature = "postgres")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fencepost::backend::BoxFuture;
 use fencepost::{Fencepost, Result};
 use fencepost_conformance::{Harness, Site, Unable};
-use fencepost_testbed::{Mode, PgBouncer, Postgres, Proxy};
+use fencepost_testkit::{Mode, PgBouncer, Postgres, Proxy};
 use parking_lot::Mutex;
 
 /// A server, and what stands before it.

@@ -4,7 +4,7 @@
 use fencepost::backend::BoxFuture;
 use fencepost::{Fencepost, Result};
 use fencepost_conformance::{Harness, Site, Unable};
-use fencepost_testbed::{Mode, Persistence, Proxy, Redis};
+use fencepost_testkit::{Mode, Persistence, Proxy, Redis};
 
 pub(crate) struct OneServer;
 

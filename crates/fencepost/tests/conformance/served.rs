@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fencepost::backend::BoxFuture;
 use fencepost::{Fencepost, Result};
 use fencepost_conformance::{Harness, Site, Unable};
-use fencepost_testbed::{Cluster, Clustered, Mode, Proxy, Server};
+use fencepost_testkit::{Cluster, Clustered, Mode, Proxy, Server};
 use parking_lot::Mutex;
 
 /// A make of server that the suite runs on, alone and as three.

@@ -17,7 +17,7 @@ impl Harness for InFile {
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
         Box::pin(async {
-            let directory = fencepost_testbed::directory_on_disk()?;
+            let directory = fencepost_testkit::directory_on_disk()?;
             Ok(Box::new(Place { cut: Mutex::default(), directory }) as Box<dyn Site>)
         })
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use fencepost_testbed::{ZooKeeper, ZooKeeperBuilder, ZooKeeperEnsemble};
+use fencepost_testkit::{ZooKeeper, ZooKeeperBuilder, ZooKeeperEnsemble};
 
 use crate::served::Make;
 

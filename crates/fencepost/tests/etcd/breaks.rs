@@ -6,8 +6,9 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use fencepost::{Fencepost, Guard, GuardState, LossCause};
-use fencepost_testbed::{Etcd, EtcdCluster, Proxy};
-use fencepost_testing::{broken_holder_learns_at_once, connect, ms, pass, until, within};
+use fencepost_testkit::{
+    Etcd, EtcdCluster, Proxy, broken_holder_learns_at_once, connect, ms, pass, until, within,
+};
 
 use crate::common::{LONG, SOON, line, shared};
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::{Etcd, Slot};
+use fencepost_testkit::{Etcd, Slot};
 
 /// A TTL that does not run out during a test: what ends before it did not end by expiry.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
@@ -15,7 +15,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(15);
 /// A server to which nothing is done: tests share it, each with names of its own.
 pub(crate) fn shared() -> Arc<Etcd> {
     static SERVER: Slot<Etcd> = Slot::new(Weak::new());
-    fencepost_testbed::shared(&SERVER, || Etcd::builder().start()).unwrap()
+    fencepost_testkit::shared(&SERVER, || Etcd::builder().start()).unwrap()
 }
 
 /// The leases of the holder and of those who wait, in line, as a key shows them.

@@ -1,12 +1,11 @@
 //! Elections between clients of ours: what the leader says is the value of its key.
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-use fencepost_testing::elections::{
+use fencepost_testkit::elections::{
     a_deposed_leader_is_not_heard, campaigns, leader, leads, one_leads_after_the_other,
     renewals_keep_the_words, said, sees,
 };
-use fencepost_testing::{connect, fails, until, until_waiting, within};
+use fencepost_testkit::{Etcd, Mode, Proxy, Trigger, connect, fails, until, until_waiting, within};
 
 use crate::common::{LEASE, LONG, SOON, leases, line, shared};
 

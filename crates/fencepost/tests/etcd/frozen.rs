@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencepost_testing::{
+use fencepost_testkit::{
     GAP, Worker, connect, granted, lock_as_told, ms, now, pass, say, until, until_waiting, waits,
 };
 

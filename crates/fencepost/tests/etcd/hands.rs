@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
-use fencepost_testbed::{Etcd, Process, Proxy, Trigger};
-use fencepost_testing::{
-    connect, fails, granted, granted_unheard, until, until_waiting, waits, within,
+use fencepost_testkit::{
+    Etcd, Process, Proxy, Trigger, connect, fails, granted, granted_unheard, until, until_waiting,
+    waits, within,
 };
 
 use crate::common::{LEASE, LONG, SOON, kept_for, line, shared};

@@ -1,7 +1,6 @@
 //! The servers forget old revisions (compaction) while somebody watches.
 
-use fencepost_testbed::{Etcd, EtcdCluster};
-use fencepost_testing::{Ways, connect, granted, until_waiting, waits};
+use fencepost_testkit::{Etcd, EtcdCluster, Ways, connect, granted, until_waiting, waits};
 
 use crate::common::{LONG, shared};
 

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
-use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-use fencepost_testing::{
-    connect, fails, granted, granted_unheard, ms, nothing_is_left, pass, until, until_waiting,
-    waits, within,
+use fencepost_testkit::{
+    Etcd, Mode, Proxy, Trigger, connect, fails, granted, granted_unheard, ms, nothing_is_left,
+    pass, until, until_waiting, waits, within,
 };
 
 use crate::common::{SOON, kept_for, leases, line, shared};

@@ -1,10 +1,9 @@
 //! Users, passwords, certificates.
 
 use fencepost::{ErrorKind, GuardState};
-use fencepost_testbed::Etcd;
-use fencepost_testing::{
-    SECRET, connect, fails, granted, nothing_is_left, try_connect, until_renewed, until_waiting,
-    waits, within,
+use fencepost_testkit::{
+    Etcd, SECRET, connect, fails, granted, nothing_is_left, try_connect, until_renewed,
+    until_waiting, waits, within,
 };
 
 use crate::common::{LEASE, LONG, SOON};

@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use fencepost::GuardState;
-use fencepost_testbed::{EtcdCluster, EtcdMember};
-use fencepost_testing::{Victim, granted, until, until_renewed, until_waiting, waits, within};
+use fencepost_testkit::{
+    EtcdCluster, EtcdMember, Victim, granted, until, until_renewed, until_waiting, waits, within,
+};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::common::{LEASE, LONG, SOON, line};
 
-type Scene = fencepost_testing::Scene<EtcdCluster>;
+type Scene = fencepost_testkit::Scene<EtcdCluster>;
 
 async fn set_scene(victim: Victim) -> Scene {
     let cluster = EtcdCluster::start().unwrap();

@@ -1,8 +1,7 @@
 //! Names that lie within each other, keys that are no locks, and what is left in the end.
 
 use fencepost::Fencepost;
-use fencepost_testbed::Etcd;
-use fencepost_testing::{connect, granted, ms, pass, until, until_waiting, waits, within};
+use fencepost_testkit::{Etcd, connect, granted, ms, pass, until, until_waiting, waits, within};
 
 use crate::common::{LONG, SOON, leases, shared};
 

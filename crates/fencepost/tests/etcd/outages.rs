@@ -6,10 +6,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
-use fencepost_testbed::{Etcd, EtcdCluster, EtcdMember};
-use fencepost_testing::{
-    connect, fails, granted, log, ms, nothing_is_left, now, pass, until, until_renewed,
-    until_waiting, waits, within,
+use fencepost_testkit::{
+    Etcd, EtcdCluster, EtcdMember, connect, fails, granted, log, ms, nothing_is_left, now, pass,
+    until, until_renewed, until_waiting, waits, within,
 };
 
 use crate::common::{LEASE, LONG, SOON};

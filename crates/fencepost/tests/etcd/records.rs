@@ -2,12 +2,11 @@
 
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Etcd, Mode, Proxy, Trigger};
-use fencepost_testing::records::{
+use fencepost_testkit::records::{
     begin, keep_runs_out, listed_and_forgotten, long_result, overtaken_can_not_finish,
     records_are_no_locks, sixteen_run_once,
 };
-use fencepost_testing::{SECRET, connect, fails, until, within};
+use fencepost_testkit::{Etcd, Mode, Proxy, SECRET, Trigger, connect, fails, until, within};
 
 use crate::common::{LONG, SOON, leases, shared};
 

@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use fencepost::{Fencepost, Guard, GuardState, LossCause, Moment};
-use fencepost_testbed::{Etcd, EtcdCluster, Mode, Process};
-use fencepost_testing::{Ways, connect, granted, ms, now, until, waits, within};
+use fencepost_testkit::{
+    Etcd, EtcdCluster, Mode, Process, Ways, connect, granted, ms, now, until, waits, within,
+};
 use tempfile::TempDir;
 
 use crate::common::{LEASE, SOON, kept_for, line};

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost::fences::file::FileFence;
-use fencepost_testbed::Process;
-use fencepost_testbed::wait::until;
+use fencepost_testkit::Process;
+use fencepost_testkit::wait::until;
 
 use super::common::*;
 

@@ -32,7 +32,7 @@ fn writes() {
 fn write_apart(path: &Path, number: u64, user: Option<u32>) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", "umask 077; exec \"$0\" sharing::writes --exact --nocapture"]);
-    command.arg(fencepost_testing::own_program());
+    command.arg(fencepost_testkit::own_program());
     command.env(WRITES, format!("{number};{}", path.display())).current_dir("/");
     if let Some(user) = user {
         command.uid(user).gid(user);
@@ -53,7 +53,7 @@ fn locks() {
 
 /// Another user that has locked all that it can open beside the file. Dropping its input ends it.
 fn lock_apart(beside: &Path) -> Child {
-    let mut command = Command::new(fencepost_testing::own_program());
+    let mut command = Command::new(fencepost_testkit::own_program());
     command.args(["sharing::locks", "--exact", "--nocapture"]).uid(STRANGER).gid(STRANGER);
     command.env(LOCKS, beside).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();

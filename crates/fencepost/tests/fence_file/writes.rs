@@ -80,7 +80,7 @@ fn a_slow_producer_holds_nobody_up_and_comes_too_late() {
         let (file, lock) = (scene.fence(), lock.clone());
         move || file.write(&lock, token(33), Stands(stands))
     });
-    fencepost_testbed::wait::until(fencepost_testbed::wait::SOON, "the slow one has begun", || {
+    fencepost_testkit::wait::until(fencepost_testkit::wait::SOON, "the slow one has begun", || {
         Ok(scene.path(".report.fence").is_dir()
             && scene.kept().iter().any(|n| n.starts_with("new-")))
     })

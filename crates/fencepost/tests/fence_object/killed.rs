@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencepost::fences::object::ObjectFence;
 use fencepost::object_store::aws::AmazonS3Builder;
 use fencepost_process::Process;
-use fencepost_testbed::gate::Act;
+use fencepost_testkit::gate::Act;
 
 use super::{Site, name, text, token};
 

@@ -9,7 +9,7 @@ use fencepost::object_store::{
     self, ObjectStore as _, ObjectStoreExt as _, PutMode, UpdateVersion,
 };
 use fencepost::{ErrorKind, Result};
-use fencepost_testbed::gate::{Act, Gate};
+use fencepost_testkit::gate::{Act, Gate};
 
 use super::{Site, name, now, token};
 

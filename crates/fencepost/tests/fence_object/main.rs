@@ -18,8 +18,8 @@ use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder};
 use fencepost::object_store::path::Path;
 use fencepost::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::{ErrorKind, LockName, Token};
-use fencepost_testbed::gate::Gate;
-use fencepost_testbed::{SeaweedFs, Slot, shared};
+use fencepost_testkit::gate::Gate;
+use fencepost_testkit::{SeaweedFs, Slot, shared};
 use futures_util::TryStreamExt as _;
 
 static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost::object_store::ObjectStoreExt as _;
-use fencepost_testbed::gate::Act;
+use fencepost_testkit::gate::Act;
 
 use super::{Site, fails, name, now, text, token};
 

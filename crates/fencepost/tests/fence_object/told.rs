@@ -6,7 +6,7 @@
 
 use fencepost::fences::object::Envelope;
 use fencepost::{ErrorKind, Result};
-use fencepost_testbed::gate::{Act, Gate};
+use fencepost_testkit::gate::{Act, Gate};
 
 use super::{Site, fails, name, token};
 

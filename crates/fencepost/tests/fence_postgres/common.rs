@@ -3,7 +3,7 @@
 use fencepost::fences::postgres;
 use fencepost::tokio_postgres::{self, Client, NoTls};
 use fencepost::{Error, LockName, Token};
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 
 pub(crate) fn name(text: &str) -> LockName {
     LockName::new(text).unwrap()

@@ -6,8 +6,8 @@ use fencepost::ErrorKind;
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::fences::postgres;
 use fencepost::tokio_postgres::Client;
-use fencepost_testbed::wait::SOON;
-use fencepost_testbed::{Database, PgBouncer, Postgres};
+use fencepost_testkit::wait::SOON;
+use fencepost_testkit::{Database, PgBouncer, Postgres};
 
 use crate::common::{ask, connect, error_of, fenced, name, refusal, token};
 

@@ -2,7 +2,7 @@
 
 use fencepost::ErrorKind;
 use fencepost::fences::postgres::{self, Installed, NameFrom};
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 
 use crate::common::{ask, connect, error_of, fenced, name, refusal, token};
 

@@ -3,7 +3,7 @@
 use fencepost::ErrorKind;
 use fencepost::fences::postgres::{self, NameFrom};
 use fencepost::tokio_postgres::Client;
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 
 use crate::common::{ask, error_of, fenced, name, refusal};
 

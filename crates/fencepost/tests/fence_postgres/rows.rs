@@ -5,7 +5,7 @@ use fencepost::fences::cas::{self, Swap};
 use fencepost::fences::{Row, column};
 use fencepost::tokio_postgres::Client;
 use fencepost::tokio_postgres::types::ToSql;
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 
 use crate::common::{ask, connect, error_of, token};
 

@@ -3,8 +3,8 @@
 
 use fencepost::ErrorKind;
 use fencepost::fences::redis::{self, Fence};
-use fencepost_testbed::Redis;
-use fencepost_testbed::wait::{SOON, until};
+use fencepost_testkit::Redis;
+use fencepost_testkit::wait::{SOON, until};
 
 use super::common::*;
 

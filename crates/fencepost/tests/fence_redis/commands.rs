@@ -3,7 +3,7 @@
 use fencepost::fences::redis::Fence;
 use fencepost::redis::{cmd, pipe};
 use fencepost::{ErrorKind, Label};
-use fencepost_testbed::Redis;
+use fencepost_testkit::Redis;
 
 use super::common::*;
 

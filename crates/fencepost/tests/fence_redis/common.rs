@@ -3,7 +3,7 @@
 use fencepost::redis::Client;
 use fencepost::redis::aio::MultiplexedConnection;
 use fencepost::{Error, LockName, Token};
-use fencepost_testbed::Redis;
+use fencepost_testkit::Redis;
 
 pub(crate) async fn connect(server: &Redis) -> MultiplexedConnection {
     Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()

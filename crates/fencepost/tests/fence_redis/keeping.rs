@@ -5,8 +5,8 @@ use std::time::Duration;
 use fencepost::ErrorKind;
 use fencepost::fences::redis::{self, Fence};
 use fencepost::guarantees::Correctness;
-use fencepost_testbed::wait::{SOON, until};
-use fencepost_testbed::{Persistence, Redis};
+use fencepost_testkit::wait::{SOON, until};
+use fencepost_testkit::{Persistence, Redis};
 
 use super::common::*;
 

@@ -4,7 +4,7 @@
 use fencepost::ErrorKind;
 use fencepost::fences::redis::Fence;
 use fencepost::redis::cmd;
-use fencepost_testbed::{Redis, Reply};
+use fencepost_testkit::{Redis, Reply};
 
 use super::common::*;
 

@@ -15,8 +15,8 @@ use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt a
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
-use fencepost_testbed::gate::{Act, Gate};
-use fencepost_testbed::{SeaweedFs, Slot, shared};
+use fencepost_testkit::gate::{Act, Gate};
+use fencepost_testkit::{SeaweedFs, Slot, shared};
 
 static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 

@@ -6,7 +6,7 @@ use fencepost::tokio_postgres::{self, Client, NoTls, Transaction};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence, Marks, Resource};
-use fencepost_testbed::Database;
+use fencepost_testkit::Database;
 use tokio::sync::{Mutex, MutexGuard};
 
 pub(crate) struct InDatabase;

@@ -10,7 +10,7 @@ use fencepost::redis::{Client, RedisError, cmd};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence as Kind, Marks, Resource};
-use fencepost_testbed::Redis;
+use fencepost_testkit::Redis;
 
 /// A server that stands alone, or a cluster of one node.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,8 +34,8 @@ impl Kind for InRedis {
                 Self::Cluster => {
                     let server = Redis::builder().config("cluster-enabled", "yes").start()?;
                     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])?;
-                    fencepost_testbed::wait::until(
-                        fencepost_testbed::wait::SOON,
+                    fencepost_testkit::wait::until(
+                        fencepost_testkit::wait::SOON,
                         "the cluster is up",
                         || Ok(server.command(&["CLUSTER", "INFO"])?.text()?.contains("state:ok")),
                     )?;

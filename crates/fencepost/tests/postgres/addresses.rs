@@ -3,8 +3,9 @@
 use std::fs;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::{Certificates, Postgres, ports};
-use fencepost_testing::{SECRET, connect, fails, nothing_is_left, try_connect};
+use fencepost_testkit::{
+    Certificates, Postgres, SECRET, connect, fails, nothing_is_left, ports, try_connect,
+};
 
 #[tokio::test]
 async fn a_certificate_is_checked_as_far_as_the_url_says() {

@@ -4,8 +4,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 
 use fencepost::LossCause;
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, SOON, connect, ms, two, until, within};
+use fencepost_testkit::{Database, LONG, SOON, connect, ms, two, until, within};
 use tokio_postgres::{AsyncMessage, NoTls};
 
 use crate::common::{ask, session};
@@ -54,7 +53,7 @@ async fn brief_grants_do_not_subscribe() {
         let client = connect(&database.url()).await;
         client.lock("x").acquire().await.unwrap().release().await.unwrap();
         // Longer than it waits to see. On a busy machine the grant may not have been brief: then another one is.
-        fencepost_testing::pass(ms(300)).await;
+        fencepost_testkit::pass(ms(300)).await;
         if ask::<i64>(&admin, LISTENING).await == 0 {
             return;
         }

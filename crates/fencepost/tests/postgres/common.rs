@@ -1,7 +1,6 @@
 //! What the tests of this store share.
 
-use fencepost_testbed::Database;
-use fencepost_testing::until;
+use fencepost_testkit::{Database, until};
 use tokio_postgres::NoTls;
 
 /// A session of the test's own.

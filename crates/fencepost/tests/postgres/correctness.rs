@@ -2,8 +2,7 @@
 
 use fencepost::ErrorKind;
 use fencepost::guarantees::{Correctness, Fault, Holds};
-use fencepost_testbed::{Database, Postgres};
-use fencepost_testing::{LONG, connect, fails, try_connect, until};
+use fencepost_testkit::{Database, LONG, Postgres, connect, fails, try_connect, until};
 
 fn why_unfit(client: &fencepost::Fencepost) -> String {
     match client.guarantees().correctness {

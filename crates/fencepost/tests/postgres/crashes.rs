@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::Postgres;
-use fencepost_testing::{LONG, SOON, connect, fails, ms, two, until, until_waiting, within};
+use fencepost_testkit::{
+    LONG, Postgres, SOON, connect, fails, ms, two, until, until_waiting, within,
+};
 
 /// Room for a restart in the middle of it, and short enough to see a renewal.
 const ROOMY: Duration = ms(15_000);

@@ -5,8 +5,7 @@ use std::process::{Command, Stdio};
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_process::Process;
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, connect, fails, two};
+use fencepost_testkit::{Database, LONG, connect, fails, two};
 use tokio_postgres::{Client, Transaction};
 
 use crate::common::{ask, session};

@@ -1,8 +1,7 @@
 //! Elections on the server: what a leader says goes with its grant.
 
 use fencepost::{Leader, Value};
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, SOON, connect, ms, two, until_waiting, within};
+use fencepost_testkit::{Database, LONG, SOON, connect, ms, two, until_waiting, within};
 
 fn value(leader: Option<Leader>) -> Option<String> {
     leader.and_then(|leader| leader.value).map(|value| value.text().to_string())

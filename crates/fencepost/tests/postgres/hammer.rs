@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, connect, within};
+use fencepost_testkit::{Database, LONG, connect, within};
 
 use crate::common::{ask, session, until_blocked};
 
@@ -26,7 +25,7 @@ async fn tokens_rise_in_the_order_of_grants_with_32_sessions() {
                     } else {
                         let Some(guard) = client.lock("x").ttl(LONG).try_acquire().await.unwrap()
                         else {
-                            fencepost_testing::pass(fencepost_testing::ms(3)).await;
+                            fencepost_testkit::pass(fencepost_testkit::ms(3)).await;
                             if last.load(Ordering::SeqCst) >= 300 {
                                 return granted;
                             }

@@ -1,7 +1,6 @@
 //! A request that is carried out after the one that should undo it: they went over different connections.
 
-use fencepost_testbed::Database;
-use fencepost_testing::connect;
+use fencepost_testkit::{Database, connect};
 use tokio_postgres::Client;
 
 use crate::common::{ask, session};
@@ -65,19 +64,19 @@ async fn an_acquire_that_was_given_up_in_the_middle_is_undone() {
         .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
         .await
         .unwrap();
-    let lock = client.lock("x").ttl(fencepost_testing::LONG);
+    let lock = client.lock("x").ttl(fencepost_testkit::LONG);
     let acquiring = tokio::spawn(async move { lock.acquire().await });
     crate::common::until_blocked(&database, 1).await;
     acquiring.abort();
     thief.batch_execute("commit").await.unwrap();
-    fencepost_testing::nothing_is_left(&client, "x").await;
+    fencepost_testkit::nothing_is_left(&client, "x").await;
 }
 
 /// The acquire was cut off while it waited at the server, and then the server could not be reached: that it may have been
 /// sent is not forgotten over the second failure.
 #[tokio::test]
 async fn acquire_that_was_cut_before_an_outage_counts_as_sent() {
-    use fencepost_testbed::{Mode, Proxy};
+    use fencepost_testkit::{Mode, Proxy};
 
     let (database, thief) = scene().await;
     let proxy = Proxy::to(database.server().address()).unwrap();
@@ -88,20 +87,20 @@ async fn acquire_that_was_cut_before_an_outage_counts_as_sent() {
         .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
         .await
         .unwrap();
-    let lock = client.lock("x").ttl(fencepost_testing::LONG);
+    let lock = client.lock("x").ttl(fencepost_testkit::LONG);
     let acquiring = tokio::spawn(async move { lock.try_acquire().await });
     crate::common::until_blocked(&database, 1).await;
     proxy.set_mode(Mode::Refuse);
-    fencepost_testing::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &[]);
+    fencepost_testkit::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &[]);
     // It is carried out now, unheard; then the network is well again, and it is undone.
     thief.batch_execute("commit").await.unwrap();
     let held = "select count(*) from fencepost.locks where name = 'x' and owner is not null";
-    fencepost_testing::until("it is carried out", async || ask::<i64>(&thief, held).await == 1)
+    fencepost_testkit::until("it is carried out", async || ask::<i64>(&thief, held).await == 1)
         .await;
     proxy.set_mode(Mode::Pass);
     let noted = "select count(*) from fencepost.notes where name = 'x'";
-    fencepost_testing::until("a note is left", async || ask::<i64>(&thief, noted).await == 1).await;
-    fencepost_testing::nothing_is_left(&client, "x").await;
+    fencepost_testkit::until("a note is left", async || ask::<i64>(&thief, noted).await == 1).await;
+    fencepost_testkit::nothing_is_left(&client, "x").await;
 }
 
 /// The answer is that another holds the lock, but an earlier copy of the acquire may still arrive, and the release that
@@ -115,13 +114,13 @@ async fn held_is_not_the_answer_while_an_earlier_acquire_cannot_be_withdrawn() {
         .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
         .await
         .unwrap();
-    let lock = client.lock("x").ttl(fencepost_testing::LONG);
+    let lock = client.lock("x").ttl(fencepost_testkit::LONG);
     let acquiring = tokio::spawn(async move { lock.try_acquire().await });
     database.psql("alter function fencepost.release rename to release_away").unwrap();
     let admin = session(&database.url()).await;
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
                where datname = current_database() and wait_event_type = 'Lock'";
-    fencepost_testing::until("the acquire is cut", async || ask::<i64>(&admin, cut).await == 1)
+    fencepost_testkit::until("the acquire is cut", async || ask::<i64>(&admin, cut).await == 1)
         .await;
     let take = format!(
         "update fencepost.locks set owner = '{OWNER}', token = nextval('fencepost.tokens'), label = 'thief',
@@ -131,10 +130,10 @@ async fn held_is_not_the_answer_while_an_earlier_acquire_cannot_be_withdrawn() {
     );
     thief.batch_execute(&take).await.unwrap();
     let words = ["\"x\"", "withdraw"];
-    fencepost_testing::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &words);
+    fencepost_testkit::fails(acquiring.await.unwrap(), &fencepost::ErrorKind::Unreachable, &words);
     database.psql("alter function fencepost.release_away rename to release").unwrap();
     let noted =
         format!("select count(*) from fencepost.notes where name = 'x' and owner <> '{OWNER}'");
-    fencepost_testing::until("a note is left", async || ask::<i64>(&thief, &noted).await == 1)
+    fencepost_testkit::until("a note is left", async || ask::<i64>(&thief, &noted).await == 1)
         .await;
 }

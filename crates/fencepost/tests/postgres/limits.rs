@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencepost::ErrorKind;
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, SOON, connect, fails, ms, nothing_is_left, two, within};
+use fencepost_testkit::{Database, LONG, SOON, connect, fails, ms, nothing_is_left, two, within};
 
 use crate::common::session;
 
@@ -133,9 +132,9 @@ async fn server_that_only_reads_for_a_while_ends_no_wait_and_no_release() {
     let lock = client.lock("x").ttl(LONG);
     let waiting = tokio::spawn(async move { lock.acquire().await });
     drop(guard);
-    fencepost_testing::until("the wait goes on", async || {
+    fencepost_testkit::until("the wait goes on", async || {
         assert!(!waiting.is_finished());
-        fencepost_testing::log().contains("release failed; retrying")
+        fencepost_testkit::log().contains("release failed; retrying")
     })
     .await;
     // psql's own session would be read-only, too.

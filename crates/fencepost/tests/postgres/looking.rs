@@ -1,8 +1,7 @@
 //! Who only looks makes nothing: a store that is not there is shown as an empty one.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, SOON, connect, fails, within};
+use fencepost_testkit::{Database, LONG, SOON, connect, fails, within};
 
 use crate::records::runs;
 

@@ -3,8 +3,7 @@
 
 use fencepost::ErrorKind;
 use fencepost::fences;
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, connect, fails, try_connect, until};
+use fencepost_testkit::{Database, LONG, connect, fails, try_connect, until};
 
 use crate::common::session;
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use fencepost::ledger::{Entry, State};
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Turn};
-use fencepost_testbed::{Database, PgBouncer, Postgres, Proxy, Trigger};
-use fencepost_testing::{LONG, SOON, connect, fails, two, until, within};
+use fencepost_testkit::{
+    Database, LONG, PgBouncer, Postgres, Proxy, SOON, Trigger, connect, fails, two, until, within,
+};
 use tokio::sync::Barrier;
 
 use crate::common::{ask, session};

@@ -1,8 +1,7 @@
 //! The schema makes itself, once; and who may not make it, or not use it, is told what to do.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, connect, fails, nothing_is_left, try_connect};
+use fencepost_testkit::{Database, LONG, connect, fails, nothing_is_left, try_connect};
 
 use crate::common::{session, until_blocked};
 use crate::records::runs;
@@ -199,7 +198,7 @@ async fn a_request_that_no_client_makes_is_refused() {
 #[tokio::test]
 async fn role_called_as_the_schema_is_sent_elsewhere_before_it_installs() {
     // A server of its own: roles are the server's, and this one has the name that it must have.
-    let server = std::sync::Arc::new(fencepost_testbed::Postgres::builder().start().unwrap());
+    let server = std::sync::Arc::new(fencepost_testkit::Postgres::builder().start().unwrap());
     server
         .psql("create role fencepost login; grant create on database postgres to fencepost")
         .unwrap();

@@ -1,8 +1,7 @@
 //! An administrator ends our sessions, as a failover of a pooler does, too.
 
-use fencepost_testbed::Database;
-use fencepost_testing::{
-    LONG, SOON, connect, ms, nothing_is_left, two, until, until_waiting, within,
+use fencepost_testkit::{
+    Database, LONG, SOON, connect, ms, nothing_is_left, two, until, until_waiting, within,
 };
 
 use crate::common::{ask, session};
@@ -47,7 +46,7 @@ async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
     let ending = tokio::spawn(async move {
         loop {
             ask::<i64>(&admin, END_ALL).await;
-            fencepost_testing::pass(ms(15)).await;
+            fencepost_testkit::pass(ms(15)).await;
         }
     });
     let mut last = 0;

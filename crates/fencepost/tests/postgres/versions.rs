@@ -2,8 +2,7 @@
 //! new is an addition that only those need who use it.
 
 use fencepost::{ErrorKind, Value};
-use fencepost_testbed::Database;
-use fencepost_testing::{LONG, connect, fails, ms};
+use fencepost_testkit::{Database, LONG, connect, fails, ms};
 use tokio_postgres::Client;
 
 use crate::common::{ask, session};

@@ -1,8 +1,9 @@
 //! The ways to a server: TLS, a password, a database, a socket, a prefix.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Redis, Reply};
-use fencepost_testing::{LONG, SECRET, SOON, connect, fails, has, nothing_is_left, try_connect};
+use fencepost_testkit::{
+    LONG, Redis, Reply, SECRET, SOON, connect, fails, has, nothing_is_left, try_connect,
+};
 
 /// Whether a lock that one has keeps the other out.
 async fn exclude(one: &Fencepost, other: &Fencepost) -> bool {

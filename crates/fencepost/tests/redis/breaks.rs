@@ -2,8 +2,7 @@
 //! the next renewal.
 
 use fencepost::{Fencepost, Guard, LossCause};
-use fencepost_testbed::{Proxy, Redis};
-use fencepost_testing::{LONG, SOON, connect, has, logged, ms, two, until, within};
+use fencepost_testkit::{LONG, Proxy, Redis, SOON, connect, has, logged, ms, two, until, within};
 
 const CHANNEL: &str = "fencepost:wake:broken:0:";
 

@@ -2,8 +2,9 @@
 
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, LossCause};
-use fencepost_testbed::Redis;
-use fencepost_testing::{LONG, SOON, connect, has, logged, ms, two, until, until_waiting, within};
+use fencepost_testkit::{
+    LONG, Redis, SOON, connect, has, logged, ms, two, until, until_waiting, within,
+};
 
 const HOUR: i64 = 3600;
 const RECORD: &str = "fencepost:record:x";

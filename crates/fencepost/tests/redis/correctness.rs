@@ -2,8 +2,7 @@
 
 use fencepost::guarantees::Correctness;
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Persistence, Redis, RedisBuilder};
-use fencepost_testing::{SOON, connect, fails, until};
+use fencepost_testkit::{Persistence, Redis, RedisBuilder, SOON, connect, fails, until};
 
 fn synced() -> RedisBuilder {
     Redis::builder().persist(Persistence::Always)

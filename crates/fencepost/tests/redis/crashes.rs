@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, LossCause};
-use fencepost_testbed::{Persistence, Redis};
-use fencepost_testing::{LONG, SOON, connect, ms, two, until, until_waiting, within};
+use fencepost_testkit::{
+    LONG, Persistence, Redis, SOON, connect, ms, two, until, until_waiting, within,
+};
 
 /// Room for a restart in the middle of it, and short enough to see a renewal.
 const ROOMY: Duration = ms(3000);

@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
-use fencepost_testbed::{Mode, Proxy, Redis, Trigger};
-use fencepost_testing::{
-    LONG, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until,
-    until_waiting, within,
+use fencepost_testkit::{
+    LONG, Mode, Proxy, Redis, SOON, Trigger, connect, fails, has, ms, nothing_is_left, now,
+    try_connect, two, until, until_waiting, within,
 };
 
 /// How much later than its limit a call may come back on a busy machine.

@@ -1,11 +1,12 @@
 //! Elections: what the leader says of itself lies beside the lock, and goes with it.
 
-use fencepost_testbed::{Mode, Proxy, Redis, Trigger, fork_in_the_road};
-use fencepost_testing::elections::{
+use fencepost_testkit::elections::{
     a_deposed_leader_is_not_heard, campaigns, leads, one_leads_after_the_other,
     renewals_keep_the_words, said,
 };
-use fencepost_testing::{LONG, SOON, connect, has, ms, two, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, Redis, SOON, Trigger, connect, fork_in_the_road, has, ms, two, until, within,
+};
 
 const SAID: &str = "fencepost:value:e";
 

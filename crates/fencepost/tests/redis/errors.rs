@@ -5,10 +5,9 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use fencepost::ErrorKind;
-use fencepost_testbed::{Redis, ports};
-use fencepost_testing::{
-    LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until,
-    within,
+use fencepost_testkit::{
+    LONG, Redis, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, ports, try_connect,
+    two, until, within,
 };
 
 #[tokio::test]

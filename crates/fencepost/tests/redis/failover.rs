@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 use fencepost::guarantees::{Correctness, Fault, Holds};
-use fencepost_testbed::{Mode, Proxy, Redis};
-use fencepost_testing::{LONG, SOON, connect, fails, has, logged, try_connect, two, until};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, Redis, SOON, connect, fails, has, logged, try_connect, two, until,
+};
 
 /// redisson#2669, node-redlock#16: the replica had not heard of the lock, was promoted, and granted it again.
 /// Nothing on one server can prevent that; it is declared, and the fence stands: its tokens are higher than
@@ -120,7 +121,7 @@ async fn release_that_the_acl_refused_is_retried() {
 
 #[tokio::test]
 async fn a_server_with_a_replica_is_not_for_correctness() {
-    let primary = Redis::builder().persist(fencepost_testbed::Persistence::Always).start().unwrap();
+    let primary = Redis::builder().persist(fencepost_testkit::Persistence::Always).start().unwrap();
     let _replica = Redis::builder().replica_of(&primary).start().unwrap();
     let client = connect(&primary.url()).await;
     let Correctness::Unfit { why, remedy } = client.guarantees().correctness else {

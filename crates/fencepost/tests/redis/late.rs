@@ -5,8 +5,10 @@
 //! more, and nobody would release it. The release has left a note for it at the server.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Mode, Proxy, Redis, Trigger, fork_in_the_road};
-use fencepost_testing::{LONG, SOON, connect, fails, has, ms, nothing_is_left, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, Redis, SOON, Trigger, connect, fails, fork_in_the_road, has, ms,
+    nothing_is_left, until, within,
+};
 
 /// A client, and its two lines to a server. What it sends on the old one is held back from now on.
 pub(crate) struct HeldBack {

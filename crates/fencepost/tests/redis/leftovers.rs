@@ -1,7 +1,6 @@
 //! What is left on the server of locks that nobody holds any more: nothing, after the retention.
 
-use fencepost_testbed::Redis;
-use fencepost_testing::{LONG, connect, ms, now, two, until};
+use fencepost_testkit::{LONG, Redis, connect, ms, now, two, until};
 
 /// How many names are locked, unless `FENCEPOST_NAMES` says another number.
 const NAMES: usize = 100_000;
@@ -34,7 +33,7 @@ async fn names_that_were_locked_once_leave_no_key() {
     }
     let locked = now();
     until("no key is left", async || {
-        fencepost_testing::pass(ms(50)).await;
+        fencepost_testkit::pass(ms(50)).await;
         keys(&server) == 0
     })
     .await;
@@ -56,7 +55,7 @@ async fn waiters_and_those_who_gave_up_leave_no_key() {
         drop(theirs.lock(&name).try_acquire());
         tokio::select! {
             _ = theirs.lock(&name).acquire() => panic!("it is held"),
-            () = fencepost_testing::pass(ms(3)) => {}
+            () = fencepost_testkit::pass(ms(3)) => {}
         }
         if number % 2 == 0 {
             guard.release().await.unwrap();

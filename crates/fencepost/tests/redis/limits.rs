@@ -1,9 +1,9 @@
 //! A server at its limits: without memory, busy with somebody's script, without our scripts.
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testbed::{Client, Persistence, Redis, Reply};
-use fencepost_testing::{
-    LONG, SOON, connect, fails, has, ms, nothing_is_left, now, try_connect, two, until, within,
+use fencepost_testkit::{
+    Client, LONG, Persistence, Redis, Reply, SOON, connect, fails, has, ms, nothing_is_left, now,
+    try_connect, two, until, within,
 };
 
 /// A full server grants nothing new. What it has granted stays as good as it was: a renewal and a release

@@ -10,10 +10,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Ttl};
-use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Reply, Trigger, fork_in_the_road};
-use fencepost_testing::{
-    LONG, SECRET, SOON, connect, fails, has, ms, nothing_is_left, now, pass, try_connect, two,
-    until, until_waiting, within,
+use fencepost_testkit::{
+    LONG, Mode, Persistence, Proxy, Redis, Reply, SECRET, SOON, Trigger, connect, fails,
+    fork_in_the_road, has, ms, nothing_is_left, now, pass, try_connect, two, until, until_waiting,
+    within,
 };
 
 use crate::late::HeldBack;

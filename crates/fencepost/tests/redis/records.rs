@@ -2,12 +2,13 @@
 
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::{Mode, Persistence, Proxy, Redis, Trigger};
-use fencepost_testing::records::{
+use fencepost_testkit::records::{
     begin, keep_runs_out, listed_and_forgotten, overtaken_can_not_finish, records_are_no_locks,
     sixteen_run_once,
 };
-use fencepost_testing::{SOON, connect, fails, two, until, within};
+use fencepost_testkit::{
+    Mode, Persistence, Proxy, Redis, SOON, Trigger, connect, fails, two, until, within,
+};
 
 fn synced() -> Redis {
     Redis::builder().persist(Persistence::Always).start().unwrap()
@@ -35,7 +36,7 @@ async fn a_record_ends_with_its_time() {
     let server = synced();
     let key = "fencepost:once:once/short";
     let client = connect(&server.url()).await;
-    keep_runs_out(&client, async || !fencepost_testing::has(&server, key)).await;
+    keep_runs_out(&client, async || !fencepost_testkit::has(&server, key)).await;
 }
 
 /// Also under a prefix that is a pattern, beside records of another one.

@@ -2,8 +2,10 @@
 //! the queue. It was sent on another connection, or stood behind it in a batch.
 
 use fencepost::{Fencepost, Guard};
-use fencepost_testbed::{Redis, Reply, Valve, fork_in_the_road};
-use fencepost_testing::{LONG, connect, has, nothing_is_left, until, until_waiting};
+use fencepost_testkit::{
+    LONG, Redis, Reply, Valve, connect, fork_in_the_road, has, nothing_is_left, until,
+    until_waiting,
+};
 
 use tokio::task::JoinHandle;
 

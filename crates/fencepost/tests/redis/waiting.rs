@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::{Proxy, Redis, Reply};
-use fencepost_testing::{
-    LONG, SOON, connect, has, logged, ms, now, pass, two, until, until_waiting, within,
+use fencepost_testkit::{
+    LONG, Proxy, Redis, Reply, SOON, connect, has, logged, ms, now, pass, two, until,
+    until_waiting, within,
 };
 
 /// The longest that a waiter goes without looking is 250 ms; the rest is for a busy machine.
@@ -168,7 +168,7 @@ async fn a_waiter_that_is_cut_off_for_good_does_not_hold_up_the_queue() {
     let waiter = theirs.clone();
     let second = tokio::spawn(async move { waiter.lock("x").ttl(LONG).acquire().await });
     until_waiting(&ours, "x", 2).await;
-    proxy.set_mode(fencepost_testbed::Mode::Silent);
+    proxy.set_mode(fencepost_testkit::Mode::Silent);
     guard.release().await.unwrap();
     // A place is kept for 1.5 s without a word: redisson#2883, where dead waiters stalled a fair queue.
     let next = within(ms(1500) + LOOKS, "the next one is granted", second).await.unwrap();

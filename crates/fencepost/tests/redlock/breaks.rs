@@ -2,8 +2,7 @@
 
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, Guard, LossCause};
-use fencepost_testbed::{Mode, Redis};
-use fencepost_testing::{LONG, SOON, connect, has, two, until, within};
+use fencepost_testkit::{LONG, Mode, Redis, SOON, connect, has, two, until, within};
 
 use crate::{Node, Nodes};
 

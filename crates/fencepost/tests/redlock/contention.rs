@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testing::{LONG, SOON, connect, fails, ms, nothing_is_left, now, two, within};
+use fencepost_testkit::{LONG, SOON, connect, fails, ms, nothing_is_left, now, two, within};
 
 use crate::Nodes;
 

@@ -2,12 +2,11 @@
 //! heard its last word.
 
 use fencepost::ErrorKind;
-use fencepost_testbed::{Mode, Proxy};
-use fencepost_testing::elections::{
+use fencepost_testkit::elections::{
     a_deposed_leader_is_not_heard, campaigns, leads, one_leads_after_the_other,
     renewals_keep_the_words, said,
 };
-use fencepost_testing::{LONG, connect, fails, ms, two, until};
+use fencepost_testkit::{LONG, Mode, Proxy, connect, fails, ms, two, until};
 
 use crate::Nodes;
 

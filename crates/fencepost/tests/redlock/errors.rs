@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::Redis;
-use fencepost_testing::{
-    LONG, SECRET, SOON, connect, fails, has, logged, ms, nothing_is_left, try_connect,
+use fencepost_testkit::{
+    LONG, Redis, SECRET, SOON, connect, fails, has, logged, ms, nothing_is_left, try_connect,
 };
 
 use crate::{Node, Nodes};
@@ -78,7 +77,7 @@ async fn a_node_where_the_key_is_no_lock_is_done_without() {
     nodes.0[0].server.command(&["LPUSH", "x", "theirs"]).unwrap();
     let guard = client.lock("x").ttl(ms(1500)).acquire_within(SOON).await.unwrap();
     let before = guard.deadline();
-    fencepost_testing::until("it is renewed", async || guard.deadline() > before).await;
+    fencepost_testkit::until("it is renewed", async || guard.deadline() > before).await;
     let shown = client.inspect("x").await.unwrap().holder.unwrap();
     assert_eq!(shown.token, Some(guard.token()));
     guard.release().await.unwrap();
@@ -89,7 +88,7 @@ async fn a_node_where_the_key_is_no_lock_is_done_without() {
         [&*nodes.0[0].shown, &nodes.0[1].shown, "something else than a lock", "2 are needed"];
     let outcome = client.lock("x").ttl(LONG).acquire_within(SOON).await;
     fails(outcome, &ErrorKind::Refused, &words);
-    fencepost_testing::until("the third has nothing", async || !has(&nodes.0[2].server, "x")).await;
+    fencepost_testkit::until("the third has nothing", async || !has(&nodes.0[2].server, "x")).await;
 }
 
 #[tokio::test]

@@ -13,8 +13,7 @@ mod restarts;
 mod strangers;
 mod undo;
 
-use fencepost_testbed::{Proxy, Redis, RedisBuilder};
-use fencepost_testing::has;
+use fencepost_testkit::{Proxy, Redis, RedisBuilder, has};
 
 /// One server, with nothing on disk, behind a line that can be cut.
 struct Node {

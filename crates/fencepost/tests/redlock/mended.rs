@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testbed::{Mode, Proxy};
-use fencepost_testing::{LONG, SOON, connect, ms, nothing_is_left, now, two, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, connect, ms, nothing_is_left, now, two, until, within,
+};
 
 use crate::Nodes;
 

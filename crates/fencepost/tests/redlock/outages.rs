@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::Mode;
-use fencepost_testing::{LONG, SOON, connect, fails, ms, nothing_is_left, now, two, until, within};
+use fencepost_testkit::{
+    LONG, Mode, SOON, connect, fails, ms, nothing_is_left, now, two, until, within,
+};
 
 use crate::{Node, Nodes};
 
@@ -126,7 +127,7 @@ async fn is_an_outage_if_it_hits_three(fault: Fault, state: &str) {
     fails(outcome, &ErrorKind::Unreachable, &["\"x\""]);
     // What was voted for on the other two is taken back without waiting for the three.
     until("no vote is left", async || {
-        nodes.0.iter().skip(3).all(|node| !fencepost_testing::has(&node.server, "x"))
+        nodes.0.iter().skip(3).all(|node| !fencepost_testkit::has(&node.server, "x"))
     })
     .await;
     let asked = now();
@@ -227,7 +228,7 @@ async fn a_client_connects_to_a_majority_and_not_to_less() {
     nothing_is_left(&client, "x").await;
     nodes.0[1].strike(Fault::Dead);
     let words = [&*nodes.0[0].shown, &nodes.0[1].shown, "1 of 3 nodes answered", "2 are needed"];
-    fails(fencepost_testing::try_connect(&url).await, &ErrorKind::Unreachable, &words);
+    fails(fencepost_testkit::try_connect(&url).await, &ErrorKind::Unreachable, &words);
     // The one that was missing at first carries it now.
     nodes.0[0].heal(Fault::Dead);
     until("it is found", async || client.inspect("x").await.is_ok()).await;

@@ -1,8 +1,9 @@
 //! A vote that arrives at a node after the release that undoes it, though the release found something to end there: the
 //! waiter's position.
 
-use fencepost_testbed::{Mode, Redis, Reply, Valve, fork_in_the_road};
-use fencepost_testing::{LONG, SOON, connect, has, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Redis, Reply, SOON, Valve, connect, fork_in_the_road, has, until, within,
+};
 
 use crate::Nodes;
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testing::{LONG, SOON, connect, fails, now, two};
+use fencepost_testkit::{LONG, SOON, connect, fails, now, two};
 
 use crate::Nodes;
 
@@ -48,7 +48,7 @@ async fn a_holder_that_a_majority_has_forgotten_is_told() {
     let client = connect(&nodes.url("restarted=vote")).await;
     let guard = client.lock("x").ttl(Duration::from_millis(1500)).acquire().await.unwrap();
     nodes.0.iter().take(2).for_each(|node| node.server.restart().unwrap());
-    let cause = fencepost_testing::within(SOON, "it is told", guard.lost()).await;
+    let cause = fencepost_testkit::within(SOON, "it is told", guard.lost()).await;
     assert_eq!(cause, fencepost::LossCause::Expired);
 }
 

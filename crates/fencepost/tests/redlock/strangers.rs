@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testing::{LONG, SOON, connect, ms, nothing_is_left, until, until_waiting, within};
+use fencepost_testkit::{LONG, SOON, connect, ms, nothing_is_left, until, until_waiting, within};
 
 use crate::{Node, Nodes};
 

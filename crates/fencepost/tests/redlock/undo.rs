@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
-use fencepost_testbed::{Mode, Proxy, Trigger, fork_in_the_road};
-use fencepost_testing::{LONG, SOON, connect, has, ms, nothing_is_left, pass, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, Trigger, connect, fork_in_the_road, has, ms, nothing_is_left, pass,
+    until, within,
+};
 
 use crate::Nodes;
 

@@ -28,7 +28,7 @@ struct Place {
 
 fn place() -> Place {
     // Records are kept only on one.
-    let directory = fencepost_testbed::directory_on_disk().unwrap();
+    let directory = fencepost_testkit::directory_on_disk().unwrap();
     let path = directory.path().join("state/locks.db");
     Place { _directory: directory, path }
 }
@@ -60,7 +60,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// Waits until the condition holds; a test that would hang fails instead.
 #[track_caller]
 fn until(mut holds: impl FnMut() -> bool) {
-    fencepost_testbed::wait::until(SOON, "the condition holds", || Ok(holds())).unwrap();
+    fencepost_testkit::wait::until(SOON, "the condition holds", || Ok(holds())).unwrap();
 }
 
 /// What the future gives, if it does soon.

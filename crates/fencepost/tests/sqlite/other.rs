@@ -32,7 +32,7 @@ impl Other {
     pub(crate) fn start(user: Option<User>, umask: &str, role: &str, url: &str) -> Self {
         let mut command = Command::new("sh");
         let run = format!("umask {umask}; exec \"$0\" other::process --exact --nocapture");
-        command.args(["-c", &run]).arg(fencepost_testing::own_program());
+        command.args(["-c", &run]).arg(fencepost_testkit::own_program());
         command.env(ORDER, format!("{role} {url}")).current_dir("/");
         if let Some((user, group)) = user {
             command.uid(user).gid(group);

@@ -1,8 +1,7 @@
 //! How servers are reached, and what is said when they are not.
 
 use fencepost::{ErrorKind, Fencepost};
-use fencepost_testbed::ZooKeeper;
-use fencepost_testing::{LONG, SOON, connect, fails, within};
+use fencepost_testkit::{LONG, SOON, ZooKeeper, connect, fails, within};
 
 use super::common::Site;
 

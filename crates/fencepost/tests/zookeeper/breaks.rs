@@ -1,9 +1,9 @@
 //! A holder learns at once that its grant was broken, and confirms it by taking the marker away.
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testbed::Mode;
-use fencepost_testbed::Proxy;
-use fencepost_testing::{LONG, SOON, broken_holder_learns_at_once, connect, fails, until};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, broken_holder_learns_at_once, connect, fails, until,
+};
 
 use crate::common::Site;
 

@@ -5,8 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost::Fencepost;
-use fencepost_testbed::{Slot, ZooKeeper};
-use fencepost_testing::connect;
+use fencepost_testkit::{Slot, ZooKeeper, connect};
 
 /// Room for an election and a move to another member, and short enough to see renewals.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
@@ -23,7 +22,7 @@ impl Site {
         static SERVER: Slot<ZooKeeper> = Slot::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let builder = ZooKeeper::builder().tick_time(200).max_session_timeout(200_000);
-        let server = fencepost_testbed::shared(&SERVER, || builder.start()).unwrap();
+        let server = fencepost_testkit::shared(&SERVER, || builder.start()).unwrap();
         Self { server, chroot: format!("/t{}", NEXT.fetch_add(1, Ordering::Relaxed)) }
     }
 

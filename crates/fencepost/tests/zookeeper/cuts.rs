@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use fencepost::Fencepost;
-use fencepost_testbed::{Mode, Proxy};
-use fencepost_testing::{LONG, SOON, connect, now, pass, until, within};
+use fencepost_testkit::{LONG, Mode, Proxy, SOON, connect, now, pass, until, within};
 
 use super::common::Site;
 

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::ZooKeeper;
-use fencepost_testing::{
-    LONG, SOON, connect, fails, ms, pass, until, until_waiting, waits, within,
+use fencepost_testkit::{
+    LONG, SOON, ZooKeeper, connect, fails, ms, pass, until, until_waiting, waits, within,
 };
 
 use super::common::Site;
@@ -140,6 +139,6 @@ async fn tls_on_one_side_only_is_told() {
     fails(three, &ErrorKind::Unreachable, &[&secure.to_string(), "certificate"]);
     let client = connect(&format!("zookeeper://{secure}/t?tls=true&ca={}", ca.display())).await;
     let guard = client.lock("x").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    fencepost_testing::until_renewed(&guard, 2).await;
+    fencepost_testkit::until_renewed(&guard, 2).await;
     guard.release().await.unwrap();
 }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
 
-use fencepost_testbed::ZooKeeper;
-use fencepost_testing::{LONG, SOON, connect, fails, until, until_waiting, within};
+use fencepost_testkit::{LONG, SOON, ZooKeeper, connect, fails, until, until_waiting, within};
 
 use super::common::Site;
 use super::ensemble::Three;

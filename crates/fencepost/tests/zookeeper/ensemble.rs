@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_testbed::{Slot, ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
-use fencepost_testing::Victim;
+use fencepost_testkit::{Slot, Victim, ZooKeeper, ZooKeeperEnsemble, ZooKeeperMember, shared};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::common::LEASE;
@@ -84,7 +83,7 @@ fn lock(pool: &Pool) -> MutexGuard<'_, Vec<ZooKeeperEnsemble>> {
     pool.lock()
 }
 
-pub(crate) type Scene = fencepost_testing::Scene<Three>;
+pub(crate) type Scene = fencepost_testkit::Scene<Three>;
 
 pub(crate) async fn set_scene(victim: Victim, ttls: &[Duration]) -> Scene {
     let three = Three::take();

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fencepost::{GuardState, Moment};
-use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperEnsemble};
-use fencepost_testing::{
-    GAP, LONG, SOON, Worker, granted, lock_as_told, ms, now, pass, say, until, until_waiting, waits,
+use fencepost_testkit::{
+    GAP, LONG, Mode, Proxy, SOON, Worker, ZooKeeper, ZooKeeperEnsemble, granted, lock_as_told, ms,
+    now, pass, say, until, until_waiting, waits,
 };
 
 use super::common::Site;

@@ -1,7 +1,7 @@
 //! Somebody ends our session or takes our node away, behind our back.
 
 use fencepost::{ErrorKind, GuardState, LossCause};
-use fencepost_testing::{LONG, SOON, fails, granted, now, until, until_waiting, waits, within};
+use fencepost_testkit::{LONG, SOON, fails, granted, now, until, until_waiting, waits, within};
 
 use super::common::Site;
 use super::raw::{expire_session_of, session_of};

@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, GuardState};
-use fencepost_testbed::{Mode, Proxy, Trigger};
-use fencepost_testing::{
-    LONG, SOON, connect, granted, granted_unheard, ms, nothing_is_left, pass, until, until_waiting,
-    waits, within,
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, Trigger, connect, granted, granted_unheard, ms, nothing_is_left, pass,
+    until, until_waiting, waits, within,
 };
 
 use super::common::Site;
@@ -238,7 +237,7 @@ async fn an_acquire_that_was_carried_out_unheard_is_undone() {
     let unheard = ours.lock("x").ttl(LONG).acquire_within(ms(2500));
     let made = until("its node is made", async || site.children("/x").len() == 1);
     let (outcome, ()) = tokio::join!(unheard, made);
-    fencepost_testing::fails(outcome, &ErrorKind::Unreachable, &[]);
+    fencepost_testkit::fails(outcome, &ErrorKind::Unreachable, &[]);
     proxy.set_mode(Mode::Refuse);
     let tries = proxy.accepted();
     until("the client tries to connect", async || proxy.accepted() > tries).await;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fencepost::GuardState;
-use fencepost_testbed::{ZooKeeperEnsemble, ZooKeeperMember};
-use fencepost_testing::{
-    LONG, SOON, Victim, connect, granted, now, until, until_renewed, until_waiting, waits, within,
+use fencepost_testkit::{
+    LONG, SOON, Victim, ZooKeeperEnsemble, ZooKeeperMember, connect, granted, now, until,
+    until_renewed, until_waiting, waits, within,
 };
 use tokio::sync::mpsc::unbounded_channel;
 

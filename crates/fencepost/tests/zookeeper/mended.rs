@@ -5,8 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
-use fencepost_testbed::{Mode, Proxy, ZooKeeper};
-use fencepost_testing::{LONG, SOON, connect, fails, pass, until, within};
+use fencepost_testkit::{LONG, Mode, Proxy, SOON, ZooKeeper, connect, fails, pass, until, within};
 
 use super::common::Site;
 

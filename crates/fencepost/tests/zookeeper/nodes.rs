@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testing::{LONG, SOON, connect, until, until_waiting, within};
+use fencepost_testkit::{LONG, SOON, connect, until, until_waiting, within};
 
 use super::common::Site;
 use super::raw::{ALL, Kind, Raw};

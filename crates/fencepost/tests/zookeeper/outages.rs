@@ -6,10 +6,9 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, GuardState, LossCause};
-use fencepost_testbed::ZooKeeperMember;
-use fencepost_testing::{
-    LONG, SOON, connect, fails, granted, log, nothing_is_left, now, pass, until, until_renewed,
-    until_waiting, waits, within,
+use fencepost_testkit::{
+    LONG, SOON, ZooKeeperMember, connect, fails, granted, log, nothing_is_left, now, pass, until,
+    until_renewed, until_waiting, waits, within,
 };
 
 use super::common::LEASE;

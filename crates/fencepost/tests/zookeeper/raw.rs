@@ -4,8 +4,7 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use fencepost_testbed::{ZooKeeper, wait};
-use fencepost_testing::SOON;
+use fencepost_testkit::{SOON, ZooKeeper, wait};
 
 const CREATE: i32 = 1;
 const CREATE_CONTAINER: i32 = 19;

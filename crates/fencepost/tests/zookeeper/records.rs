@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use fencepost::ledger::State;
 use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Once, Turn};
-use fencepost_testbed::{Mode, Proxy, ZooKeeper};
-use fencepost_testing::{LONG, SOON, connect, fails, pass, until, within};
+use fencepost_testkit::{LONG, Mode, Proxy, SOON, ZooKeeper, connect, fails, pass, until, within};
 
 use super::common::Site;
 use super::ensemble::Three;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencepost::{ErrorKind, LossCause};
-use fencepost_testing::{LONG, SOON, fails, now, pass, until};
+use fencepost_testkit::{LONG, SOON, fails, now, pass, until};
 
 use super::common::Site;
 

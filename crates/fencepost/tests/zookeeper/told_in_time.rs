@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::{Guard, Moment};
-use fencepost_testbed::{Mode, Proxy, ZooKeeper, ZooKeeperMember, wait};
-use fencepost_testing::{LONG, SOON, Ways, connect, ms, now, pass, until, within};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, Ways, ZooKeeper, ZooKeeperMember, connect, ms, now, pass, until, wait,
+    within,
+};
 
 use super::common::Site;
 use super::ensemble::Three;

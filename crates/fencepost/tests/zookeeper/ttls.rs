@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
-use fencepost_testbed::ZooKeeper;
-use fencepost_testing::{LONG, SOON, fails, log, ms, until};
+use fencepost_testkit::{LONG, SOON, ZooKeeper, fails, log, ms, until};
 
 use crate::common::Site;
 

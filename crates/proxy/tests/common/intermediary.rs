@@ -1,7 +1,7 @@
 //! A stock proxy (nginx) between the gateway and a service, which gives up a request that the service still works on.
 
-use fencepost_testbed::Nginx;
-use fencepost_testbed::ports::on_free_port;
+use fencepost_testkit::Nginx;
+use fencepost_testkit::ports::on_free_port;
 
 use super::Service;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use fencepost_core::{Label, LockName, OwnerId, Ttl};
-use fencepost_testbed::Redis as Server;
+use fencepost_testkit::Redis as Server;
 use tokio::runtime::Handle;
 
 use super::*;

@@ -251,7 +251,7 @@ pub(super) mod tests {
     use std::time::Duration;
 
     use fencepost_core::Label;
-    use fencepost_testbed::{Mode, Proxy, ZooKeeper as Server};
+    use fencepost_testkit::{Mode, Proxy, ZooKeeper as Server};
 
     use super::*;
     use crate::backend::Surroundings;

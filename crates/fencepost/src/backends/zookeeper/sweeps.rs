@@ -135,7 +135,7 @@ fn somewhere(count: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use fencepost_core::{LockName, Token};
-    use fencepost_testbed::ZooKeeper as Server;
+    use fencepost_testkit::ZooKeeper as Server;
 
     use super::super::ledger::tests::{claim_of, finish_of, open, open_at};
     use super::super::record::Site;

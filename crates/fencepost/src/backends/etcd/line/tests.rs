@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Label, OwnerId, Ttl, Value};
-use fencepost_testbed::Etcd as Server;
+use fencepost_testkit::Etcd as Server;
 
 use super::*;
 use tokio_util::task::TaskTracker;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencepost_core::Label;
-use fencepost_testbed::{Etcd as Server, Mode, Proxy, Trigger};
+use fencepost_testkit::{Etcd as Server, Mode, Proxy, Trigger};
 use futures_util::FutureExt as _;
 
 use super::*;
