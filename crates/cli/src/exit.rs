@@ -1,12 +1,11 @@
 //! How the program ends: its exit codes, and the one line that says why.
 
 use std::io::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use fencepost::{Error, ErrorKind};
 use rustix::process::Signal;
 
-use crate::out;
+pub(crate) use crate::say::{be_quiet, is_quiet, note, say};
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
@@ -173,32 +172,6 @@ impl From<Error> for Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::internal(error.to_string())
-    }
-}
-
-/// `--quiet`: nothing but errors and warnings.
-static QUIET: AtomicBool = AtomicBool::new(false);
-
-/// From here on [`note`] prints nothing.
-pub(crate) fn be_quiet() {
-    QUIET.store(true, Ordering::Relaxed);
-}
-
-/// Whether `--quiet` was given.
-pub(crate) fn is_quiet() -> bool {
-    QUIET.load(Ordering::Relaxed)
-}
-
-/// One line on stderr. A stderr that is gone does not stop us.
-pub(crate) fn say(message: &str) {
-    let clear = crate::waiting::clear_line();
-    let _ = writeln!(std::io::stderr(), "{clear}fencepost: {}", out::line(message));
-}
-
-/// The same, for what `--quiet` leaves out.
-pub(crate) fn note(message: &str) {
-    if !is_quiet() {
-        say(message);
     }
 }
 

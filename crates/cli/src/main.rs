@@ -20,6 +20,7 @@ mod manual;
 mod once;
 mod out;
 mod run;
+mod say;
 mod script;
 mod signals;
 mod size;
@@ -28,6 +29,7 @@ mod sys;
 mod take;
 mod usage;
 mod waiting;
+mod watchdog_record;
 
 use std::process::ExitCode;
 

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::exit::{self, Failure};
+pub(crate) use crate::say::line;
 
 /// Whether anybody still reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,12 +72,6 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
         used <= columns
     };
     line.chars().take_while(fits).collect()
-}
-
-/// What others wrote, fit for one line: control characters are escaped.
-pub(crate) fn line(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_debug().collect() } else { c.to_string() };
-    text.chars().map(escape).collect()
 }
 
 /// A span that may be days: `3d04h`, else as [`short`](fencepost::backend::short) has it.

@@ -3,7 +3,6 @@
 pub(crate) mod child;
 pub(crate) mod group;
 pub(crate) mod leash;
-pub(crate) mod record;
 pub(crate) mod supervise;
 pub(crate) mod terminal;
 pub(crate) mod watchdog;

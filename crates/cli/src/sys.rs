@@ -18,7 +18,7 @@ use std::process::Command;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, getpid};
 
-use crate::run::record::Record;
+use crate::watchdog_record::Record;
 
 /// What the command's process does before it becomes the command.
 pub(crate) struct ChildSetup {

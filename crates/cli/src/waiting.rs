@@ -2,15 +2,14 @@
 
 use std::convert::Infallible;
 use std::io::{IsTerminal as _, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost::backend::{LockInfo, short};
 use fencepost::clock::{BootClock, Clock as _};
 
-use crate::exit::{is_quiet, note, say};
 use crate::out;
+use crate::say::{clear_line, is_quiet, line_is_drawn, note, say};
 use crate::store::Target;
 
 /// A lock that is free is taken long before this: nothing flickers.
@@ -83,14 +82,6 @@ fn describe(info: &LockInfo, own_label: &str) -> String {
     format!("waiting for \"{}\": {holder}; {queue}", info.name)
 }
 
-/// Whether such a line stands on the terminal now.
-static DRAWN: AtomicBool = AtomicBool::new(false);
-
-/// What must be written before another line, so that it does not stand behind the drawn one.
-pub(crate) fn clear_line() -> &'static str {
-    if DRAWN.swap(false, Ordering::Relaxed) { "\r\x1b[K" } else { "" }
-}
-
 /// A line on the terminal that is drawn over, and gone when we are.
 #[derive(Default)]
 struct Line {
@@ -100,7 +91,7 @@ struct Line {
 impl Line {
     fn draw(&mut self, text: &str) {
         self.drawn = true;
-        DRAWN.store(true, Ordering::Relaxed);
+        line_is_drawn();
         let known = rustix::termios::tcgetwinsize(std::io::stderr())
             .map_or(0, |size| usize::from(size.ws_col));
         let width = if known == 0 { 80 } else { known };

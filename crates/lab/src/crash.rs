@@ -9,9 +9,10 @@ use std::time::Duration;
 use fencepost::ErrorKind;
 
 use crate::event::{Event, What, Who, millis};
+use crate::fault::{Fault, Result};
 use crate::lanes::Picture;
 use crate::process::Duo;
-use crate::scene::{Fault, Result, SOON, Scene, now};
+use crate::scene::{SOON, Scene, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 

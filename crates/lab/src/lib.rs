@@ -14,6 +14,7 @@
 
 pub mod crash;
 mod event;
+mod fault;
 pub mod lanes;
 pub mod nolock;
 pub mod pause;
@@ -24,5 +25,6 @@ pub mod verdict;
 mod worker;
 
 pub use event::{Event, What, Who};
-pub use scene::{At, Fault, Left, Result, Scene, Setting};
+pub use fault::{Fault, Result};
+pub use scene::{At, Left, Scene, Setting};
 pub use worker::{WORKER, worker_main};

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::event::millis;
+use crate::fault::{Fault, Result};
 use crate::process::{Worker, failed};
-use crate::scene::{Fault, Result, SOON, Scene, now, within};
+use crate::scene::{SOON, Scene, now, within};
 use crate::verdict::Verdict;
 use crate::worker::{Report, Role, Task, Way};
 

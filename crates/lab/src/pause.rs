@@ -14,9 +14,10 @@ use fencepost::{ErrorKind, OwnerId};
 pub use account::{Account, Half};
 
 use crate::event::{Event, What, Who};
+use crate::fault::Result;
 use crate::process::Duo;
 use crate::resource::Session;
-use crate::scene::{Result, SOON, Scene, now};
+use crate::scene::{SOON, Scene, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 

@@ -10,7 +10,8 @@ use fencepost_process::Process;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::event::{Event, What, Who};
-use crate::scene::{Fault, Result, SOON, Scene, now, within};
+use crate::fault::{Fault, Result};
+use crate::scene::{SOON, Scene, now, within};
 use crate::worker::{Kind, Report, Role, Task, WORKER};
 
 /// A worker that runs.

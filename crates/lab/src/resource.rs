@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use fencepost::{Error, LockName, Token};
 use serde::{Deserialize, Serialize};
 
-use crate::scene::{Fault, Result};
+use crate::fault::{Fault, Result};
 
 /// Which resource: what a worker is told.
 #[derive(Clone, Serialize, Deserialize)]

@@ -4,7 +4,6 @@
 //! the lab puts into a database is written down before it is made, so that what can not be cleared is named.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use fencepost::guarantees::Fault as Trouble;
 use fencepost::{Error, Fencepost, LockName, Moment};
 use tempfile::TempDir;
 
+use crate::fault::{Fault, Result};
 use crate::resource::{Resource, Session};
 
 /// How long anything may take that takes no time by itself, on a busy machine.
@@ -54,41 +54,6 @@ pub struct Left {
     pub kept: Option<PathBuf>,
     /// What could not be cleared away, and what to do about it.
     pub behind: Option<String>,
-}
-
-/// Why a lab could not be carried out.
-#[derive(Debug)]
-pub enum Fault {
-    /// The store or the resource said so.
-    Lock(Error),
-    /// The system, or a worker, did.
-    System(String),
-}
-
-/// What the lab's fallible calls return.
-pub type Result<T, E = Fault> = std::result::Result<T, E>;
-
-impl Fault {
-    pub(crate) fn system(what: &str, error: &dyn fmt::Display) -> Self {
-        Self::System(format!("can not {what}: {error}"))
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock(error) => error.fmt(f),
-            Self::System(message) => f.write_str(message),
-        }
-    }
-}
-
-impl std::error::Error for Fault {}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self::Lock(error)
-    }
 }
 
 /// A store and a resource, with names of their own in them. What was made for it goes with it.

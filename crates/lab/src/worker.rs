@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::event::What;
+use crate::fault::{Fault, Result};
 use crate::resource::{Fence, Resource, Session};
-use crate::scene::{Fault, Result, now};
+use crate::scene::now;
 
 /// The hidden command.
 pub const WORKER: &str = "__lab-worker";

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch::Receiver;
 
 use crate::gate::Gate;
-use crate::h1::head::{Finder, request};
+use crate::message::head::{Finder, request};
 use crate::time::{Watch, now};
 
 /// How long one of these requests may take, and how large it may be.

@@ -126,7 +126,8 @@ impl Config {
                  --name-header Lock-Name",
             ));
         }
-        let token = |word: &str| !word.is_empty() && word.bytes().all(crate::h1::head::is_token);
+        let token =
+            |word: &str| !word.is_empty() && word.bytes().all(crate::message::head::is_token);
         if let Some(bad) = self.name_header.as_ref().filter(|name| !token(name)) {
             return Err(Error::invalid(format!(
                 "\"{}\" is no name of a header: give one such as Lock-Name",

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::h1::fields::Fields;
-use crate::h1::head::Request;
 use crate::log::{Line, Log, Seen};
 use crate::marks::{Marks, Refusal};
+use crate::message::fields::Fields;
+use crate::message::head::Request;
 use crate::metrics::{Metrics, Outcome};
 use crate::problem::{Problem, reason};
 use crate::rules::{Fenced, Plan, Rules};

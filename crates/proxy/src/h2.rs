@@ -24,10 +24,10 @@ use tokio::sync::watch::Receiver;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::gate::{Answer, AnswerBody, Carried, Gate};
-use crate::h1::body::Framing;
-use crate::h1::fields::Fields;
-use crate::h1::head::{Bad, Request};
 use crate::log::{Line, Seen};
+use crate::message::body::Framing;
+use crate::message::fields::Fields;
+use crate::message::head::{Bad, Request};
 use crate::problem::Problem;
 use crate::rules::path_of;
 use crate::spool::Spool;

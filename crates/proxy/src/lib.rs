@@ -9,7 +9,7 @@
 //!   known keeps its name busy for the settle time (`turns.rs`): there was no response, or one that an intermediary may have
 //!   made while the service goes on (`status.rs`).
 //! - A request is read whole before it takes its turn, so a sender that freezes keeps nobody waiting (`spool.rs`).
-//! - There is one way to read a request, and a request that could be read in two is refused (`h1.rs`, `path.rs`).
+//! - There is one way to read a request, and a request that could be read in two is refused (`message.rs`, `path.rs`).
 //!
 //! That ends with writers that go round the proxy, with requests that write what another lock guards, with a service
 //! that applies a request later than the settle time after it failed to answer, and with an intermediary behind the proxy
@@ -23,6 +23,7 @@ mod h1;
 mod h2;
 mod log;
 mod marks;
+mod message;
 mod metrics;
 mod path;
 mod pattern;

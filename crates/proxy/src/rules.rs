@@ -3,7 +3,7 @@
 use fencepost::{Label, LockName, Token};
 
 use crate::config::Config;
-use crate::h1::head::Request;
+use crate::message::head::Request;
 use crate::path::segments;
 use crate::pattern::Pattern;
 use crate::problem::Problem;
@@ -238,7 +238,7 @@ mod tests {
             method: method.into(),
             target: target.into(),
             is_11: true,
-            fields: crate::h1::fields::Fields::default(),
+            fields: crate::message::fields::Fields::default(),
         };
         for (name, value) in fields {
             head.fields.push(name.as_bytes(), value.as_bytes());

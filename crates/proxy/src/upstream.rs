@@ -17,8 +17,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::config::Config;
-use crate::h1::body::{Decoder, Framing};
-use crate::h1::head::{Bad, Finder, Response, response};
+use crate::message::body::{Decoder, Framing};
+use crate::message::head::{Bad, Finder, Response, response};
 use crate::spool::{Room, Spool};
 use crate::time::{Late, Watch, now};
 

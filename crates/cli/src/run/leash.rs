@@ -9,9 +9,9 @@ use std::time::Duration;
 use fencepost::clock::{BootClock, Clock as _};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::record::Record;
 use super::watchdog;
 use crate::sys;
+use crate::watchdog_record::Record;
 
 /// How long a watchdog may take to end once it was told that all is done.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -16,10 +16,10 @@ use tokio::signal::unix;
 use super::child::{Ended, Spawned};
 use super::group::Group;
 use super::leash::{Leash, Standing};
-use super::record::Record;
 use super::terminal::Terminal;
 use crate::exit::{Failure, say};
 use crate::signals::Signals;
+use crate::watchdog_record::Record;
 
 /// How long a process that the command left has to leave the group itself (setsid) before it is ended.
 const LEAVE_TIME: Duration = Duration::from_millis(20);

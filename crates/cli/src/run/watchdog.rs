@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::group::Group;
-use super::record::Record;
 use crate::exit::{self, say};
+use crate::watchdog_record::Record;
 
 /// The hidden command.
 pub(crate) const COMMAND: &str = "__watchdog";

@@ -5,7 +5,7 @@ use fencepost::tokio_postgres::{self, Client, Transaction};
 use fencepost::{Error, ErrorKind, LockName, fences};
 
 use super::{Fence, Tables};
-use crate::scene::Result;
+use crate::fault::Result;
 
 pub(crate) struct Session {
     client: Client,

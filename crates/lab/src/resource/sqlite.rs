@@ -7,7 +7,7 @@ use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, LockName, fences};
 
 use super::{Fence, Tables};
-use crate::scene::Result;
+use crate::fault::Result;
 
 /// How long a transaction waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -13,11 +13,11 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::watch::Receiver;
 
-use super::body::{Decoder, Framing};
-use super::head::{Bad, Finder, Request, request};
 use super::write::{Client, answer};
 use crate::gate::{Carried, Gate};
 use crate::log::{Line, Seen};
+use crate::message::body::{Decoder, Framing};
+use crate::message::head::{Bad, Finder, Request, request};
 use crate::problem::Problem;
 use crate::rules::{Plan, path_of};
 use crate::spool::Spool;

@@ -4,8 +4,8 @@ use std::io::{self, Write as _};
 
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use super::body::Framing;
 use crate::gate::{Answer, AnswerBody, put};
+use crate::message::body::Framing;
 use crate::time::{Watch, now};
 use crate::upstream::Pool;
 
