@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fencepost_core::{Moment, short};
 
+use crate::BoxFuture;
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::store_error::{Outcome, StoreError};
@@ -34,6 +35,9 @@ pub struct Reply<T> {
 
 /// A reply, or why the store did not decide.
 pub type StoreResult<T> = Result<Reply<T>, StoreError>;
+
+/// A call to a store.
+pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;
 
 impl<T> Reply<T> {
     /// The answer to a request that left at `sent` and was not sent before.

@@ -22,11 +22,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::guarantees::Guarantees;
 use crate::ledger::Ledger;
-pub use crate::retry::{Reply, StoreResult};
+pub use crate::retry::{Reply, StoreCall, StoreResult};
 pub use crate::store_error::{Outcome, StoreError, StoreErrorKind};
-
-/// A call to a store.
-pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;
 
 /// Grants and ends. Reads are in [`Observe`], records of `once` in [`Ledger`].
 pub trait Backend: Send + Sync + 'static {

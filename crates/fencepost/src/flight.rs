@@ -4,18 +4,15 @@
 //! computes it. There is no claim: a value is replaced by whoever has the higher token, so one that was paused
 //! does not overwrite a later one. In one process callers of one key share one question to the store.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_core::LockName;
-use parking_lot::Mutex;
-use tokio::sync::OnceCell;
 
 use crate::bounded_store::Wait;
-use crate::client::Client;
+use crate::client::{Client, Flight};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
@@ -51,12 +48,6 @@ pub struct SingleFlight {
     wait: Duration,
     lock: Lock,
 }
-
-/// What one of this process's callers found, for those who wait with it: the value, or why there is none.
-type Flight = OnceCell<std::result::Result<Vec<u8>, (ErrorKind, String)>>;
-
-/// Callers of this process that wait for one value, by the record's name.
-pub(crate) type Flights = Mutex<HashMap<LockName, Weak<Flight>>>;
 
 acquire_options!(SingleFlight, lock.options);
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use fencepost_core::records::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
 use fencepost_core::{LockName, Moment, Token};
 
-use crate::backend::StoreCall;
+use crate::retry::StoreCall;
 
 /// What is said of an end that was sent, was not heard of, and then met no record.
 pub(crate) fn nobody_knows(name: &LockName) -> String {

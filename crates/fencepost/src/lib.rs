@@ -39,6 +39,7 @@ mod client;
 mod counted;
 mod counts;
 mod election;
+mod fencepost;
 pub mod fences;
 mod flight;
 pub mod guarantees;
@@ -53,6 +54,7 @@ mod outage;
 mod owner;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod transaction;
 mod url;
 mod watch;
 
@@ -61,9 +63,9 @@ mod watch;
 use fencepost_base::disk;
 use fencepost_base::{block_on, error, race, retry, store_error};
 
+pub use crate::fencepost::Fencepost;
 pub use backend::{Backend, LossCause, Observe, Store};
 pub use claims::Claims;
-pub use client::Fencepost;
 pub use counts::Counts;
 pub use election::{Election, Leader, Leadership, Observer, Term};
 pub use error::{Error, ErrorKind, Result};
@@ -74,10 +76,9 @@ pub use guard::{Changes, Guard, Standing};
 pub use hold::GuardState;
 pub use ledger::Ledger;
 pub use lock::Lock;
-pub use once::{
-    Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Transaction, Turn,
-};
+pub use once::{Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Turn};
 pub use options::DEFAULT_TTL;
+pub use transaction::Transaction;
 pub use url::{default_url, env_url, server_of};
 pub use watch::Watch;
 

@@ -20,9 +20,7 @@ use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use self::turn::marked_already;
-pub use self::turn::{Run, Transaction, Turn};
+pub use self::turn::{Run, Turn};
 use crate::bounded_store::Wait;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
@@ -329,23 +327,6 @@ impl Once {
             }
         }
     }
-}
-
-/// The error of a mark in a transaction that does not see the claim.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn unseen(name: &LockName) -> Error {
-    Error::refused(format!(
-        "the claim of \"{name}\" is not seen by this transaction: begin it inside the work; or the record was \
-         forgotten meanwhile, or its time is over"
-    ))
-}
-
-/// The error of a second mark in one transaction.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn marked_twice(name: &LockName) -> Error {
-    Error::invalid(format!(
-        "this transaction has marked \"{name}\" already: mark it once, as the last step before the commit"
-    ))
 }
 
 impl fmt::Debug for Once {

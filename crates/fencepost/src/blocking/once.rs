@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::block_on;
 use crate::error::Result;
 use crate::ledger::Entry;
-use crate::once::{OnFailure, Recorded, Transaction};
+use crate::once::{OnFailure, Recorded};
 use crate::options::acquire_options;
+use crate::transaction::Transaction;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use fencepost_core::Label;
 
-use crate::backend::{BoxFuture, LossCause};
+use crate::backend::LossCause;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
+use crate::transaction::Transaction;
 
 /// How long to leave a store alone that did not take a record.
 const BREATH: Duration = Duration::from_millis(200);
@@ -176,23 +177,6 @@ impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Run").field("standing", &self.standing).finish_non_exhaustive()
     }
-}
-
-/// A transaction that a record can be settled in, together with the work's own writes.
-pub trait Transaction {
-    /// [`Ledger::finish`], as a part of this transaction. Refused if it is not one of the store that is at
-    /// [`place`](Ledger::place). Unlike there it is no success if this very run settled the record already: the
-    /// transaction that did was committed, and this one would have the effect once more.
-    fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>>;
-}
-
-/// The error that says so.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn marked_already(name: &fencepost_core::LockName) -> Error {
-    let message = format!(
-        "this run marked \"{name}\" already, in a transaction that was committed: roll this one back"
-    );
-    Error::new(ErrorKind::Failed, message)
 }
 
 fn checked(result: Vec<u8>) -> Result<Vec<u8>> {

@@ -22,8 +22,8 @@ use crate::backend::{BoxFuture, Reply, StoreCall, StoreResult};
 use crate::error::{Error, Result};
 use crate::fences::postgres::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
-use crate::once;
 use crate::postgres::{Fault, Parameter, Use};
+use crate::transaction;
 
 const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
 const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7) AS status";
@@ -201,7 +201,7 @@ impl Ledger for Postgres {
     }
 }
 
-impl once::Transaction for Transaction<'_> {
+impl transaction::Transaction for Transaction<'_> {
     fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>> {
         Box::pin(async move {
             let told = Told::of(&finish);
@@ -210,9 +210,9 @@ impl once::Transaction for Transaction<'_> {
                     Ok(1) => Ok(true),
                     Ok(0) => Ok(false),
                     Ok(4) => Err(elsewhere(&finish.name)),
-                    Ok(5) => Err(once::marked_already(&finish.name)),
-                    Ok(6) => Err(once::unseen(&finish.name)),
-                    Ok(7) => Err(once::marked_twice(&finish.name)),
+                    Ok(5) => Err(transaction::marked_already(&finish.name)),
+                    Ok(6) => Err(transaction::unseen(&finish.name)),
+                    Ok(7) => Err(transaction::marked_twice(&finish.name)),
                     _ => Err(odd("finish").into_error()),
                 },
                 Err(error) => Err(not_marked(&finish.name, &error)),

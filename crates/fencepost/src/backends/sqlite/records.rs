@@ -30,7 +30,7 @@ use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::fences::sqlite::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, State};
-use crate::once;
+use crate::transaction;
 
 /// How many records that are over a step removes beside its own: more than it can add.
 const TIDIED: u32 = 4;
@@ -249,10 +249,14 @@ pub(crate) fn finish_in(tx: &Transaction<'_>, finish: &Finish, place: &str) -> R
         // A retry of the same run: its first transaction was committed, and this one would have the effect once more.
         Some(entry) if entry.token == finish.token => {
             let twice = is_committed(file, finish) == Ok(false);
-            return Err(if twice { once::marked_twice(name) } else { once::marked_already(name) });
+            return Err(if twice {
+                transaction::marked_twice(name)
+            } else {
+                transaction::marked_already(name)
+            });
         }
         // None, or one from before the claim.
-        _ => return Err(once::unseen(name)),
+        _ => return Err(transaction::unseen(name)),
     }
     book.finish(finish).map_err(|error| match error.sqlite_error() {
         Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::unreachable(
@@ -301,7 +305,7 @@ fn is_committed(file: &str, finish: &Finish) -> rusqlite::Result<bool> {
     Ok(entry.is_some_and(|entry| entry.is_settled() && entry.token == finish.token))
 }
 
-impl once::Transaction for Transaction<'_> {
+impl transaction::Transaction for Transaction<'_> {
     fn finish(&mut self, finish: Finish, place: String) -> BoxFuture<'_, Result<bool>> {
         // It can not be sent to another thread, so it is done before there is a future.
         Box::pin(std::future::ready(finish_in(self, &finish, &place)))
