@@ -1,10 +1,11 @@
-//! What the lock client and the fences share: errors, the clock, retries.
+//! What the lock client and the fences share: errors, the clock, retries, what a store promises.
 
 pub mod block_on;
 pub mod clock;
 #[cfg(unix)]
 pub mod disk;
 pub mod error;
+pub mod guarantees;
 pub mod label;
 pub mod race;
 pub mod retry;
