@@ -61,6 +61,18 @@ mod postgres;
 mod race;
 mod retry;
 mod store_error;
+mod store_url;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, reason = "each of them uses a part")
+)]
+mod tls;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, reason = "each of them uses a part")
+)]
 mod url;
 mod watch;
 
@@ -80,7 +92,7 @@ pub use once::{
     Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Transaction, Turn,
 };
 pub use options::DEFAULT_TTL;
-pub use url::{default_url, env_url, server_of};
+pub use store_url::{default_url, env_url, server_of};
 pub use watch::Watch;
 
 // A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the
