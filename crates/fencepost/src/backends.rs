@@ -42,7 +42,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::retry::CALL_TIMEOUT;
-use crate::url::Url;
+use crate::store_url::StoreUrl;
 
 #[cfg_attr(
     not(any(
@@ -54,7 +54,7 @@ use crate::url::Url;
     )),
     expect(clippy::unused_async, reason = "the other stores have to be waited for")
 )]
-pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
+pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
     #[cfg(not(any(
         feature = "etcd",
         feature = "postgres",
@@ -64,28 +64,30 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
     )))]
     let _ = around;
     match url {
-        Url::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
+        StoreUrl::Memory { name } => Ok(memory::Memory::of_this_process(&name).into()),
         #[cfg(all(feature = "sqlite", not(unix)))]
-        Url::Sqlite { .. } => Err(crate::Error::refused(
+        StoreUrl::Sqlite { .. } => Err(crate::Error::refused(
             "the embedded store needs a Unix system: name a server, such as redis://HOST",
         )),
         #[cfg(all(feature = "sqlite", unix))]
-        Url::Sqlite { path, options } => sqlite::open(path, options, around).await,
+        StoreUrl::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
-        Url::Etcd(url) => Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock)),
+        StoreUrl::Etcd(url) => {
+            Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock))
+        }
         #[cfg(feature = "redis")]
-        Url::Redis(url) => {
+        StoreUrl::Redis(url) => {
             Ok(Bridge::store(redis::Redis::open(*url, &around).await?, &around.clock))
         }
         #[cfg(feature = "redis")]
-        Url::Redlock(url) => {
+        StoreUrl::Redlock(url) => {
             let redlock = redlock::Redlock::open(*url, &around).await?;
             Ok(Bridge::without_ledger(redlock, &around.clock))
         }
         #[cfg(feature = "postgres")]
-        Url::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
+        StoreUrl::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
-        Url::ZooKeeper(url) => {
+        StoreUrl::ZooKeeper(url) => {
             Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
         }
     }

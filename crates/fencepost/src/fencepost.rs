@@ -47,14 +47,14 @@ impl Fencepost {
     /// `redlock://HOST,HOST,HOST`, `etcd://HOST,HOST,HOST`, `zookeeper://HOST,HOST/PATH`,
     /// `postgres://USER@HOST/DATABASE`. The pages under `docs/backends` tell of each.
     pub async fn connect(url: &str) -> Result<Self> {
-        let url = crate::url::Url::parse(url)?;
+        let url = crate::store_url::StoreUrl::parse(url)?;
         Self::over(Arc::new(BootClock), |around| crate::backends::open(url, around)).await
     }
 
     /// Connects to look only: a store that is not there yet is not created, and is shown as an empty one. To acquire
     /// there is refused.
     pub async fn connect_existing(url: &str) -> Result<Self> {
-        let url = crate::url::Url::parse(url)?;
+        let url = crate::store_url::StoreUrl::parse(url)?;
         let open = |around| crate::backends::open(url, Surroundings { create: false, ..around });
         Self::over(Arc::new(BootClock), open).await
     }
@@ -62,7 +62,7 @@ impl Fencepost {
     /// Connects to what `FENCEPOST_URL` names or, if it is not set, to the embedded store under the user's state
     /// directory, which is for the processes of this user on this host. An empty `FENCEPOST_URL` is refused.
     pub async fn from_env() -> Result<Self> {
-        Self::connect(&crate::url::env_url()?).await
+        Self::connect(&crate::store_url::env_url()?).await
     }
 
     /// A client over any backend, on any clock: the seam for a backend of your own, and for tests that

@@ -53,7 +53,19 @@ mod outage;
 mod owner;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod store_url;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, reason = "each of them uses a part")
+)]
+mod tls;
 mod transaction;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, reason = "each of them uses a part")
+)]
 mod url;
 mod watch;
 
@@ -77,8 +89,8 @@ pub use ledger::Ledger;
 pub use lock::Lock;
 pub use once::{Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Turn};
 pub use options::DEFAULT_TTL;
+pub use store_url::{default_url, env_url, server_of};
 pub use transaction::Transaction;
-pub use url::{default_url, env_url, server_of};
 pub use watch::Watch;
 
 // A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the

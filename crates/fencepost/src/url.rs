@@ -1,167 +1,258 @@
-//! Which store a URL names.
+//! The URL of a store on a server, taken apart:
+//! `SCHEME://[USER[:PASSWORD]@]HOST[:PORT],HOST...[/PATH][?OPTION=VALUE&...]`, or `SCHEME://PATH[?...]` for a socket.
+//! Schemes, defaults, and what may stand together are each store's own.
+//!
+//! What must hold: no error repeats anything that could be part of a password.
 
-#[cfg(any(feature = "postgres", feature = "zookeeper"))]
-pub(crate) mod pem;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub(crate) mod servers;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::time::Duration;
 
-use std::path::PathBuf;
-
-#[cfg(feature = "etcd")]
-use crate::backends::etcd::EtcdUrl;
-#[cfg(feature = "redis")]
-use crate::backends::redis::{RedisUrl, RedlockUrl};
-#[cfg(feature = "zookeeper")]
-use crate::backends::zookeeper::ZooKeeperUrl;
 use crate::error::{Error, Result};
-#[cfg(feature = "postgres")]
-use crate::postgres::PostgresUrl;
 
-/// How to open a file.
-#[cfg(feature = "sqlite")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SqliteOptions {
-    /// Take over a file from another machine.
-    pub adopt: bool,
-    /// The members of the directory's group share it.
-    pub shared: bool,
+/// How the URLs of a store are written.
+#[derive(Clone, Copy)]
+pub(crate) struct Form<'a> {
+    pub(crate) scheme: &'a str,
+    /// What an error tells people to write. `SCHEME` in it stands for the scheme.
+    pub(crate) remedy: &'a str,
+    /// The port of a host that names none.
+    pub(crate) port: Option<u16>,
+    /// What may stand behind the `?`, as an error lists it.
+    pub(crate) options: &'a [&'a str],
+    /// For a URL that names a socket and no host: the options that it has besides.
+    pub(crate) socket: Option<&'a [&'a str]>,
+    /// As libpq and other clients of Redis have it: a `%` that begins no code stands for itself, a port may be empty,
+    /// and a host may be the directory of a socket (`%2Frun`).
+    pub(crate) lenient: bool,
 }
 
-/// A store's address, parsed.
-#[derive(Clone, Debug)]
-pub(crate) enum Url {
-    Memory {
-        name: String,
-    },
-    #[cfg(feature = "sqlite")]
-    Sqlite {
-        path: PathBuf,
-        options: SqliteOptions,
-    },
-    #[cfg(feature = "redis")]
-    Redis(Box<RedisUrl>),
-    #[cfg(feature = "redis")]
-    Redlock(Box<RedlockUrl>),
-    #[cfg(feature = "postgres")]
-    Postgres(Box<PostgresUrl>),
-    #[cfg(feature = "etcd")]
-    Etcd(Box<EtcdUrl>),
-    #[cfg(feature = "zookeeper")]
-    ZooKeeper(Box<ZooKeeperUrl>),
+/// A URL, taken apart and decoded.
+pub(crate) struct Url<'a> {
+    pub(crate) form: &'a Form<'a>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) hosts: Vec<Host>,
+    /// Without the slash before it; the path of a socket with it.
+    pub(crate) path: String,
+    options: Vec<Setting>,
 }
 
-const KNOWN: &str = "memory:, memory:NAME, sqlite:PATH, redis://HOST, redlock://HOST,HOST,HOST, \
-                     etcd://HOST,HOST,HOST, zookeeper://HOST,HOST/PATH, postgres://USER@HOST/DATABASE";
+/// One server, or the directory of its socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// What its certificate has to name; an IPv6 address without brackets.
+    pub(crate) name: String,
+    pub(crate) port: Option<u16>,
+}
 
-impl Url {
-    pub(crate) fn parse(url: &str) -> Result<Self> {
-        let Some((scheme, rest)) = url.split_once(':') else {
-            return Err(Error::invalid(format!(
-                "\"{}\" is no store URL: use one of {KNOWN}",
-                url.escape_debug()
-            )));
-        };
-        match scheme {
-            "memory" => Ok(Self::Memory { name: rest.to_owned() }),
-            #[cfg(feature = "sqlite")]
-            "sqlite" => parse_sqlite(rest),
-            #[cfg(feature = "redis")]
-            "redis" | "rediss" | "redis+unix" | "unix" => {
-                Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
-            }
-            #[cfg(feature = "redis")]
-            "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
-            #[cfg(feature = "etcd")]
-            "etcd" => Ok(Self::Etcd(Box::new(EtcdUrl::parse(rest)?))),
-            #[cfg(feature = "zookeeper")]
-            "zookeeper" | "zk" => Ok(Self::ZooKeeper(Box::new(ZooKeeperUrl::parse(rest)?))),
-            #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => {
-                Ok(Self::Postgres(Box::new(PostgresUrl::parse(scheme, rest)?)))
-            }
-            #[cfg(feature = "redis")]
-            _ if scheme.starts_with("redis")
-                && (scheme.contains("cluster") || scheme.contains("sentinel")) =>
-            {
-                Err(Error::invalid(format!(
-                    "\"{}:\" is not supported: a lock there can be granted twice when a node is \
-                     replaced; name one server, redis://HOST, or several that know nothing of each \
-                     other, redlock://HOST,HOST,HOST",
-                    scheme.escape_debug()
-                )))
-            }
-            _ => Err(no_such_store(scheme)),
+/// Who logs in.
+#[derive(Clone)]
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) password: String,
+}
+
+/// What an option is set to.
+pub(crate) struct Setting {
+    option: String,
+    pub(crate) value: String,
+    /// Where it is set, for errors.
+    origin: String,
+}
+
+impl<'a> Form<'a> {
+    /// The form of URLs that name several servers.
+    pub(crate) const fn ensemble(scheme: &'a str, port: u16, options: &'a [&'a str]) -> Self {
+        let remedy = "write SCHEME://HOST:PORT,HOST:PORT, with USER:PASSWORD@ before the hosts if they need one; signs \
+                      like @ / ? # in a password are written as %40 %2F %3F %23";
+        Self { scheme, remedy, port: Some(port), options, socket: None, lenient: false }
+    }
+
+    pub(crate) fn invalid(&self, why: &str) -> Error {
+        let (scheme, remedy) = (self.scheme, self.remedy.replace("SCHEME", self.scheme));
+        Error::invalid(format!("the {scheme}: URL does not parse ({why}): {remedy}"))
+    }
+
+    /// `rest` is what follows the scheme and its colon.
+    pub(crate) fn parse(&'a self, rest: &str) -> Result<Url<'a>> {
+        let rest = rest.strip_prefix("//").ok_or_else(|| self.invalid("// is missing"))?;
+        if rest.contains('#') {
+            return Err(self.invalid("there is a # in it"));
         }
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if query.contains('@') {
+            return Err(self.invalid("there is an @ behind the ?"));
+        }
+        let (authority, path) = match self.socket {
+            Some(_) => ("", place),
+            None => place.split_once('/').unwrap_or((place, "")),
+        };
+        if self.socket.is_none() && path.contains('@') {
+            return Err(self.invalid("there is an @ behind the first /"));
+        }
+        let (mut user, mut password, mut hosts) = (None, None, Vec::new());
+        let mut servers = authority;
+        if let Some((login, behind)) = authority.rsplit_once('@') {
+            let (name, secret) = match login.split_once(':') {
+                Some((name, secret)) => (name, Some(secret)),
+                None => (login, None),
+            };
+            user = Some(self.decoded(name)?);
+            password = secret.map(|secret| self.decoded(secret)).transpose()?;
+            servers = behind;
+        }
+        for host in servers.split(',').filter(|_| !servers.is_empty()) {
+            hosts.push(self.host(host).ok_or_else(|| self.no_host())?);
+        }
+        let path = self.decoded(path)?;
+        Ok(Url { form: self, user, password, hosts, path, options: self.settings(query)? })
+    }
+
+    fn settings(&self, query: &str) -> Result<Vec<Setting>> {
+        let (scheme, besides) = (self.scheme, self.socket.unwrap_or_default());
+        let mut settings = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (option, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !self.options.contains(&option) && !besides.contains(&option) {
+                // An `&` in a password makes its rest look like an option.
+                let option = if query.contains("pass=") { "one of them" } else { option };
+                return Err(Error::invalid(format!(
+                    "\"{}\" is no option of a {scheme}: URL: there are {}",
+                    option.escape_debug(),
+                    self.options.join(", ")
+                )));
+            }
+            let value = self.decoded(value)?;
+            let origin = format!("\"{option}={}\" in the {scheme}: URL", value.escape_debug());
+            settings.push(Setting { option: option.to_owned(), value, origin });
+        }
+        Ok(settings)
+    }
+
+    fn host(&self, text: &str) -> Option<Host> {
+        let end = text.rfind(']').map(|bracket| bracket + 1).or_else(|| text.find(':'));
+        let (name, port) = text.split_at(end.unwrap_or(text.len()));
+        let port = match port.strip_prefix(':') {
+            Some("") if self.lenient => self.port,
+            Some(port) => Some(port.parse().ok().filter(|port| *port != 0)?),
+            None if port.is_empty() => self.port,
+            None => return None,
+        };
+        let name = decoded(name, self.lenient)?;
+        if let Some(address) = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+            let (address, zone) = address.split_at(address.find('%').unwrap_or(address.len()));
+            // An address may be written in many ways. This is one, so that the same server is recognized.
+            let name = format!("{}{zone}", address.parse::<Ipv6Addr>().ok()?);
+            return Some(Host { name, port });
+        }
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let good = !name.is_empty() && name.bytes().all(plain);
+        (good || self.lenient && name.starts_with('/')).then_some(Host { name, port })
+    }
+
+    fn no_host(&self) -> Error {
+        self.invalid(if self.lenient { "not a URL" } else { "a host that is none" })
+    }
+
+    fn decoded(&self, text: &str) -> Result<String> {
+        decoded(text, self.lenient).ok_or_else(|| self.invalid("a bad % in it"))
     }
 }
 
-#[cfg(feature = "sqlite")]
-fn parse_sqlite(rest: &str) -> Result<Url> {
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let path = path.strip_prefix("//").unwrap_or(path);
-    if path.is_empty() {
-        return Err(Error::invalid("\"sqlite:\" names no file: write sqlite:PATH"));
+impl Url<'_> {
+    /// Who logs in, where a user and a password go together.
+    pub(crate) fn login(&self) -> Result<Option<User>> {
+        let Some(name) = self.user.clone() else { return Ok(None) };
+        let Some(password) = self.password.clone() else {
+            return Err(self.form.invalid("a user without a password"));
+        };
+        if name.is_empty() {
+            return Err(self.form.invalid("a password without a user"));
+        }
+        Ok(Some(User { name, password }))
     }
-    let mut options = SqliteOptions::default();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair {
-            "adopt=true" => options.adopt = true,
-            "adopt=false" => options.adopt = false,
-            "shared=group" => options.shared = true,
-            _ => {
+
+    /// The servers, one at least, none of them twice. `remark` is why that would be bad.
+    pub(crate) fn distinct_hosts(&self, remark: &str) -> Result<&[Host]> {
+        if self.hosts.is_empty() {
+            return Err(self.form.no_host());
+        }
+        for (number, host) in self.hosts.iter().enumerate() {
+            if self.hosts[..number].contains(host) {
+                let scheme = self.form.scheme;
                 return Err(Error::invalid(format!(
-                    "\"{}\" is no option of a sqlite: URL: use shared=group or adopt=true",
-                    pair.escape_debug()
+                    "the {scheme}: URL names {host} twice{remark}"
                 )));
             }
         }
+        Ok(&self.hosts)
     }
-    Ok(Url::Sqlite { path: PathBuf::from(path), options })
+
+    /// What an option is set to; the last time, if it is set more than once.
+    pub(crate) fn get(&self, option: &str) -> Option<&Setting> {
+        self.options.iter().rev().find(|setting| setting.option == option)
+    }
+
+    pub(crate) fn text(&self, option: &str) -> Option<String> {
+        self.get(option).map(|setting| setting.value.clone())
+    }
+
+    /// The same as a value of its type. `remedy` says what it may be.
+    pub(crate) fn get_as<T>(
+        &self,
+        option: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+        remedy: &str,
+    ) -> Result<Option<T>> {
+        let Some(setting) = self.get(option) else { return Ok(None) };
+        read(&setting.value).map(Some).ok_or_else(|| setting.bad(remedy))
+    }
+
+    /// Sets an option where the URL does not.
+    pub(crate) fn default_to(&mut self, option: &str, value: String, origin: String) {
+        self.options.insert(0, Setting { option: option.to_owned(), value, origin });
+    }
 }
 
-/// What to do about a scheme that this build has no store for. The rest of its URL may carry a password: it is not
-/// repeated.
-fn no_such_store(scheme: &str) -> Error {
-    let feature = match scheme {
-        "sqlite" => "sqlite",
-        "redis" | "rediss" | "redis+unix" | "unix" | "redlock" => "redis",
-        "etcd" => "etcd",
-        "zookeeper" | "zk" => "zookeeper",
-        "postgres" | "postgresql" => "postgres",
-        _ => {
-            let scheme = scheme.escape_debug();
-            return Error::invalid(format!("unknown URL scheme \"{scheme}:\": use one of {KNOWN}"));
+impl Setting {
+    /// An error about the value.
+    pub(crate) fn bad(&self, remedy: &str) -> Error {
+        Error::invalid(format!("{}: {remedy}", self.origin))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        match self.port {
+            Some(port) if name.contains(':') => write!(f, "[{name}]:{port}"),
+            Some(port) if !name.starts_with('/') => write!(f, "{name}:{port}"),
+            _ => f.write_str(name),
         }
-    };
-    Error::invalid(format!(
-        "this build has no \"{scheme}:\" store: enable the feature \"{feature}\" of the crate fencepost"
-    ))
+    }
 }
 
 /// What a part of a URL says; `None` if there is a bad `%` in it.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "zookeeper"))]
-pub(crate) fn decoded(text: &str) -> Option<String> {
+fn decoded(text: &str, lenient: bool) -> Option<String> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let code = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok();
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        if *first == b'%' {
-            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
-            if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return None;
-            }
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*first);
-            rest = after;
-        }
+    while let [first, after @ ..] = rest {
+        let (byte, length) = match after.first_chunk().and_then(code) {
+            Some(byte) if *first == b'%' => (byte, 3),
+            None if *first == b'%' && !lenient => return None,
+            _ => (*first, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[length..];
     }
     String::from_utf8(bytes).ok()
 }
 
 /// A span of time as a URL writes it: `500ms`, `30s`, `5m`, `2h`, `7d`.
-#[cfg(feature = "redis")]
-pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
+pub(crate) fn span(text: &str) -> Option<Duration> {
     let unit = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);
     let millis = match unit {
@@ -172,130 +263,82 @@ pub(crate) fn span(text: &str) -> Option<std::time::Duration> {
         "d" => 24 * 60 * 60 * 1000,
         _ => return None,
     };
-    Some(std::time::Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(millis)?))
-}
-
-/// The server that a URL means, where it may be named by the environment instead (PostgreSQL): without secrets.
-#[must_use]
-pub fn server_of(url: &str) -> Option<String> {
-    match Url::parse(url).ok()? {
-        #[cfg(feature = "postgres")]
-        // Behind a second @ is a part of the password.
-        Url::Postgres(postgres) if !postgres.shown().contains('@') => {
-            Some(format!("postgres://{}", postgres.shown()))
-        }
-        _ => None,
-    }
-}
-
-/// The URL that `FENCEPOST_URL` holds; if it is not set, that of the embedded store. An empty one is refused: it is
-/// what a script with an unset variable gives, and a lock in the local file would exclude nobody else.
-pub fn env_url() -> Result<String> {
-    url_in(std::env::var("FENCEPOST_URL"))
-}
-
-fn url_in(variable: std::result::Result<String, std::env::VarError>) -> Result<String> {
-    match variable {
-        Ok(url) if url.is_empty() => Err(Error::invalid(
-            "FENCEPOST_URL is empty: set it to a store URL, or unset it to use the file in your state directory",
-        )),
-        Ok(url) => Ok(url),
-        Err(std::env::VarError::NotPresent) => default_url(),
-        Err(std::env::VarError::NotUnicode(_)) => {
-            Err(Error::invalid("FENCEPOST_URL is not UTF-8: set it to a store URL"))
-        }
-    }
-}
-
-/// The embedded store: one SQLite file under the user's state directory.
-pub fn default_url() -> Result<String> {
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
-        .ok_or_else(|| {
-            Error::invalid(
-                "neither XDG_STATE_HOME nor HOME is an absolute path, so there is no state \
-                 directory: set one, or name a store (sqlite:PATH)",
-            )
-        })?;
-    match state.join("fencepost/locks.db").to_str() {
-        Some(path) if path.contains('?') => Err(Error::invalid(format!(
-            "the state directory {} has a `?` in its name, which ends the path in a URL: set \
-             XDG_STATE_HOME to another",
-            state.display()
-        ))),
-        Some(path) => Ok(format!("sqlite:{path}")),
-        None => Err(Error::invalid(format!(
-            "the state directory {} is not UTF-8: name a store (sqlite:PATH)",
-            state.display()
-        ))),
-    }
+    Some(Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(millis)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::tls::TlsFiles;
 
-    #[test]
-    fn urls_name_stores() {
-        assert!(matches!(Url::parse("memory:").unwrap(), Url::Memory { name } if name.is_empty()));
+    const ETCD: Form<'_> = Form::ensemble("etcd", 2379, &["prefix", "tls", "ca", "cert", "key"]);
+    const LENIENT: Form<'_> = Form { port: None, lenient: true, ..ETCD };
+
+    fn check(rest: &str) -> Result<()> {
+        let url = ETCD.parse(rest)?;
+        url.login()?;
+        url.distinct_hosts("")?;
+        TlsFiles::of(&url).map(drop)
     }
 
-    #[cfg(feature = "sqlite")]
     #[test]
-    fn urls_name_files() {
-        for url in ["sqlite:/x/y.db", "sqlite:///x/y.db"] {
-            let path = PathBuf::from("/x/y.db");
-            let parsed = Url::parse(url).unwrap();
-            let plain = SqliteOptions::default();
-            assert!(
-                matches!(parsed, Url::Sqlite { path: p, options } if p == path && options == plain),
-                "{url}"
-            );
-        }
-        let path = PathBuf::from("y.db");
-        for (query, adopt, shared) in [
-            ("adopt=true", true, false),
-            ("shared=group", false, true),
-            ("shared=group&adopt=true", true, true),
+    fn a_url_is_taken_apart() {
+        let url = "//ro%40ot:p%3Aw@a,b:7000,[::1]/x%20y?prefix=a%26b&tls=true";
+        let mut url = ETCD.parse(url).unwrap();
+        let hosts: Vec<_> = url.distinct_hosts("").unwrap().iter().map(Host::to_string).collect();
+        assert_eq!(hosts, ["a:2379", "b:7000", "[::1]:2379"]);
+        let user = url.login().unwrap().unwrap();
+        assert_eq!((&*user.name, &*user.password), ("ro@ot", "p:w"));
+        assert_eq!(url.path, "x y");
+        url.default_to("prefix", "other".into(), "the environment".into());
+        assert_eq!(url.text("prefix").as_deref(), Some("a&b"));
+        assert!(TlsFiles::of(&url).unwrap().is_some());
+    }
+
+    #[test]
+    fn lenient_url_takes_what_libpq_takes() {
+        let url = LENIENT.parse("//u:100%@%2Frun%2Fpg,h:,[fe80:0::1%25eth0]:1/").unwrap();
+        assert_eq!((url.user.as_deref(), url.password.as_deref()), (Some("u"), Some("100%")));
+        let hosts: Vec<_> = url.hosts.iter().map(Host::to_string).collect();
+        assert_eq!(hosts, ["/run/pg", "h", "[fe80::1%eth0]:1"]);
+        assert!(LENIENT.parse("//").unwrap().hosts.is_empty());
+        let socket = Form { socket: Some(&["pass"]), ..LENIENT };
+        let url = socket.parse("///run/redis@1/s.sock?pass=a").unwrap();
+        assert_eq!((&*url.path, url.text("pass").as_deref()), ("/run/redis@1/s.sock", Some("a")));
+    }
+
+    #[test]
+    fn a_bad_url_is_told_without_its_password() {
+        for bad in [
+            "a,b",
+            "//",
+            "//a,,b",
+            "//a,a:2379",
+            "//[::1],[0:0::1]",
+            "//a:0",
+            "//a:",
+            "//a:99999",
+            "//a b",
+            "//[::1",
+            "//%2Frun",
+            "//root@a",
+            "//:hunter2@a",
+            "//root:hunter2%@a",
+            "//root:hunter2?@a",
+            "//root:hunter2/x@a",
+            "//root:hunter2#@a",
+            "//root:a@hunter2@a b",
+            "//a?tls=yes",
+            "//a?ca=/nowhere/ca.pem",
+            "//a?cert=/nowhere/c.pem",
+            "//a?tls=false&ca=x",
         ] {
-            let parsed = Url::parse(&format!("sqlite:y.db?{query}")).unwrap();
-            let wanted = SqliteOptions { adopt, shared };
-            assert!(
-                matches!(parsed, Url::Sqlite { path: p, options } if p == path && options == wanted)
-            );
+            let Err(error) = check(bad) else { unreachable!("{bad}") };
+            assert_eq!(*error.kind(), ErrorKind::Invalid, "{bad}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
         }
-        let unknown = Url::parse("sqlite:y.db?shared=all").unwrap_err().to_string();
-        assert!(unknown.contains("shared=group"), "{unknown}");
-    }
-
-    #[test]
-    fn scheme_that_another_build_knows_names_the_feature() {
-        for (scheme, feature) in [("sqlite", "sqlite"), ("rediss", "redis"), ("zk", "zookeeper")] {
-            let error = no_such_store(scheme).to_string();
-            assert!(error.contains(&format!("feature \"{feature}\"")), "{error}");
-            assert!(!error.contains("unknown"), "{error}");
-        }
-        assert!(no_such_store("oracle").to_string().contains("unknown"));
-    }
-
-    #[test]
-    fn an_empty_variable_is_not_the_local_file() {
-        let error = url_in(Ok(String::new())).unwrap_err();
-        assert_eq!(*error.kind(), crate::ErrorKind::Invalid);
-        assert!(error.to_string().contains("FENCEPOST_URL is empty"), "{error}");
-        assert_eq!(url_in(Ok("memory:".to_owned())).unwrap(), "memory:");
-    }
-
-    #[test]
-    fn a_bad_url_is_named_but_its_password_is_not() {
-        let unknown = Url::parse("oracle://scott:tiger@db").unwrap_err().to_string();
-        assert!(unknown.contains("oracle:") && unknown.contains("sqlite:PATH"), "{unknown}");
-        assert!(!unknown.contains("tiger"), "{unknown}");
-        for bad in ["", "locks.db", "sqlite:", "sqlite:x?frob=1"] {
-            let error = Url::parse(bad).unwrap_err();
-            assert_eq!(*error.kind(), crate::ErrorKind::Invalid, "{bad}");
-        }
+        let error = check("//a?frob=1").unwrap_err().to_string();
+        assert!(error.contains("frob") && error.contains("prefix"), "{error}");
     }
 }

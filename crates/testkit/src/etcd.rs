@@ -98,6 +98,8 @@ impl Etcd {
         command.arg(format!("--endpoints={scheme}://{}", self.address()));
         if let Some(certificates) = &self.certificates {
             command.arg(format!("--cacert={}", certificates.ca().display()));
+            command.arg(format!("--cert={}", certificates.certificate().display()));
+            command.arg(format!("--key={}", certificates.key().display()));
         }
         if let Some(Credentials { password, .. }) = &self.credentials {
             command.arg("--user=root").arg(format!("--password={password}"));

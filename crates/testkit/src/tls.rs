@@ -1,6 +1,7 @@
 //! Certificates for servers that speak TLS, made with the `openssl` command.
 //!
-//! A certificate authority of the test's own signs one server certificate for `localhost` and `127.0.0.1`.
+//! A certificate authority of the test's own signs one server certificate for `localhost` and `127.0.0.1`, which clients
+//! may show as theirs where a server asks for one.
 //! The authority does not sign itself into the server's place: clients in Rust refuse a server certificate
 //! that is an authority. Keys are elliptic: an RSA key may take a second to find.
 
@@ -21,7 +22,7 @@ subjectKeyIdentifier = hash
 [server]
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth
+extendedKeyUsage = serverAuth, clientAuth
 subjectAltName = DNS:localhost, IP:127.0.0.1
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid

@@ -103,7 +103,7 @@ impl Redis {
         let ears = Arc::new(Ears::default());
         let client = client_id()?;
         let retention = url.options.token_retention().as_millis() as u64;
-        let prefix = url.options.prefix;
+        let prefix = Prefix::new(url.options.prefix)?;
         let grants = Arc::new(LiveGrants::new(url.address.db(), prefix.clone()));
         let (heard, held) = (Arc::clone(&ears), Arc::clone(&grants));
         let link = Link::open(url.address, around, client.clone(), heard, held);

@@ -73,8 +73,9 @@ impl Redlock {
         let ears = Arc::new(Ears::default());
         let client = client_id()?;
         let options = url.options;
+        let prefix = Prefix::new(options.prefix.clone())?;
         let db = url.addresses.first().map_or(0, Address::db);
-        let grants = Arc::new(LiveGrants::new(db, options.prefix.clone()));
+        let grants = Arc::new(LiveGrants::new(db, prefix.clone()));
         let nodes = Nodes::open(url.addresses, around, &client, &ears, &grants);
         let up_for =
             if options.restarted_vote { Duration::ZERO } else { options.max_ttl.as_duration() };
@@ -82,7 +83,7 @@ impl Redlock {
             nodes,
             around: around.clone(),
             retention: options.token_retention().as_millis() as u64,
-            prefix: options.prefix,
+            prefix,
             max_ttl: options.max_ttl,
             up_for,
             client,

@@ -68,7 +68,7 @@ use crate::backends;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
-pub use crate::url::SqliteOptions as Options;
+pub use crate::store_url::SqliteOptions as Options;
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);

@@ -54,7 +54,6 @@ mod shared;
 mod shelves;
 mod sweeps;
 mod time;
-mod tls;
 mod views;
 mod wire;
 

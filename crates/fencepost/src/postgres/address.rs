@@ -5,22 +5,34 @@
 //! What must hold: no error repeats anything that could be part of a password.
 
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
-use tokio_postgres::config::{ChannelBinding, Host, SslMode};
+use tokio_postgres::config::{ChannelBinding, SslMode};
 use tokio_postgres::{Client, Config, Connection, Socket};
 
 use super::environment::{Environment, Login};
-use super::tls::{Tls, TlsStream, Verify};
+use super::tls::{MakeTls, TlsStream};
 use crate::error::{Error, Result};
+use crate::tls::{Tls, TlsFiles, Verify};
+use crate::url::{Form, Host, Url};
 
 /// How many connections a client opens for what it is asked, at most.
 const POOL: usize = 16;
 /// A connection on which nothing comes for this long is probed.
 const PROBED: Duration = Duration::from_secs(15);
-/// What of libpq's options is taken, beside those that are about TLS.
-const OPTIONS: [&str; 3] = ["application_name", "host", "port"];
+/// Those of libpq's that we take, and our own.
+const OPTIONS: [&str; 10] = [
+    "application_name",
+    "host",
+    "port",
+    "channel_binding",
+    "owner",
+    "pool",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+];
 
 /// Variables of libpq's that mean the same as an option.
 const VARIABLES: [(&str, &str); 5] = [
@@ -35,7 +47,7 @@ const VARIABLES: [(&str, &str); 5] = [
 #[derive(Clone)]
 pub(crate) struct PostgresUrl {
     config: Config,
-    tls: Tls,
+    tls: MakeTls,
     pub(super) pool: usize,
     /// A role that may own the schema, besides those who may anyway.
     owner: Option<String>,
@@ -53,65 +65,57 @@ impl PostgresUrl {
     }
 
     fn parse_in(scheme: &str, rest: &str, environment: &Environment<'_>) -> Result<Self> {
-        let invalid = |why: &str| {
-            Error::invalid(format!(
-                "the {scheme}: URL does not parse ({why}): write {scheme}://USER:PASSWORD@HOST:PORT/DATABASE; \
-                 signs like @ / ? # in a password are written as %40 %2F %3F %23"
-            ))
+        let form = Form {
+            scheme,
+            remedy: "write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE; signs like @ / ? # in a password are written as \
+                     %40 %2F %3F %23",
+            port: None,
+            options: &OPTIONS,
+            socket: None,
+            lenient: true,
         };
-        let rest = rest.strip_prefix("//").ok_or_else(|| invalid("// is missing"))?;
-        if rest.contains('#') {
-            return Err(invalid("there is a # in it"));
+        // libpq ends the login at the first, and would look up the rest of a password as a host.
+        if rest.matches('@').count() > 1 {
+            return Err(form.invalid("there is more than one @ in it"));
         }
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        if query.contains('@') {
-            return Err(invalid("there is an @ behind the ?"));
-        }
-        let path = place.split_once('/').map_or("", |(_, path)| path);
-        if path.contains('@') {
-            return Err(invalid("there is an @ behind the first /"));
-        }
-        let mut options = Options::default();
-        let mut plain = Vec::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value =
-                crate::url::decoded(value).ok_or_else(|| invalid("there is a bad % in it"))?;
-            let origin = format!("\"{name}={}\" in the {scheme}: URL", value.escape_debug());
-            if !options.take(name, &value, &origin)? {
-                if !OPTIONS.contains(&name) {
-                    return Err(Error::invalid(format!(
-                        "\"{}\" is no option of a {scheme}: URL: there are {}, channel_binding, owner, pool, \
-                         sslmode, sslrootcert, sslcert, sslkey",
-                        name.escape_debug(),
-                        OPTIONS.join(", ")
-                    )));
-                }
-                plain.push(pair);
-            }
-        }
-        let port = if names_host_without_port(place) { environment.port()? } else { None };
-        let (server, path) = place.split_at(place.find('/').unwrap_or(place.len()));
-        let port = port.map_or_else(String::new, |port| format!(":{port}"));
-        let url = format!("postgres://{server}{port}{path}?{}", plain.join("&"));
-        // What it says of a bad one may have a password in it.
-        let mut config: Config = url.parse().map_err(|_| invalid("not a URL"))?;
-        for (variable, name) in VARIABLES {
-            if let Some(value) = environment.var(variable)
-                && !options.has(name)
-            {
+        let mut url = form.parse(rest)?;
+        let identity = url.get("sslcert").or_else(|| url.get("sslkey")).is_some();
+        for (variable, option) in VARIABLES {
+            // A certificate and its key belong together.
+            let taken = identity && ["sslcert", "sslkey"].contains(&option);
+            if let Some(value) = environment.var(variable).filter(|_| !taken) {
                 // The value is not repeated: it is not known what somebody put there.
-                options.take(name, &value, &format!("the variable {variable}"))?;
+                url.default_to(option, value, format!("the variable {variable}"));
             }
         }
-        let shown = fill_in(scheme, &mut config, environment)?;
-        config.keepalives_idle(PROBED);
-        let (mode, verify) = options.mode();
+        let role = |role: &str| (!role.is_empty()).then(|| role.to_owned());
+        let owner = url.get_as("owner", role, "name a role")?;
+        let size = |text: &str| text.parse().ok().filter(|size| (1..=1000).contains(size));
+        let pool = url.get_as("pool", size, "give 1 to 1000 connections")?.unwrap_or(POOL);
+        let (mut config, shown) = config(&url, environment)?;
+        let binding = |name: &str| match name {
+            "disable" => Some(ChannelBinding::Disable),
+            "prefer" => Some(ChannelBinding::Prefer),
+            "require" => Some(ChannelBinding::Require),
+            _ => None,
+        };
+        let binding = url.get_as("channel_binding", binding, "give disable, prefer or require")?;
+        let files = files(&url)?;
+        let mode = |name: &str| mode(name, files.ca.is_some());
+        let remedy = "give disable, prefer, require, verify-ca or verify-full";
+        let mode = url.get_as("sslmode", mode, remedy)?;
+        let (mode, verify) = mode.unwrap_or((SslMode::Prefer, Verify::Nothing));
         config
+            .keepalives_idle(PROBED)
             .ssl_mode(mode)
-            .channel_binding(options.channel_binding.unwrap_or(ChannelBinding::Prefer));
-        let tls = Tls::new(mode, verify, &options.files)?;
-        let (pool, owner) = (options.pool.unwrap_or(POOL), options.owner);
+            .channel_binding(binding.unwrap_or(ChannelBinding::Prefer));
+        let mut tls = MakeTls(None);
+        if mode != SslMode::Disable {
+            let mut config = files.client_config(verify)?;
+            // PostgreSQL 17 insists on it where TLS begins at once, and others do not mind.
+            config.alpn_protocols = vec![b"postgresql".to_vec()];
+            tls = MakeTls(Some(Tls::new(config)));
+        }
         Ok(Self { config, tls, pool, owner, shown })
     }
 
@@ -131,172 +135,83 @@ impl PostgresUrl {
     }
 }
 
-/// Whether a URL's place names a server and leaves its port out. The parser would put the usual one there.
-fn names_host_without_port(place: &str) -> bool {
-    let server = place.split('/').next().unwrap_or_default();
-    let server = server.rsplit_once('@').map_or(server, |(_, server)| server);
-    let behind_brackets = server.rsplit_once(']').map_or(server, |(_, behind)| behind);
-    !server.is_empty() && !behind_brackets.contains(':')
-}
-
-/// Takes what the URL left out from the environment. Gives `host:port/database`.
-fn fill_in(scheme: &str, config: &mut Config, environment: &Environment<'_>) -> Result<String> {
-    let port = match config.get_ports() {
-        [port, ..] => *port,
-        [] => environment.port()?.unwrap_or(5432),
+/// Where to connect, and as whom, with what the URL leaves out from the environment; and `host:port/database`.
+fn config(url: &Url<'_>, environment: &Environment<'_>) -> Result<(Config, String)> {
+    let scheme = url.form.scheme;
+    let given = |option| url.text(option).filter(|text| !text.is_empty());
+    let several = || {
+        Error::invalid(format!(
+            "a {scheme}: URL names one server: a lock on a server that took over from another may be granted twice; \
+             name the primary"
+        ))
     };
-    if config.get_hosts().is_empty() {
-        config.host(environment.host(port));
+    let host = match (&*url.hosts, given("host")) {
+        ([], name) => name.map(|name| Host { name, port: None }),
+        ([host], None) => Some(host.clone()),
+        _ => return Err(several()),
+    };
+    let port = given("port").map(|port| port.parse()).transpose();
+    let port = port.map_err(|_| url.form.invalid("not a URL"))?;
+    let port = match port.or(host.as_ref().and_then(|host| host.port)) {
+        Some(port) => port,
+        None => environment.port()?.unwrap_or(5432),
+    };
+    let host = host.map_or_else(|| environment.host(port), |host| host.name);
+    if host.contains(',') {
+        return Err(several());
     }
-    if config.get_ports().is_empty() {
-        config.port(port);
-    }
-    let [host] = config.get_hosts() else { return Err(several(scheme)) };
-    let (host, plain) = match host {
-        Host::Tcp(host) if host.contains(',') => return Err(several(scheme)),
-        Host::Tcp(host) if host.contains(':') => (format!("[{host}]:{port}"), host.clone()),
-        Host::Tcp(host) => (format!("{host}:{port}"), host.clone()),
-        #[cfg(unix)]
-        Host::Unix(path) => (path.display().to_string(), path.display().to_string()),
-    };
-    let user = match config.get_user() {
-        Some(user) => user.to_owned(),
-        None => environment.user().ok_or_else(|| {
-            Error::invalid(format!(
-                "nobody says who connects: write {scheme}://USER@..., or set PGUSER"
-            ))
-        })?,
-    };
-    let database = config.get_dbname().map(str::to_owned);
+    let user = url.user.clone().filter(|user| !user.is_empty());
+    let user = user.or_else(|| environment.user()).ok_or_else(|| {
+        Error::invalid(format!(
+            "nobody says who connects: write {scheme}://USER@..., or set PGUSER"
+        ))
+    })?;
+    let database = Some(url.path.clone()).filter(|path| !path.is_empty());
     let database =
         database.or_else(|| environment.var("PGDATABASE")).unwrap_or_else(|| user.clone());
-    if config.get_password().is_none() {
-        let login = Login { host: &plain, port, database: &database, user: &user };
-        if let Some(password) = environment.password(&login) {
-            config.password(password);
-        }
+    let password = url.password.clone().filter(|password| !password.is_empty());
+    let login = Login { host: &host, port, database: &database, user: &user };
+    let password = password.or_else(|| environment.password(&login));
+    let name = given("application_name").or_else(|| environment.var("PGAPPNAME"));
+    let mut config = Config::new();
+    config.host(&host).port(port).dbname(&database);
+    config.application_name(name.unwrap_or_else(|| "fencepost".into()));
+    if let Some(password) = password {
+        config.password(password);
     }
-    if config.get_application_name().is_none() {
-        let name = environment.var("PGAPPNAME");
-        config.application_name(name.unwrap_or_else(|| "fencepost".into()));
-    }
-    config.user(user).dbname(&database);
-    Ok(format!("{host}/{database}"))
-}
-
-fn several(scheme: &str) -> Error {
-    Error::invalid(format!(
-        "a {scheme}: URL names one server: a lock on a server that took over from another may be granted twice; \
-         name the primary"
-    ))
+    config.user(user);
+    let host = Host { name: host, port: Some(port) };
+    Ok((config, format!("{host}/{database}")))
 }
 
 /// The files of an encrypted connection, read.
-#[derive(Default)]
-pub(super) struct Files {
-    /// Whom to trust, if not whom the system trusts.
-    pub(super) roots: Option<Vec<u8>>,
-    pub(super) cert: Option<Vec<u8>>,
-    pub(super) key: Option<Vec<u8>>,
+fn files(url: &Url<'_>) -> Result<TlsFiles> {
+    let options = ["sslrootcert", "sslcert", "sslkey"];
+    let read = |option| match url.get(option) {
+        None => Ok(None),
+        // As libpq has it: the system's list, which is ours without this option as well.
+        Some(given) if option == "sslrootcert" && given.value == "system" => Ok(None),
+        Some(given) => std::fs::read(&given.value)
+            .map(Some)
+            .map_err(|error| given.bad("cannot read this file").because(error)),
+    };
+    let [ca, cert, key] = options.map(read);
+    Ok(TlsFiles { options, ca: ca?, cert: cert?, key: key? })
 }
 
-/// What the driver does not know, or not as we do.
-#[derive(Default)]
-struct Options {
-    mode: Option<Mode>,
-    channel_binding: Option<ChannelBinding>,
-    files: Files,
-    pool: Option<usize>,
-    owner: Option<String>,
-}
-
-impl Options {
-    /// Takes an option, if it is one of these. `origin` says where it comes from.
-    fn take(&mut self, name: &str, value: &str, origin: &str) -> Result<bool> {
-        let bad = |remedy: &str| Error::invalid(format!("{origin}: {remedy}"));
-        let read = || -> Result<Option<Vec<u8>>> {
-            let read = std::fs::read(Path::new(value));
-            read.map(Some).map_err(|error| bad("cannot read this file").because(error))
-        };
-        match name {
-            "sslmode" => {
-                let mode = Mode::named(value);
-                let remedy = "give disable, prefer, require, verify-ca or verify-full";
-                self.mode = Some(mode.ok_or_else(|| bad(remedy))?);
-            }
-            "channel_binding" => {
-                self.channel_binding = Some(match value {
-                    "disable" => ChannelBinding::Disable,
-                    "prefer" => ChannelBinding::Prefer,
-                    "require" => ChannelBinding::Require,
-                    _ => return Err(bad("give disable, prefer or require")),
-                });
-            }
-            // As libpq has it: the system's list, which is ours without this option as well.
-            "sslrootcert" if value == "system" => {}
-            "sslrootcert" => self.files.roots = read()?,
-            "sslcert" => self.files.cert = read()?,
-            "sslkey" => self.files.key = read()?,
-            "owner" => {
-                let owner = (!value.is_empty()).then(|| value.to_owned());
-                self.owner = Some(owner.ok_or_else(|| bad("name a role"))?);
-            }
-            "pool" => {
-                let pool = value.parse().ok().filter(|pool| (1..=1000).contains(pool));
-                self.pool = Some(pool.ok_or_else(|| bad("give 1 to 1000 connections"))?);
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Whether the URL has this option.
-    fn has(&self, name: &str) -> bool {
-        match name {
-            "sslmode" => self.mode.is_some(),
-            "channel_binding" => self.channel_binding.is_some(),
-            "sslrootcert" => self.files.roots.is_some(),
-            // They belong together.
-            _ => self.files.cert.is_some() || self.files.key.is_some(),
-        }
-    }
-
-    /// What `sslmode` means, as libpq has it.
-    fn mode(&self) -> (SslMode, Verify) {
-        match self.mode.unwrap_or(Mode::Prefer) {
-            Mode::Disable => (SslMode::Disable, Verify::Nothing),
-            Mode::Prefer => (SslMode::Prefer, Verify::Nothing),
-            // A list of roots that is given is used.
-            Mode::Require if self.files.roots.is_some() => (SslMode::Require, Verify::Signer),
-            Mode::Require => (SslMode::Require, Verify::Nothing),
-            Mode::VerifyCa => (SslMode::Require, Verify::Signer),
-            Mode::VerifyFull => (SslMode::Require, Verify::SignerAndName),
-        }
-    }
-}
-
-/// The values of `sslmode`.
-#[derive(Clone, Copy)]
-enum Mode {
-    Disable,
-    Prefer,
-    Require,
-    VerifyCa,
-    VerifyFull,
-}
-
-impl Mode {
-    fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "disable" => Self::Disable,
-            // The first of them tries without TLS first: there is no use in that.
-            "allow" | "prefer" => Self::Prefer,
-            "require" => Self::Require,
-            "verify-ca" => Self::VerifyCa,
-            "verify-full" => Self::VerifyFull,
-            _ => return None,
-        })
-    }
+/// What `sslmode` means, as libpq has it.
+fn mode(name: &str, roots: bool) -> Option<(SslMode, Verify)> {
+    Some(match name {
+        "disable" => (SslMode::Disable, Verify::Nothing),
+        // The first of them tries without TLS first: there is no use in that.
+        "allow" | "prefer" => (SslMode::Prefer, Verify::Nothing),
+        // A list of roots that is given is used.
+        "require" if roots => (SslMode::Require, Verify::Signer),
+        "require" => (SslMode::Require, Verify::Nothing),
+        "verify-ca" => (SslMode::Require, Verify::Signer),
+        "verify-full" => (SslMode::Require, Verify::SignerAndName),
+        _ => return None,
+    })
 }
 
 // A configuration has a password in it.
@@ -308,6 +223,8 @@ impl fmt::Debug for PostgresUrl {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::ErrorKind;
 
@@ -373,6 +290,15 @@ mod tests {
         assert_eq!(url.config.get_ssl_mode(), SslMode::Disable);
         assert_eq!(url.config.get_channel_binding(), ChannelBinding::Disable);
         assert_eq!(url.config.get_application_name(), Some("a"));
+        // A certificate and its key come from one place; the system's list is a choice like any other.
+        let files = [("PGSSLCERT", "/dev/null"), ("PGSSLKEY", "/dev/null")];
+        let error = parse_with("postgres://h", &files).unwrap_err().to_string();
+        assert!(error.contains("file of sslkey="), "{error}");
+        let error = parse_with("postgres://h?sslcert=/dev/null", &files).unwrap_err().to_string();
+        assert!(error.contains("belong together"), "{error}");
+        let file = [("PGSSLROOTCERT", "/nowhere")];
+        assert!(parse_with("postgres://h?sslrootcert=system", &file).is_ok());
+        assert!(parse_with("postgres://h", &file).is_err());
         // An empty variable is as good as none.
         assert_eq!(parse_with("postgres://h", &[("PGUSER", "")]).unwrap().shown, "h:5432/root");
         for bad in [("PGHOST", "a,b"), ("PGPORT", "x"), ("PGSSLMODE", "perhaps")] {
@@ -418,6 +344,7 @@ mod tests {
             "postgres://a:x?hunter2@h",
             "postgres://a:x/hunter2@h",
             "postgres://a:x#hunter2@h",
+            "postgres://a:x@hunter2@h",
         ] {
             let error = parse(bad).expect_err(bad);
             assert_eq!(*error.kind(), ErrorKind::Invalid, "{bad}");

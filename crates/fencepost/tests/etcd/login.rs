@@ -121,3 +121,17 @@ async fn an_error_says_that_it_is_the_certificate() {
     let outcome = try_connect(&format!("{}?tls=true", etcd.url())).await;
     fails(outcome, &ErrorKind::Unreachable, &[&etcd.address().to_string(), "certificate"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
+    let args = ["--client-cert-auth", "--trusted-ca-file=ca.crt"];
+    let etcd = args.iter().fold(Etcd::builder().tls(), |builder, arg| builder.arg(arg));
+    let etcd = etcd.start().unwrap();
+    let ca = etcd.ca_path().unwrap();
+    let anonymous = format!("{}?ca={}", etcd.url(), ca.display());
+    let [cert, key] = ["server.crt", "server.key"].map(|file| ca.with_file_name(file));
+    let url = format!("{anonymous}&cert={}&key={}", cert.display(), key.display());
+    nothing_is_left(&connect(&url).await, "x").await;
+    let refused = try_connect(&anonymous).await;
+    fails(refused, &ErrorKind::Unreachable, &[&etcd.address().to_string()]);
+}

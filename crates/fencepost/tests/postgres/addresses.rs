@@ -38,6 +38,21 @@ async fn a_certificate_is_checked_as_far_as_the_url_says() {
 }
 
 #[tokio::test]
+async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
+    let server = Postgres::builder().tls().setting("ssl_ca_file", "../ca.crt").start().unwrap();
+    let rules = "local all all trust\nhostssl all all all trust clientcert=verify-ca\n";
+    fs::write(server.data().join("pg_hba.conf"), rules).unwrap();
+    server.psql("select pg_reload_conf()").unwrap();
+    let ca = server.ca_path().unwrap();
+    let [cert, key] = ["server.crt", "server.key"].map(|file| ca.with_file_name(file));
+    let anonymous = format!("{}?sslmode=require", server.url());
+    let url = format!("{anonymous}&sslcert={}&sslkey={}", cert.display(), key.display());
+    nothing_is_left(&connect(&url).await, "x").await;
+    let refused = try_connect(&anonymous).await;
+    fails(refused, &ErrorKind::Refused, &["certificate"]);
+}
+
+#[tokio::test]
 async fn a_password_that_is_missing_or_wrong_is_told_and_not_shown() {
     let server = Postgres::builder().start().unwrap();
     server.psql(&format!("create role ann login superuser password '{SECRET}'")).unwrap();

@@ -40,6 +40,19 @@ async fn tls_is_spoken_with_who_is_vouched_for() {
 }
 
 #[tokio::test]
+async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
+    let server = Redis::builder().tls().config("tls-auth-clients", "yes").start().unwrap();
+    let (url, ca) = (server.tls_url().unwrap(), server.ca_path().unwrap());
+    let [cert, key] = ["server.crt", "server.key"].map(|file| ca.with_file_name(file));
+    let anonymous = format!("{url}?ca={}", ca.display());
+    let url = format!("{anonymous}&cert={}&key={}", cert.display(), key.display());
+    nothing_is_left(&connect(&url).await, "x").await;
+    fails(try_connect(&anonymous).await, &ErrorKind::Unreachable, &[]);
+    let swapped = format!("{anonymous}&cert={}&key={}", key.display(), cert.display());
+    fails(try_connect(&swapped).await, &ErrorKind::Invalid, &["key="]);
+}
+
+#[tokio::test]
 async fn a_password_goes_with_every_new_connection() {
     let server = Redis::builder().password(SECRET).start().unwrap();
     let client = connect(&server.url()).await;

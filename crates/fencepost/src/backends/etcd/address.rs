@@ -3,12 +3,13 @@
 
 use std::fmt;
 
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::{Error, Result};
-use crate::url::servers::{Pems, Servers, User};
+use crate::tls::TlsFiles;
+use crate::url::{Form, Host, User};
 
-const PORT: u16 = 2379;
+const FORM: Form<'_> = Form::ensemble("etcd", 2379, &["prefix", "tls", "ca", "cert", "key"]);
 
 /// An `etcd:` URL, parsed.
 #[derive(Clone)]
@@ -37,25 +38,27 @@ impl fmt::Debug for EtcdUrl {
 impl EtcdUrl {
     /// `rest` is what follows the scheme and its colon.
     pub(crate) fn parse(rest: &str) -> Result<Self> {
-        let mut url = Servers::parse("etcd", rest, PORT)?;
+        let url = FORM.parse(rest)?;
+        let (user, hosts) = (url.login()?, url.distinct_hosts("")?);
         if !url.path.is_empty() {
             return Err(Error::invalid(
                 "the etcd: URL has a path: write ?prefix=PATH/ to have all locks under one",
             ));
         }
-        let tls = url.take_tls()?.map(tls_config);
-        let prefix = url.take("prefix").unwrap_or_default();
-        if prefix.chars().any(char::is_control) || prefix.len() > 512 {
-            return Err(url.bad("prefix", &prefix, "give up to 512 bytes of printable text"));
-        }
-        url.end("prefix, tls, ca, cert, key")?;
-        let members = url.hosts.iter().map(|host| Address::new(host, tls.as_ref()));
-        Ok(Self { members: members.collect::<Result<_>>()?, user: url.user, prefix })
+        let printable = |prefix: &str| {
+            let good = prefix.len() <= 512 && !prefix.chars().any(char::is_control);
+            good.then(|| prefix.to_owned())
+        };
+        let remedy = "give up to 512 bytes of printable text";
+        let prefix = url.get_as("prefix", printable, remedy)?.unwrap_or_default();
+        let tls = TlsFiles::of(&url)?.map(tls_config).transpose()?;
+        let members = hosts.iter().map(|host| Address::new(host, tls.as_ref()));
+        Ok(Self { members: members.collect::<Result<_>>()?, user, prefix })
     }
 }
 
 impl Address {
-    fn new(host: &str, tls: Option<&ClientTlsConfig>) -> Result<Self> {
+    fn new(host: &Host, tls: Option<&ClientTlsConfig>) -> Result<Self> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let invalid = |error: tonic::transport::Error| {
             Error::invalid(format!("no connection can be made to {host} of the etcd: URL"))
@@ -66,20 +69,16 @@ impl Address {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(invalid)?,
             None => endpoint,
         };
-        Ok(Self { endpoint: endpoint.tcp_nodelay(true), shown: host.to_owned() })
+        Ok(Self { endpoint: endpoint.tcp_nodelay(true), shown: host.to_string() })
     }
 }
 
-fn tls_config(pems: Pems) -> ClientTlsConfig {
-    let tls = ClientTlsConfig::new();
-    let tls = match pems.ca {
-        Some(ca) => tls.ca_certificate(Certificate::from_pem(ca)),
-        None => tls.with_native_roots(),
-    };
-    match pems.identity {
-        Some((cert, key)) => tls.identity(Identity::from_pem(cert, key)),
-        None => tls,
-    }
+fn tls_config(files: TlsFiles) -> Result<ClientTlsConfig> {
+    let tls = ClientTlsConfig::new().trust_anchors(files.roots()?.roots);
+    Ok(match (files.cert, files.key) {
+        (Some(cert), Some(key)) => tls.identity(Identity::from_pem(cert, key)),
+        _ => tls,
+    })
 }
 
 #[cfg(test)]
@@ -93,7 +92,9 @@ mod tests {
         assert_eq!(shown, ["a:2379", "b:7000"]);
         assert_eq!(url.prefix, "locks/");
         assert_eq!(url.user.unwrap().password, "secret");
-        for bad in ["//a/path", "//a?prefix=%00", "//a?frob=1", "//a?tls=maybe", "//"] {
+        for bad in
+            ["//a/path", "//a?prefix=%00", "//a?frob=1", "//a?tls=maybe", "//a?ca=/dev/null", "//"]
+        {
             assert!(EtcdUrl::parse(bad).is_err(), "{bad}");
         }
     }

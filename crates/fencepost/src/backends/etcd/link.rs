@@ -23,7 +23,7 @@ use super::faults::Fault;
 use crate::backend::{Surroundings, short};
 use crate::clock::Clock;
 use crate::race::{First, race};
-use crate::url::servers::User;
+use crate::url::User;
 
 /// How long the first member asked may take before the next is asked: short enough that every member is
 /// asked before the limit comes. In the next round twice that, and so on.

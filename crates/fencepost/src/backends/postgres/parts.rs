@@ -10,7 +10,7 @@ use crate::clock::BootClock;
 use crate::error::{Error, Result};
 use crate::postgres::install::Component;
 use crate::postgres::{Fault, Pool};
-use crate::url::Url;
+use crate::store_url::StoreUrl;
 
 /// How to make what is missing.
 const INSTALL: &str = "fencepost backend install --on URL";
@@ -35,7 +35,7 @@ pub struct Installed {
 /// Makes what locks, elections and records need in the database, or brings it up to date. Clients do so as well when
 /// they need it: this is for a role that may, on behalf of those that may not. On a tokio runtime.
 pub async fn install(url: &str) -> Result<Vec<Installed>> {
-    let Url::Postgres(url) = Url::parse(url)? else {
+    let StoreUrl::Postgres(url) = StoreUrl::parse(url)? else {
         return Err(Error::invalid(
             "there is nothing to install: only a postgres: store keeps anything that has to be made first",
         ));

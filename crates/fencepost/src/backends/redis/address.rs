@@ -4,19 +4,18 @@
 //! each with our options behind a `?`.
 
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use fencepost_core::Ttl;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _,
-    ProtocolVersion, TlsCertificates,
+    Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo as _, ProtocolVersion,
+    RedisConnectionInfo, TlsCertificates,
 };
 
-use super::keys::Prefix;
 use crate::error::{Error, Result};
-use crate::url::span;
+use crate::tls::{TlsFiles, Verify};
+use crate::url::{Form, Host, Url, span};
 
 /// One server, and the way to it.
 #[derive(Clone)]
@@ -29,7 +28,7 @@ pub(crate) struct Address {
 /// What a URL asks for behind its `?`.
 #[derive(Clone)]
 pub(crate) struct Options {
-    pub(in crate::backends) prefix: Prefix,
+    pub(in crate::backends) prefix: String,
     /// How long a token is remembered beyond its time; how long a fence keeps a mark that nobody renews.
     pub(crate) retention: Option<Duration>,
     /// The key in whose slot a fence keeps its mark.
@@ -38,12 +37,6 @@ pub(crate) struct Options {
     pub(in crate::backends) max_ttl: Ttl,
     /// Whether a server of several votes at once after a restart.
     pub(in crate::backends) restarted_vote: bool,
-    tls: bool,
-    ca: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-    /// What belongs to the address of a socket.
-    socket: Vec<(String, String)>,
 }
 
 /// A `redis:` URL, parsed.
@@ -60,6 +53,8 @@ pub(crate) struct RedlockUrl {
     pub(in crate::backends) options: Options,
 }
 
+const PORT: u16 = 6379;
+const NO_HOST: &str = "Missing hostname - InvalidClientConfig";
 const MAX_TTL: Duration = Duration::from_mins(1);
 const RETENTION: Duration = Duration::from_hours(1);
 
@@ -75,54 +70,154 @@ impl RedisUrl {
     }
 
     fn parse_with(scheme: &str, rest: &str, known: &[&str]) -> Result<Self> {
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let options = Options::parse(query, known, scheme)?;
-        if place.contains(',') {
-            return Err(Error::invalid(format!(
+        let (mut addresses, options) = parse(scheme, rest, known)?;
+        match (addresses.pop(), addresses.is_empty()) {
+            (Some(address), true) => Ok(Self { address, options }),
+            _ => Err(Error::invalid(format!(
                 "a {scheme}: URL names one server: for several that know nothing of each other use \
                  redlock://HOST,HOST,HOST; a cluster is not supported"
-            )));
+            ))),
         }
-        let address = Address::parse(scheme, place, &options)?;
-        Ok(Self { address, options })
     }
 }
 
 impl RedlockUrl {
     pub(crate) fn parse(rest: &str) -> Result<Self> {
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let known =
-            ["prefix", "retention", "max_ttl", "restarted", "tls", "ca", "cert", "key"].as_slice();
-        let options = Options::parse(query, known, "redlock")?;
-        let place = place.strip_prefix("//").unwrap_or(place);
-        let (authority, db) = place.split_once('/').unwrap_or((place, ""));
-        let (user, hosts) = match authority.rsplit_once('@') {
-            Some((user, hosts)) => (format!("{user}@"), hosts),
-            None => (String::new(), authority),
-        };
-        let scheme = if options.tls { "rediss" } else { "redis" };
-        let mut addresses: Vec<Address> = Vec::new();
-        for host in hosts.split(',') {
-            let address = Address::parse(scheme, &format!("//{user}{host}/{db}"), &options)?;
-            if addresses.iter().any(|other| other.shown == address.shown) {
-                return Err(Error::invalid(format!(
-                    "the redlock: URL names {} twice: its vote would count twice",
-                    address.shown
-                )));
-            }
-            addresses.push(address);
-        }
-        if addresses.len() < 2 {
-            return Err(Error::invalid(
+        let known = ["prefix", "retention", "max_ttl", "restarted", "tls", "ca", "cert", "key"];
+        let (addresses, options) = parse("redlock", rest, &known)?;
+        match addresses.len() {
+            0 | 1 => Err(Error::invalid(
                 "a redlock: URL names several servers, redlock://HOST,HOST,HOST: for one use \
                  redis://HOST",
-            ));
+            )),
+            2..=31 => Ok(Self { addresses, options }),
+            _ => Err(Error::invalid("a redlock: URL names more than 31 servers: give 3 or 5")),
         }
-        if addresses.len() > 31 {
-            return Err(Error::invalid("a redlock: URL names more than 31 servers: give 3 or 5"));
-        }
-        Ok(Self { addresses, options })
     }
+}
+
+/// The servers that a URL names, and what it asks for.
+fn parse(scheme: &str, rest: &str, known: &[&str]) -> Result<(Vec<Address>, Options)> {
+    let socket = matches!(scheme, "unix" | "redis+unix" | "valkey+unix");
+    let form = Form {
+        scheme,
+        remedy: "write redis://HOST:PORT/DB, with :PASSWORD@ before the host if it needs one; signs like # and / in a \
+                 password are written as %23 and %2F",
+        port: Some(PORT),
+        options: known,
+        socket: socket.then_some(&["db", "user", "pass"]),
+        lenient: true,
+    };
+    // A secret that is kept in a file often has a newline at its end.
+    let rest = rest.trim_end();
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if query.contains('@') {
+        return Err(Error::invalid(format!(
+            "there is an @ behind the ? of the {scheme}: URL: in a password a ? is written as %3F"
+        )));
+    }
+    let place = match place.strip_prefix("//") {
+        Some(place) => place,
+        None if socket || scheme == "redlock" => place,
+        None => return Err(form.invalid(NO_HOST)),
+    };
+    // Here a `+` is a space, as in a form of a web page.
+    let rest = format!("//{place}?{}", query.replace('+', "%20"));
+    let url = form.parse(&rest)?;
+    let options = Options::read(&url)?;
+    let tls = TlsFiles::of(&url)?;
+    let settings = settings(&url)?;
+    let encrypted = match scheme {
+        "rediss" | "valkeys" => true,
+        "redis" | "valkey" => false,
+        "redlock" => tls.is_some(),
+        _ if socket => false,
+        _ => return Err(form.invalid("not a URL")),
+    };
+    let certificates = tls.map(certificates).transpose()?.flatten();
+    let mut addresses = Vec::new();
+    for (place, shown) in places(&url, encrypted)? {
+        let invalid = |error: redis::RedisError| form.invalid(&error.to_string());
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let info = place.into_connection_info().map_err(invalid)?;
+        let info = info.set_tcp_settings(tcp).set_redis_settings(settings.clone());
+        let client = match &certificates {
+            Some(certificates) => Client::build_with_tls(info, certificates.clone()),
+            None => Client::open(info),
+        };
+        addresses.push(Address { client: client.map_err(invalid)?, shown });
+    }
+    Ok((addresses, options))
+}
+
+/// Who logs in, and to which database.
+fn settings(url: &Url<'_>) -> Result<RedisConnectionInfo> {
+    let (user, password, db) = match url.form.socket {
+        Some(_) => (url.text("user"), url.text("pass"), url.text("db").unwrap_or_default()),
+        None => (url.user.clone(), url.password.clone(), url.path.clone()),
+    };
+    let no_number = |_| url.form.invalid("Invalid database number - InvalidClientConfig");
+    let db = match db.trim_matches('/') {
+        "" => 0,
+        number => number.parse().map_err(no_number)?,
+    };
+    let mut settings = RedisConnectionInfo::default()
+        .set_db(db)
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name("fencepost", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = user.filter(|user| !user.is_empty()) {
+        settings = settings.set_username(user);
+    }
+    if let Some(password) = password.filter(|password| !password.is_empty()) {
+        settings = settings.set_password(password);
+    }
+    Ok(settings)
+}
+
+/// Where the servers are, each as the driver wants it and as people read it.
+fn places(url: &Url<'_>, encrypted: bool) -> Result<Vec<(ConnectionAddr, String)>> {
+    let form = url.form;
+    if form.socket.is_some() {
+        if !url.path.starts_with('/') {
+            return Err(form.invalid("Missing path - InvalidClientConfig"));
+        }
+        return Ok(vec![(ConnectionAddr::Unix(url.path.clone().into()), url.path.clone())]);
+    }
+    if url.hosts.is_empty() {
+        let why = if url.user.is_none() { NO_HOST } else { "not a URL" };
+        let scheme = if form.scheme == "redlock" { "redis" } else { form.scheme };
+        return Err(Form { scheme, ..*form }.invalid(why));
+    }
+    if form.scheme == "redlock" {
+        url.distinct_hosts(": its vote would count twice")?;
+    }
+    let place = |host: &Host| {
+        let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
+        if name == "0.0.0.0" || name == "::" {
+            return Err(form.invalid("Cannot connect to a wildcard address (0.0.0.0 or ::)"));
+        }
+        let place = if encrypted {
+            ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(name, port)
+        };
+        Ok((place, host.to_string()))
+    };
+    url.hosts.iter().map(place).collect()
+}
+
+/// What the files say, as the driver wants it; nothing, if there are none.
+fn certificates(files: TlsFiles) -> Result<Option<TlsCertificates>> {
+    if files.ca.is_none() && files.cert.is_none() {
+        return Ok(None);
+    }
+    // The driver looks at some of it only when it connects.
+    files.client_config(Verify::SignerAndName)?;
+    let client_tls = match (files.cert, files.key) {
+        (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
+        _ => None,
+    };
+    Ok(Some(TlsCertificates { client_tls, root_cert: files.ca }))
 }
 
 impl Options {
@@ -131,107 +226,28 @@ impl Options {
         self.retention.unwrap_or(RETENTION)
     }
 
-    fn parse(query: &str, known: &[&str], scheme: &str) -> Result<Self> {
-        let mut options = Self {
-            prefix: Prefix::new(String::new())?,
-            retention: None,
-            beside: None,
-            max_ttl: Ttl::new(MAX_TTL)?,
-            restarted_vote: false,
-            tls: false,
-            ca: None,
-            cert: None,
-            key: None,
-            socket: Vec::new(),
+    fn read(url: &Url<'_>) -> Result<Self> {
+        let range = Duration::from_secs(1)..=Duration::from_hours(365 * 24);
+        let retention = |text: &str| span(text).filter(|span| range.contains(span));
+        let max_ttl = |text: &str| Ttl::new(span(text)?).ok();
+        let restarted_vote = |text: &str| match text {
+            "vote" => Some(true),
+            "wait" => Some(false),
+            _ => None,
         };
-        // A `?` in a password makes its rest look like options. Then nothing of it is repeated.
-        let secret = query.contains('@') || query.contains("pass=");
-        if query.contains('@') {
-            return Err(Error::invalid(format!(
-                "there is an @ behind the ? of the {scheme}: URL: in a password a ? is written as %3F"
-            )));
-        }
-        // Any URL will do to have its query taken apart and decoded.
-        let Some(url) = redis::parse_redis_url(&format!("redis://h?{query}")) else {
-            return Err(Error::invalid(format!("the options of the {scheme}: URL do not parse")));
+        let remedy = "give restarted=wait or restarted=vote";
+        let restarted_vote = url.get_as("restarted", restarted_vote, remedy)?.unwrap_or(false);
+        let max_ttl = match url.get_as("max_ttl", max_ttl, "give 100ms to 24h, like 60s")? {
+            Some(ttl) => ttl,
+            None => Ttl::new(MAX_TTL)?,
         };
-        let socket = scheme.ends_with("unix");
-        for (name, value) in url.query_pairs() {
-            let (name, value) = (name.into_owned(), value.into_owned());
-            if socket && ["db", "user", "pass"].contains(&name.as_str()) {
-                options.socket.push((name, value));
-                continue;
-            }
-            let bad = |remedy: &str| {
-                let value = value.escape_debug();
-                Error::invalid(format!("\"{name}={value}\" in the {scheme}: URL: {remedy}"))
-            };
-            match name.as_str() {
-                _ if !known.contains(&name.as_str()) => {
-                    let name = if secret { "one of them" } else { &*name };
-                    return Err(Error::invalid(format!(
-                        "\"{}\" is no option of a {scheme}: URL: there are {}",
-                        name.escape_debug(),
-                        known.join(", ")
-                    )));
-                }
-                "prefix" => options.prefix = Prefix::new(value)?,
-                "beside" => options.beside = Some(value),
-                "retention" => {
-                    let day = Duration::from_hours(24);
-                    let span = span(&value)
-                        .filter(|span| *span >= Duration::from_secs(1) && *span <= day * 365);
-                    options.retention =
-                        Some(span.ok_or_else(|| bad("give 1s to 365d, like retention=2h"))?);
-                }
-                "max_ttl" => {
-                    let ttl = span(&value).and_then(|span| Ttl::new(span).ok());
-                    options.max_ttl = ttl.ok_or_else(|| bad("give 100ms to 24h, like 60s"))?;
-                }
-                "restarted" => {
-                    options.restarted_vote = match value.as_str() {
-                        "vote" => true,
-                        "wait" => false,
-                        _ => return Err(bad("give restarted=wait or restarted=vote")),
-                    };
-                }
-                "tls" => {
-                    options.tls = match value.as_str() {
-                        "true" => true,
-                        "false" => false,
-                        _ => return Err(bad("give tls=true or tls=false")),
-                    };
-                }
-                "ca" => options.ca = Some(value),
-                "cert" => options.cert = Some(value),
-                _ => options.key = Some(value),
-            }
-        }
-        Ok(options)
-    }
-
-    fn certificates(&self) -> Result<Option<TlsCertificates>> {
-        let read = |option: &str, path: &String| {
-            std::fs::read(Path::new(path)).map_err(|error| {
-                Error::invalid(format!("can not read \"{path}\" ({option}= in the URL)"))
-                    .because(error)
-            })
-        };
-        let client_tls = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => Some(ClientTlsConfig {
-                client_cert: read("cert", cert)?,
-                client_key: read("key", key)?,
-            }),
-            (None, None) => None,
-            _ => {
-                return Err(Error::invalid(
-                    "cert= and key= in the URL belong together: give both or neither",
-                ));
-            }
-        };
-        let root_cert = self.ca.as_ref().map(|path| read("ca", path)).transpose()?;
-        let any = client_tls.is_some() || root_cert.is_some();
-        Ok(any.then_some(TlsCertificates { client_tls, root_cert }))
+        Ok(Self {
+            prefix: url.text("prefix").unwrap_or_default(),
+            retention: url.get_as("retention", retention, "give 1s to 365d, like retention=2h")?,
+            beside: url.text("beside"),
+            max_ttl,
+            restarted_vote,
+        })
     }
 }
 
@@ -239,42 +255,6 @@ impl Address {
     /// The database.
     pub(in crate::backends) fn db(&self) -> i64 {
         self.client.get_connection_info().redis_settings().db()
-    }
-
-    fn parse(scheme: &str, place: &str, options: &Options) -> Result<Self> {
-        let invalid = |why: &str| {
-            Error::invalid(format!(
-                "the {scheme}: URL does not parse ({why}): write redis://HOST:PORT/DB, with \
-                 :PASSWORD@ before the host if it needs one; signs like # and / in a password are \
-                 written as %23 and %2F"
-            ))
-        };
-        let mut url = format!("{scheme}:{place}");
-        for (number, (name, value)) in options.socket.iter().enumerate() {
-            let sign = if number == 0 { '?' } else { '&' };
-            url = format!("{url}{sign}{name}={}", encoded(value));
-        }
-        let parsed = redis::parse_redis_url(&url).ok_or_else(|| invalid("not a URL"))?;
-        if parsed.fragment().is_some() {
-            return Err(invalid("there is a # in it"));
-        }
-        let info = parsed.into_connection_info().map_err(|error| {
-            // The detail may quote what was given; the category does not.
-            invalid(&error.to_string().replace('\n', " "))
-        })?;
-        let tcp = TcpSettings::default().set_nodelay(true);
-        let settings = info.redis_settings().clone();
-        let settings = settings
-            .set_protocol(ProtocolVersion::RESP3)
-            .set_lib_name("fencepost", env!("CARGO_PKG_VERSION"));
-        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
-        let shown = shown(&info);
-        let client = match options.certificates()? {
-            Some(certificates) => Client::build_with_tls(info, certificates),
-            None => Client::open(info),
-        };
-        let client = client.map_err(|error| invalid(&error.to_string()))?;
-        Ok(Self { client, shown })
     }
 }
 
@@ -322,25 +302,6 @@ async fn first_bytes(host: &str, port: u16, question: &[u8]) -> std::io::Result<
     }
 }
 
-fn shown(info: &ConnectionInfo) -> String {
-    match info.addr() {
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-        }
-        _ => "the server".into(),
-    }
-}
-
-/// Percent-encodes what a query value can not hold as it is.
-fn encoded(value: &str) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
-    let encode = |byte: u8| {
-        if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-    };
-    value.bytes().map(encode).collect()
-}
-
 // None of these show options: a socket's has its password among them.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -362,6 +323,7 @@ impl fmt::Debug for RedlockUrl {
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::Prefix;
     use super::*;
     use crate::ErrorKind;
 
@@ -380,6 +342,7 @@ mod tests {
         assert_eq!(info.redis_settings().password(), Some("p@ss"));
         assert_eq!(parsed.options.retention, Some(Duration::from_hours(2)));
         assert_eq!(redis("redis://[::1]").unwrap().address.shown, "[::1]:6379");
+        assert_eq!(redis("redis://h?prefix=a+b%2B\n").unwrap().options.prefix, "a b+");
         let socket = redis("redis+unix:///run/redis.sock?db=2&pass=a%26b&prefix=x").unwrap();
         assert_eq!(socket.address.shown, "/run/redis.sock");
         let info = socket.address.client.get_connection_info();
@@ -419,9 +382,11 @@ mod tests {
             "redis://:hunter2@",
             "redis+unix://?db=1",
             "rediss://h?ca=/nowhere/ca.pem",
+            "rediss://h?ca=/dev/null",
             "rediss://h?cert=/nowhere/c.pem",
         ] {
-            let error = redis(bad).expect_err(bad);
+            let usable = |url: RedisUrl| Prefix::new(url.options.prefix);
+            let error = redis(bad).and_then(usable).expect_err(bad);
             assert_eq!(*error.kind(), ErrorKind::Invalid, "{bad}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }

@@ -193,6 +193,12 @@ impl Attempt {
         if phase == Phase::Over || (won < quorum && won + open >= quorum) {
             return Next::Wait;
         }
+        // Some have accepted a token from this owner: if a quorum has, this is a retry of a grant. The voters so far may
+        // be too few to tell, so the others are waited for while they can.
+        let own = self.own_votes;
+        if phase == Phase::Voting && (1..quorum).contains(&own) && own + open >= quorum {
+            return Next::Wait;
+        }
         self.phase = Phase::Over;
         match phase {
             Phase::Accepting(token) if won >= quorum => Next::Granted(token),
@@ -354,6 +360,23 @@ mod tests {
         // What less than a quorum accepted was no grant.
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, mine), Next::Wait);
-        assert_eq!(attempt.voted(1, ours(7, 80)), Next::Propose(token(91)));
+        assert_eq!(attempt.voted(1, ours(7, 80)), Next::Wait, "the third may have accepted it too");
+        assert_eq!(attempt.voted(2, ours(7, 80)), Next::Propose(token(91)));
+        let mut attempt = Attempt::new(3);
+        assert_eq!(attempt.voted(0, mine), Next::Wait);
+        assert_eq!(attempt.voted(1, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.silent(2), Next::Propose(token(91)), "it will not tell");
+    }
+
+    /// The nodes that were slow to accept a grant may be the first to answer its retry.
+    #[test]
+    fn retry_of_a_grant_gets_its_token_whoever_answers_first() {
+        let mine = Vote::Ours { mark: 41, time: 90, mine: true };
+        let mut attempt = Attempt::new(5);
+        assert_eq!(attempt.voted(3, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.voted(4, ours(7, 80)), Next::Wait);
+        assert_eq!(attempt.voted(0, mine), Next::Wait);
+        assert_eq!(attempt.voted(1, mine), Next::Wait);
+        assert_eq!(attempt.voted(2, mine), Next::Propose(token(41)));
     }
 }

@@ -5,11 +5,13 @@ use std::fmt;
 
 use super::names::check_chroot;
 use super::ops::Access;
-use super::tls::Tls;
 use crate::error::{Error, Result};
-use crate::url::servers::Servers;
+use crate::tls::{Tls, TlsFiles, Verify};
+use crate::url::Form;
+pub(super) use crate::url::Host;
 
-const PORT: u16 = 2181;
+const FORM: Form<'_> =
+    Form::ensemble("zookeeper", 2181, &["style", "acl", "tls", "ca", "cert", "key"]);
 
 /// A `zookeeper:` URL, parsed.
 #[derive(Clone)]
@@ -22,24 +24,6 @@ pub(crate) struct ZooKeeperUrl {
     /// `user:password`, for digest authentication.
     pub(super) credentials: Option<String>,
     pub(super) tls: Option<Tls>,
-}
-
-/// One server: `host:port`, an IPv6 address in brackets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host(pub(super) String);
-
-impl Host {
-    /// Without the port: what its certificate has to name.
-    pub(super) fn name(&self) -> &str {
-        let name = self.0.rsplit_once(':').map_or(&*self.0, |(name, _)| name);
-        name.trim_start_matches('[').trim_end_matches(']')
-    }
-}
-
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// Whose node names our contenders have.
@@ -60,27 +44,29 @@ impl Style {
 impl ZooKeeperUrl {
     /// `rest` is what follows the scheme and its colon.
     pub(crate) fn parse(rest: &str) -> Result<Self> {
-        let mut url = Servers::parse("zookeeper", rest, PORT)?;
+        let url = FORM.parse(rest)?;
+        let (user, hosts) = (url.login()?, url.distinct_hosts("")?.to_vec());
         let chroot = match url.path.trim_end_matches('/') {
             "" => String::new(),
             path => format!("/{path}"),
         };
         check_chroot(&chroot)?;
-        let style = match url.take("style").as_deref() {
-            None | Some("curator") => Style::Curator,
-            Some("kazoo") => Style::Kazoo,
-            Some("latch") => Style::Latch,
-            Some(other) => {
-                let remedy = "give style=curator, style=kazoo or style=latch";
-                return Err(url.bad("style", other, remedy));
-            }
+        let style = |name: &str| match name {
+            "curator" => Some(Style::Curator),
+            "kazoo" => Some(Style::Kazoo),
+            "latch" => Some(Style::Latch),
+            _ => None,
         };
-        let access = match url.take("acl").as_deref() {
-            None | Some("open") => Access::Open,
-            Some("creator") => Access::Creator,
-            Some(other) => return Err(url.bad("acl", other, "give acl=open or acl=creator")),
+        let remedy = "give style=curator, style=kazoo or style=latch";
+        let style = url.get_as("style", style, remedy)?.unwrap_or(Style::Curator);
+        let access = |name: &str| match name {
+            "open" => Some(Access::Open),
+            "creator" => Some(Access::Creator),
+            _ => None,
         };
-        let credentials = match &url.user {
+        let remedy = "give acl=open or acl=creator";
+        let access = url.get_as("acl", access, remedy)?.unwrap_or(Access::Open);
+        let credentials = match user {
             // What stands before the first colon is the user, there as well.
             Some(user) if user.name.contains(':') => {
                 return Err(Error::invalid("the user in the zookeeper: URL has a colon in it"));
@@ -94,9 +80,8 @@ impl ZooKeeperUrl {
             }
             None => None,
         };
-        let tls = url.take_tls()?.map(Tls::new).transpose()?;
-        url.end("style, acl, tls, ca, cert, key")?;
-        let hosts = url.hosts.into_iter().map(Host).collect();
+        let tls = TlsFiles::of(&url)?.map(|files| files.client_config(Verify::SignerAndName));
+        let tls = tls.transpose()?.map(Tls::new);
         Ok(Self { hosts, chroot, style, access, credentials, tls })
     }
 }
@@ -117,10 +102,10 @@ mod tests {
         let url =
             ZooKeeperUrl::parse("//app:s%40crt@a,b.local:2182,[::1]/x/y/?style=kazoo&acl=creator")
                 .unwrap();
-        let hosts: Vec<_> = url.hosts.iter().map(|host| (&*host.0, host.name())).collect();
-        let expected =
-            [("a:2181", "a"), ("b.local:2182", "b.local"), ("[::1]:2181", "::1")].as_slice();
-        assert_eq!(hosts, expected);
+        let hosts: Vec<_> =
+            url.hosts.iter().map(|host| (host.to_string(), host.name.as_str())).collect();
+        let expected = [("a:2181", "a"), ("b.local:2182", "b.local"), ("[::1]:2181", "::1")];
+        assert_eq!(hosts, expected.map(|(shown, name)| (shown.to_owned(), name)));
         assert_eq!(url.chroot, "/x/y");
         assert_eq!((url.style, url.access), (Style::Kazoo, Access::Creator));
         assert_eq!(url.credentials.as_deref(), Some("app:s@crt"));

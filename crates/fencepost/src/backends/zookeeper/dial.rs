@@ -13,11 +13,11 @@ use super::conn::AUTH_NUMBER;
 use super::faults::{Fault, malformed};
 use super::ops::AUTH;
 use super::pipe::Pipe;
-use super::tls::Tls;
 use super::wire::{Hello, Out, Welcome};
 use crate::backend::short;
 use crate::clock::Clock;
 use crate::race::{First, race};
+use crate::tls::Tls;
 
 /// How long a server may take to accept a connection.
 const ACCEPT: Duration = Duration::from_secs(1);

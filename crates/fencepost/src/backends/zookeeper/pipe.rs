@@ -9,8 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::address::Host;
-use super::tls::Tls;
 use super::wire::{Malformed, frame, frame_end};
+use crate::tls::Tls;
 
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
@@ -29,10 +29,10 @@ pub(super) struct Pipe {
 impl Pipe {
     /// Connects; with TLS if so asked.
     pub(super) async fn open(host: &Host, tls: Option<&Tls>) -> io::Result<Self> {
-        let stream = TcpStream::connect(&host.0).await?;
+        let stream = TcpStream::connect(host.to_string()).await?;
         stream.set_nodelay(true)?;
         let stream: Box<dyn Duplex> = match tls {
-            Some(tls) => Box::new(tls.over(stream, host.name()).await?),
+            Some(tls) => Box::new(tls.connect(stream, &host.name).await?),
             None => Box::new(stream),
         };
         Ok(Self { stream, inbox: Vec::new(), taken: 0, outbox: Vec::new(), sent: 0 })
