@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::faults::{Fault, FaultKind};
+use super::error::{Fault, FaultKind};
 use super::pool::{Pool, Use};
 use super::trust;
 use crate::race::{First, race};

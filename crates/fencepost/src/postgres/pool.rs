@@ -25,7 +25,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use super::address::{Opened, PostgresUrl};
-use super::faults::{Fault, FaultKind};
+use super::error::{Fault, FaultKind};
 use super::trust::{self, Schema};
 use crate::backend::{Reply, Surroundings, short};
 use crate::blocking;

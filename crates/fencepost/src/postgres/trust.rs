@@ -19,7 +19,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{GenericClient, Row};
 
-use super::faults::{Fault, FaultKind};
+use super::error::{Fault, FaultKind};
 
 /// The parameter is a role that is trusted besides. The first row is the worst; none: there is no schema.
 pub(crate) const TRUST: &str = "

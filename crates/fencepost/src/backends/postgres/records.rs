@@ -17,7 +17,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::Postgres;
-use super::answers::{self, number, odd, text};
+use super::reply::{self, number, odd, text};
 use crate::backend::{BoxFuture, Reply, StoreCall, StoreResult};
 use crate::error::{Error, Result};
 use crate::fences::postgres::explain;
@@ -130,7 +130,7 @@ impl Postgres {
         reply.try_map(|rows| {
             let row = rows.first().ok_or_else(|| odd("claim"))?;
             *self.place.lock() = text(row, "r_store");
-            if answers::status(row, "claim")? == 1 {
+            if reply::status(row, "claim")? == 1 {
                 return Ok(Claimed::Ours);
             }
             let entry = entry(row).ok_or_else(|| odd("claim"))?;
@@ -144,7 +144,7 @@ impl Postgres {
         let reply = self.record(Use::Releasing, FINISH, &parameters, limit).await?;
         reply.try_map(|rows| {
             let row = rows.first().ok_or_else(|| odd("finish"))?;
-            Ok(answers::status(row, "finish")? == 1)
+            Ok(reply::status(row, "finish")? == 1)
         })
     }
 

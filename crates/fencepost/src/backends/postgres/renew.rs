@@ -4,8 +4,8 @@ use fencepost_core::{Moment, Ttl, Value};
 use futures_util::future::join_all;
 use tokio_postgres::types::Type;
 
-use super::answers::{self, number};
-use super::{Postgres, leaders, why_not};
+use super::reply::{self, number};
+use super::{Postgres, values, why_not};
 use crate::backend::{NotHeld, Renewal, Renewed, Reply, StoreError, StoreResult};
 use crate::postgres::{Fault, Parameter, Use};
 use crate::race::{First, race};
@@ -70,18 +70,18 @@ impl Postgres {
         let heard = if values.iter().all(Option::is_none) {
             self.pool.call(Use::Renewing, RENEW, &parameters[..4], limit).await?
         } else {
-            self.pool.call(Use::Renewing, leaders::PROCLAIM, &parameters, limit).await?
+            self.pool.call(Use::Renewing, values::PROCLAIM, &parameters, limit).await?
         };
         let mut answers: Vec<Answer> = batch.iter().map(|_| None).collect();
         for row in &heard.value {
             let place = number(row, "place").and_then(|place| usize::try_from(place).ok());
             let place =
                 place.and_then(|place| place.checked_sub(1)).filter(|place| *place < batch.len());
-            let place = place.ok_or_else(|| answers::odd("renew"))?;
-            answers[place] = match answers::status(row, "renew")? {
+            let place = place.ok_or_else(|| reply::odd("renew"))?;
+            answers[place] = match reply::status(row, "renew")? {
                 1 => {
-                    let token = answers::token(row, "r_token", "renew")?;
-                    let ttl = answers::ttl(row, "r_ttl", "renew")?;
+                    let token = reply::token(row, "r_token", "renew")?;
+                    let ttl = reply::ttl(row, "r_ttl", "renew")?;
                     Some(Ok(Reply::new(Ok(Renewed { token, ttl }), heard.sent)))
                 }
                 2 => None,

@@ -23,7 +23,7 @@ use rusqlite::{
 };
 
 use super::file::place_of;
-use super::rows::{label, token, unfit};
+use super::layout::{label, token, unfit};
 use super::{Sqlite, desk};
 use crate::backend::{BoxFuture, StoreCall, StoreResult};
 use crate::clock::wall;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::answers;
-use super::upkeep::TIDYING;
+use super::maintenance::TIDYING;
+use super::reply;
 use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};
@@ -92,13 +92,13 @@ impl Found {
     pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
         let before = wall();
         let heard = pool.call_outside(READ, &[]).await?;
-        let row = heard.value.first().ok_or_else(|| answers::odd("what it is"))?;
-        Self::of(row, before, wall()).map_err(|_| answers::odd("what it is"))
+        let row = heard.value.first().ok_or_else(|| reply::odd("what it is"))?;
+        Self::of(row, before, wall()).map_err(|_| reply::odd("what it is"))
     }
 
     /// `before` and `after` are our wall clock when we asked and when the answer came.
     fn of(row: &Row, before: Duration, after: Duration) -> Result<Self, tokio_postgres::Error> {
-        let count = |column| answers::number(row, column).unwrap_or(0);
+        let count = |column| reply::number(row, column).unwrap_or(0);
         let time: i64 = row.try_get("time")?;
         let theirs = Duration::from_micros(u64::try_from(time).unwrap_or(0));
         Ok(Self {

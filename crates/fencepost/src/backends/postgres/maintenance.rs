@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::found::Found;
+use super::server_info::Found;
 use crate::postgres::{Pool, Use};
 
 /// How often the server's settings are read again.

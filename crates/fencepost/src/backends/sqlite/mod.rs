@@ -33,13 +33,13 @@ mod desk;
 mod file;
 mod guarantees;
 mod host;
-mod line;
+mod inspect;
+mod layout;
+mod operations;
 mod presence;
+mod queue;
 mod records;
-mod rows;
-mod steps;
 mod values;
-mod views;
 mod wake;
 
 use std::collections::HashMap;
@@ -55,9 +55,9 @@ pub(crate) use self::absent::open;
 use self::access::User;
 use self::desk::Desk;
 pub use self::guarantees::guarantees_of;
+use self::operations::{Answer, Ask};
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
-use self::steps::{Answer, Ask};
 use self::wake::{Bell, Post};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, GrantId, Liveness, LockInfo, NotHeld,
@@ -144,7 +144,7 @@ impl Sqlite {
             let bound = runtime.spawn_blocking(move || ours.subscribe()).await;
             let (Ok(owners), Some(desk)) = (bound, desk.upgrade()) else { return };
             // What was broken before the socket was there was sent to nobody.
-            let broken = desk.read(move |sheet| steps::broken_among(sheet, &owners)).await;
+            let broken = desk.read(move |sheet| operations::broken_among(sheet, &owners)).await;
             for owner in broken.into_iter().flat_map(|reply| reply.value) {
                 post.renew_now(owner);
             }
@@ -159,7 +159,7 @@ impl Sqlite {
                 return false;
             }
             self.clock().alarm((now + CONFIRM_POLL).min(until)).await;
-            match self.desk.read(move |sheet| steps::is_break_confirmed(sheet, owner)).await {
+            match self.desk.read(move |sheet| operations::is_break_confirmed(sheet, owner)).await {
                 Ok(reply) if reply.value => return true,
                 Ok(_) => {}
                 // The break stands; only the answer is not to be had.
@@ -180,7 +180,7 @@ impl Sqlite {
     async fn ask(&self, ask: &Ask, mark: &presence::Mark) -> StoreResult<Acquired> {
         let (ask, marks) = (ask.clone(), Arc::clone(&self.marks));
         let (ttl, tied) = (ask.ttl, ask.tied);
-        let answer = self.desk.write(move |sheet| steps::acquire(sheet, &marks, &ask)).await?;
+        let answer = self.desk.write(move |sheet| operations::acquire(sheet, &marks, &ask)).await?;
         answer.try_map(|answer| match answer {
             Answer::Granted(token) => {
                 let presence = tied.then(|| mark.presence.clone());
@@ -307,9 +307,9 @@ impl Backend for Sqlite {
             let answers = self.desk.write(move |sheet| {
                 let renew = |renewal: &Renewal| {
                     let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
-                    Ok(match steps::renew(sheet, name, *owner, *ttl, value.as_ref())? {
+                    Ok(match operations::renew(sheet, name, *owner, *ttl, value.as_ref())? {
                         Some((token, ttl)) => Ok(Renewed { token, ttl }),
-                        None => Err(NotHeld(steps::why_not_held(sheet, name, *owner)?)),
+                        None => Err(NotHeld(operations::why_not_held(sheet, name, *owner)?)),
                     })
                 };
                 batch.iter().map(renew).collect::<rusqlite::Result<Vec<_>>>()
@@ -333,10 +333,10 @@ impl Backend for Sqlite {
             let release = self.desk.write(move |sheet| {
                 // Here and not on the caller's thread, which may be the client's own.
                 marks.give_back_all(owner);
-                if steps::release(sheet, &marks, &name, owner)? {
+                if operations::release(sheet, &marks, &name, owner)? {
                     return Ok(Ok(()));
                 }
-                Ok(Err(NotHeld(steps::why_not_held(sheet, &name, owner)?)))
+                Ok(Err(NotHeld(operations::why_not_held(sheet, &name, owner)?)))
             });
             release.await
         })
@@ -351,12 +351,13 @@ impl Backend for Sqlite {
     ) -> StoreCall<'_, Option<Broken>> {
         Box::pin(async move {
             let marks = Arc::clone(&self.marks);
-            let act =
-                move |sheet: &mut desk::Sheet<'_>| steps::break_lock(sheet, &marks, &name, token);
+            let act = move |sheet: &mut desk::Sheet<'_>| {
+                operations::break_lock(sheet, &marks, &name, token)
+            };
             let reply = self.desk.write(act).await?;
             let sent = reply.sent;
             let Some(grant) = reply.value else { return Ok(Reply::new(None, sent)) };
-            let steps::BrokenGrant { mut broken, owner, tied } = grant;
+            let operations::BrokenGrant { mut broken, owner, tied } = grant;
             let reached = self.post.notify_broken(owner);
             // What `fencepost acquire` took is in no process's hands: nobody will answer.
             if tied || reached > 0 {
@@ -374,12 +375,12 @@ impl Backend for Sqlite {
 impl Observe for Sqlite {
     fn inspect(&self, name: LockName, _limit: Moment) -> StoreCall<'_, LockInfo> {
         let marks = Arc::clone(&self.marks);
-        Box::pin(self.desk.read(move |sheet| views::inspect(sheet, &marks, &name)))
+        Box::pin(self.desk.read(move |sheet| inspect::inspect(sheet, &marks, &name)))
     }
 
     fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
         let marks = Arc::clone(&self.marks);
-        Box::pin(self.desk.read(move |sheet| views::list(sheet, &marks)))
+        Box::pin(self.desk.read(move |sheet| inspect::list(sheet, &marks)))
     }
 
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {

@@ -15,7 +15,7 @@
 //! *Where that ends:* a server that comes back without its last commits, because it does not sync them, was
 //! restored from a backup, or because a standby took over that did not have them, has old locks and an old
 //! sequence. A jump of its clock ends leases early or late; tokens rise all the same. So a lock here is for
-//! correctness only on a server that syncs, and that no standby can follow at a distance (found.rs).
+//! correctness only on a server that syncs, and that no standby can follow at a distance (server_info.rs).
 //!
 //! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every 250 ms.
 //! A release tells the first of them, and only that one (NOTIFY, which is not free: it is sent only if
@@ -23,21 +23,21 @@
 //! LISTENs on a connection of its own from its first wait on. Where that can not work, as behind a PgBouncer in
 //! transaction mode, its waiters look every 250 ms.
 //! *Values* of elections and *records* are a component of their own (`records_1.sql`), for clients that lead or keep
-//! records: who only locks does without it. A value counts under the token that it was said with (leaders.rs).
+//! records: who only locks does without it. A value counts under the token that it was said with (values.rs).
 //! *Breaks:* the holder is notified and learns of it at once, and confirms it (breaks.rs); the next renewal is the fall-back.
 //! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
 //! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
 //! its owner, and a late acquire finds it.
 
-mod answers;
 mod breaks;
-mod found;
-mod leaders;
 mod listen;
-mod parts;
+mod maintenance;
 mod records;
 mod renew;
-mod upkeep;
+mod reply;
+mod schema;
+mod server_info;
+mod values;
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,13 +50,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
-use self::answers::{Holder, number, text};
 use self::breaks::{BROKEN, Breaks, CONFIRMED};
-use self::found::Found;
 use self::listen::Listener;
-pub use self::parts::{Installed, install};
-use self::parts::{LOCKS, RECORDS};
-use self::upkeep::keep_up;
+use self::maintenance::keep_up;
+use self::reply::{Holder, number, text};
+pub use self::schema::{Installed, install};
+use self::schema::{LOCKS, RECORDS};
+use self::server_info::Found;
 use super::ears::{Ears, client_id};
 use super::polling::{Polled, wait_by_polling};
 use super::unanswered::Unanswered;
@@ -196,7 +196,7 @@ impl Postgres {
         ];
         let heard = match value {
             None => self.pool.call(Use::Asking, ACQUIRE, &parameters[..5], limit).await,
-            Some(_) => self.pool.call(Use::Asking, leaders::CAMPAIGN, &parameters, limit).await,
+            Some(_) => self.pool.call(Use::Asking, values::CAMPAIGN, &parameters, limit).await,
         };
         // One that was sent before may still be under way.
         let late =
@@ -205,12 +205,12 @@ impl Postgres {
             self.unanswered.clear(*owner);
         }
         heard?.try_map(|rows| {
-            let row = rows.first().ok_or_else(|| answers::odd("acquire"))?;
+            let row = rows.first().ok_or_else(|| reply::odd("acquire"))?;
             let mut poll_after = LOOK_AGAIN;
-            let acquired = match answers::status(row, "acquire")? {
+            let acquired = match reply::status(row, "acquire")? {
                 1 => {
-                    let token = answers::token(row, "r_token", "acquire")?;
-                    let ttl = answers::ttl(row, "r_ttl", "acquire")?;
+                    let token = reply::token(row, "r_token", "acquire")?;
+                    let ttl = reply::ttl(row, "r_ttl", "acquire")?;
                     self.breaks.granted(*owner, token, request.loss.clone());
                     self.listener.start_if_held();
                     Acquired::Granted(Grant { token, ttl, queued: false, presence: None })
@@ -252,7 +252,7 @@ impl Postgres {
     async fn look(&self, name: &LockName, limit: Moment) -> Result<Reply<LockInfo>, Fault> {
         let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
-        let sql = if self.sees_leaders() { leaders::INSPECT } else { INSPECT };
+        let sql = if self.sees_leaders() { values::INSPECT } else { INSPECT };
         let reply = match self.pool.call(Use::Asking, sql, &parameters, limit).await {
             Err(fault) if self.is_absent(&fault) => {
                 let (name, waiters) = (name.clone(), Vec::new());
@@ -261,8 +261,8 @@ impl Postgres {
             }
             reply => reply?,
         };
-        let row = reply.value.first().ok_or_else(|| answers::odd("inspect"))?;
-        let info = answers::lock_info(name.clone(), row);
+        let row = reply.value.first().ok_or_else(|| reply::odd("inspect"))?;
+        let info = reply::lock_info(name.clone(), row);
         Ok(reply.map(|_| info))
     }
 
@@ -286,12 +286,12 @@ impl Postgres {
         let parameters: [Parameter<'_>; 3] =
             [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&BROKEN, Type::TEXT)];
         let heard = self.pool.call(Use::Asking, BREAK, &parameters, limit).await?;
-        let row = heard.value.first().ok_or_else(|| answers::odd("break"))?;
-        let floor = match answers::status(row, "break")? {
-            1 => answers::token(row, "r_floor", "break")?,
+        let row = heard.value.first().ok_or_else(|| reply::odd("break"))?;
+        let floor = match reply::status(row, "break")? {
+            1 => reply::token(row, "r_floor", "break")?,
             // What the first of two drew is not known any more. Next to the broken token nothing was granted,
             // so that does as well.
-            5 => Token::new(seen.get() + 1).map_err(|_| answers::odd("break"))?,
+            5 => Token::new(seen.get() + 1).map_err(|_| reply::odd("break"))?,
             _ => return Ok(None),
         };
         let confirmed = ready
@@ -371,12 +371,12 @@ impl Backend for Postgres {
                 self.unanswered.clear(owner);
             }
             let token = self.breaks.released(owner);
-            let row = reply.value.first().ok_or_else(|| answers::odd("release"))?;
+            let row = reply.value.first().ok_or_else(|| reply::odd("release"))?;
             let why = why_not(row);
             if let (Some(LossCause::Broken), Some(token)) = (why, token) {
                 self.confirm(token).await;
             }
-            let ended = answers::status(row, "release")? == 1;
+            let ended = reply::status(row, "release")? == 1;
             Ok(reply.map(|_| if ended { Ok(()) } else { Err(NotHeld(why)) }))
         })
     }
@@ -460,7 +460,7 @@ impl Observe for Postgres {
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
         Box::pin(async move {
-            let sql = if self.sees_leaders() { leaders::LIST } else { LIST };
+            let sql = if self.sees_leaders() { values::LIST } else { LIST };
             let reply = match self.pool.call(Use::Asking, sql, &[], limit).await {
                 Err(fault) if self.is_absent(&fault) => {
                     return Ok(Reply::new(Vec::new(), self.now()));
@@ -470,7 +470,7 @@ impl Observe for Postgres {
             Ok(reply.map(|rows| {
                 let named = rows.iter().filter_map(|row| {
                     let name = LockName::new(&text(row, "r_name")?).ok()?;
-                    Some(answers::lock_info(name, row))
+                    Some(reply::lock_info(name, row))
                 });
                 named.collect()
             }))

@@ -7,9 +7,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::inspect::{self, View};
+use super::operations::{Ask, PLACE};
 use super::presence::Mark;
-use super::steps::{Ask, PLACE};
-use super::views::{self, View};
 use super::wake::Bell;
 use super::{LOOK_AGAIN, Sqlite};
 use crate::backend::{Acquired, BoxFuture, StoreError, StoreResult};
@@ -69,7 +69,7 @@ impl Sqlite {
     async fn look(&self, ask: &Ask) -> Result<View, StoreError> {
         let (name, owner) = (ask.name.clone(), ask.owner);
         let marks = std::sync::Arc::clone(&self.marks);
-        let look = self.desk.read(move |sheet| views::look(sheet, &marks, &name, owner));
+        let look = self.desk.read(move |sheet| inspect::look(sheet, &marks, &name, owner));
         Ok(look.await?.value)
     }
 }

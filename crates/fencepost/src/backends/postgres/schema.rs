@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
 
-use super::found::Found;
+use super::server_info::Found;
 use crate::backend::Surroundings;
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
