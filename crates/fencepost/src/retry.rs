@@ -93,7 +93,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::blocking::block_on;
+    use crate::block_on::block_on;
     use crate::clock::BootClock;
 
     fn attempts(errors: &[StoreError], limit: Duration) -> (StoreResult<&'static str>, u32) {

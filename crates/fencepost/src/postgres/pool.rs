@@ -28,7 +28,7 @@ use super::address::{Opened, PostgresUrl};
 use super::error::{Fault, FaultKind};
 use super::trust::{self, Schema};
 use crate::backend::{Reply, Surroundings, short};
-use crate::blocking;
+use crate::block_on::is_waiting;
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::retry::CALL_TIMEOUT;
@@ -357,7 +357,7 @@ impl Pool {
     /// The runtime that drives the connections of whoever asks.
     fn home(&self) -> Handle {
         // A thread that blocks in a call drives nothing meanwhile, even if it is a runtime's.
-        let caller = (!blocking::is_waiting()).then(|| Handle::try_current().ok()).flatten();
+        let caller = (!is_waiting()).then(|| Handle::try_current().ok()).flatten();
         let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
         caller.unwrap_or_else(|| self.runtime.clone())
     }
