@@ -1,119 +1,110 @@
-//! What an answer that is no answer means to the caller.
+//! What an error of the server, or of the connection to it, means: whether the request was applied, whether another
+//! attempt helps, and what to do about it. The server's own errors are told apart by their SQLSTATE.
 
-use std::error::Error as _;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 
 use tokio_postgres::error::SqlState;
 
-use crate::error::{Error, ErrorKind};
-use crate::store_error::{Outcome, StoreError};
+use crate::store_error::StoreError;
 
-/// Why a call to a server failed. Unlike [`Error`] it can be told to several who asked.
+/// Makes an error of one kind from its message.
+pub(crate) type Kind = fn(String) -> StoreError;
+
+/// What a [`StoreError`] of PostgreSQL comes from, on one line.
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) kind: FaultKind,
-    pub(crate) message: String,
-    /// What the server calls it, if it is the server that says no, and its words.
-    pub(crate) state: Option<SqlState>,
-    pub(crate) said: String,
-    /// It was sent at least once without an answer, and may have been carried out, or be so later.
-    pub(crate) unanswered: bool,
+pub(crate) struct Cause {
+    /// What the server calls it, if the server answered.
+    state: Option<SqlState>,
+    text: String,
+    error: Option<Arc<tokio_postgres::Error>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
-    /// There is no connection: nothing was asked.
-    Away,
-    /// The connection is gone, or stands still: what was asked may or may not have been done.
-    Cut,
-    /// Another transaction was in the way: it was not done, and may be asked again at once.
-    Again,
-    /// The server can not do it now: it was not done.
-    NotNow,
-    /// The server only reads, as one does that another took over from: it was not done. The name may lead to the new
-    /// one soon, so whoever waits goes on.
-    ReadOnly,
-    /// The server will not do it.
-    Refused,
-}
-
-impl FaultKind {
-    /// Whether it would fail in the same way if it was tried again at once.
-    pub(crate) fn is_final(self) -> bool {
-        matches!(self, Self::Away | Self::ReadOnly | Self::Refused)
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
-impl Fault {
-    pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), state: None, said: String::new(), unanswered: false }
-    }
-
-    /// What the server or the connection to it said.
-    pub(crate) fn of(error: &tokio_postgres::Error, shown: &str) -> Self {
-        let Some(said) = error.as_db_error() else {
-            let mut words = error.to_string();
-            // The kind of an error alone says little.
-            if let Some(source) =
-                error.source().filter(|source| !words.contains(&source.to_string()))
-            {
-                words = format!("{words}: {source}");
-            }
-            let words = one_line(&words);
-            // TLS and passwords that do not fit are no matter of waiting.
-            let final_words = ["TLS", "authentication", "password", "configuration"];
-            let refused = final_words.iter().any(|word| words.contains(word));
-            let kind = if refused && !error.is_closed() && !broke(error) {
-                FaultKind::Refused
-            } else {
-                FaultKind::Cut
-            };
-            if words.contains("password missing") {
-                return Self::new(
-                    kind,
-                    format!(
-                        "{shown} asks for a password: put it into PGPASSWORD, into ~/.pgpass (mode 0600), or into the URL"
-                    ),
-                );
-            }
-            return Self::new(kind, format!("no connection to {shown}: {words}"));
-        };
-        let state = said.code().clone();
-        let words = one_line(said.message());
-        let (kind, message) = by_state(&state, shown, &words);
-        Self { kind, message, state: Some(state), said: words, unanswered: false }
-    }
-
-    /// Whether the server lacks what was to be used.
-    pub(crate) fn is_missing(&self) -> bool {
-        let missing = [
-            SqlState::INVALID_SCHEMA_NAME,
-            SqlState::UNDEFINED_FUNCTION,
-            SqlState::UNDEFINED_TABLE,
-        ];
-        self.state.as_ref().is_some_and(|state| missing.contains(state))
-    }
-
-    pub(crate) fn into_error(self) -> Error {
-        let kind = match self.kind {
-            FaultKind::Refused => ErrorKind::Refused,
-            _ => ErrorKind::Unreachable,
-        };
-        Error::new(kind, self.message)
+impl Error for Cause {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.as_deref().map(|error| error as _)
     }
 }
 
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
-        let error = match fault.kind {
-            FaultKind::Cut => Self::no_reply(fault.message),
-            FaultKind::Again => Self::busy(fault.message),
-            FaultKind::Away | FaultKind::NotNow | FaultKind::ReadOnly => {
-                Self::unavailable(fault.message)
-            }
-            FaultKind::Refused => Self::refused(fault.message),
-        };
-        if fault.unanswered { error.with_outcome(Outcome::Unknown) } else { error }
+/// Explains an error. `if_cut` says what a broken connection means: that the outcome is unknown, if a request left.
+pub(crate) fn explain(error: tokio_postgres::Error, shown: &str, if_cut: Kind) -> StoreError {
+    let (explained, state, text) = if let Some(reply) = error.as_db_error() {
+        let text = one_line(reply.message());
+        (by_state(reply.code(), shown, &text, if_cut), Some(reply.code().clone()), text)
+    } else {
+        let mut text = error.to_string();
+        // The kind of an error alone says little.
+        if let Some(source) = error.source().filter(|source| !text.contains(&source.to_string())) {
+            text = format!("{text}: {source}");
+        }
+        let text = one_line(&text);
+        (by_text(&error, shown, &text, if_cut), None, text)
+    };
+    explained.with_source(Cause { state, text, error: Some(Arc::new(error)) })
+}
+
+/// There is no schema, which we see before the server says it.
+pub(crate) fn no_schema(shown: &str) -> StoreError {
+    let text = "no schema \"fencepost\"".to_owned();
+    let remedy = "run `fencepost backend install --on URL` as a role that may create it";
+    StoreError::refused(format!("{shown} has {text}: {remedy}")).with_source(Cause {
+        state: Some(SqlState::INVALID_SCHEMA_NAME),
+        text,
+        error: None,
+    })
+}
+
+/// What the server calls it, if the server answered.
+pub(crate) fn state(error: &StoreError) -> Option<&SqlState> {
+    error.source_as::<Cause>()?.state.as_ref()
+}
+
+/// Whether the server lacks what was to be used.
+pub(crate) fn is_missing(error: &StoreError) -> bool {
+    matches!(
+        state(error),
+        Some(
+            &(SqlState::INVALID_SCHEMA_NAME
+                | SqlState::UNDEFINED_FUNCTION
+                | SqlState::UNDEFINED_TABLE)
+        )
+    )
+}
+
+/// If the role lacks a right, the same error with another message, made from what the server said.
+pub(crate) fn if_not_allowed(
+    error: StoreError,
+    message: impl FnOnce(&Cause) -> String,
+) -> StoreError {
+    match error.source_as::<Cause>() {
+        Some(cause) if cause.state == Some(SqlState::INSUFFICIENT_PRIVILEGE) => {
+            StoreError::refused(message(cause)).with_source(cause.clone())
+        }
+        _ => error,
     }
+}
+
+/// An error without an answer of the server.
+fn by_text(error: &tokio_postgres::Error, shown: &str, text: &str, if_cut: Kind) -> StoreError {
+    // TLS and passwords that do not fit are no matter of waiting.
+    let refusals = ["TLS", "authentication", "password", "configuration"];
+    let refused = refusals.iter().any(|word| text.contains(word));
+    let kind: Kind =
+        if refused && !error.is_closed() && !broke(error) { StoreError::refused } else { if_cut };
+    kind(if text.contains("password missing") {
+        format!(
+            "{shown} asks for a password: put it into PGPASSWORD, into ~/.pgpass (mode 0600), or into the URL"
+        )
+    } else {
+        format!("no connection to {shown}: {text}")
+    })
 }
 
 /// Whether the connection broke, in the middle of a TLS handshake perhaps; not if TLS itself says no.
@@ -129,46 +120,48 @@ fn broke(error: &tokio_postgres::Error) -> bool {
     false
 }
 
-fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
-    use FaultKind::{Again, Cut, NotNow, ReadOnly, Refused};
+fn by_state(state: &SqlState, shown: &str, said: &str, if_cut: Kind) -> StoreError {
+    let (busy, unavailable, refused): (Kind, Kind, Kind) =
+        (StoreError::busy, StoreError::unavailable, StoreError::refused);
     let class = state.code().get(..2).unwrap_or_default();
-    match (state, class) {
+    let (kind, message) = match (state, class) {
         (&(SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED), _) => {
-            (Again, format!("{shown} is too busy with this lock ({said}): try again"))
+            (busy, format!("{shown} is too busy with this lock ({said}): try again"))
         }
         (&SqlState::QUERY_CANCELED, _) => (
-            NotNow,
+            busy,
             format!(
                 "{shown} did not finish in the time it allows ({said}): see statement_timeout there"
             ),
         ),
         (&SqlState::LOCK_NOT_AVAILABLE, _) => (
-            NotNow,
+            busy,
             format!(
                 "somebody at {shown} keeps a row of this lock from us ({said}): end that transaction, or see \
                  lock_timeout there"
             ),
         ),
         (&SqlState::TOO_MANY_CONNECTIONS, _) => (
-            NotNow,
+            busy,
             format!(
                 "{shown} takes no more connections: raise its max_connections, or use a smaller pool (?pool=)"
             ),
         ),
         (&SqlState::CANNOT_CONNECT_NOW, _) => {
-            (NotNow, format!("{shown} can not be used now: {said}"))
+            (busy, format!("{shown} can not be used now: {said}"))
         }
-        (_, "53" | "58") => (NotNow, format!("{shown} lacks what it needs ({said}): see its log")),
-        (_, "57" | "08") => (Cut, format!("{shown} ended the connection: {said}")),
+        (_, "53" | "58") => (busy, format!("{shown} lacks what it needs ({said}): see its log")),
+        (_, "57" | "08") => (if_cut, format!("{shown} ended the connection: {said}")),
+        // As one is that another took over from. The name may lead to the new one soon, so a wait goes on.
         (&SqlState::READ_ONLY_SQL_TRANSACTION, _) => (
-            ReadOnly,
+            unavailable,
             format!(
                 "{shown} is read-only, a standby perhaps, and takes no locks ({said}): name its primary, or see \
                  default_transaction_read_only there"
             ),
         ),
         (&SqlState::INSUFFICIENT_PRIVILEGE, _) => (
-            Refused,
+            refused,
             format!(
                 "this role may not do that at {shown} ({said}): grant it what docs/backends/postgres.md lists"
             ),
@@ -179,27 +172,28 @@ fn by_state(state: &SqlState, shown: &str, said: &str) -> (FaultKind, String) {
             | SqlState::INVALID_SCHEMA_NAME),
             _,
         ) => (
-            Refused,
+            refused,
             format!(
                 "{shown} lacks a part of the schema \"fencepost\" ({said}): run `fencepost backend install --on \
                  URL` as a role that may create it"
             ),
         ),
         (&SqlState::SEQUENCE_GENERATOR_LIMIT_EXCEEDED, _) => {
-            (Refused, format!("{shown} has no tokens left"))
+            (refused, format!("{shown} has no tokens left"))
         }
         (_, "28") => (
-            Refused,
+            refused,
             format!(
                 "{shown} rejected the user or the password ({said}): check the URL, PGPASSWORD and ~/.pgpass"
             ),
         ),
-        (_, "3D") => (Refused, format!("{shown}: {said}: create it, or check the URL")),
-        _ => (Refused, format!("{shown} refused: {said} ({})", state.code())),
-    }
+        (_, "3D") => (refused, format!("{shown}: {said}: create it, or check the URL")),
+        _ => (refused, format!("{shown} refused: {said} ({})", state.code())),
+    };
+    kind(message)
 }
 
-fn one_line(words: &str) -> String {
-    let words: String = words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    words.trim().trim_end_matches('.').to_owned()
+fn one_line(text: &str) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    text.trim().trim_end_matches('.').to_owned()
 }

@@ -67,8 +67,10 @@ use crate::backend::{
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::postgres::{Fault, Parameter, Pool, PostgresUrl, Use, trust};
+use crate::postgres::error::{is_missing, no_schema};
+use crate::postgres::{Parameter, Pool, PostgresUrl, Use};
 use crate::race::{First, race};
+use crate::store_error::{Outcome, StoreError};
 
 /// How long a waiter or an observer trusts what it saw.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -109,15 +111,16 @@ pub struct Postgres {
 
 impl Postgres {
     pub(crate) async fn open(url: PostgresUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let pool = Arc::new(Pool::new(url, around));
-        let mut found = Found::read(&pool).await.map_err(Fault::into_error)?;
+        let pool = Pool::new(url, Arc::clone(&around.clock), around.runtime.clone());
+        let pool = Arc::new(pool);
+        let mut found = Found::read(&pool).await?;
         found.check(pool.shown())?;
         if !around.create {
-            LOCKS.found(&pool).await.map_err(Fault::into_error)?;
-        } else if LOCKS.ready(&pool).await.map_err(Fault::into_error)?.before == 0 {
+            LOCKS.found(&pool).await?;
+        } else if LOCKS.ready(&pool).await?.before == 0 {
             // Who makes the one makes the other too, so that it is there for those who may not.
-            RECORDS.ready(&pool).await.map_err(Fault::into_error)?;
-            found = Found::read(&pool).await.map_err(Fault::into_error)?;
+            RECORDS.ready(&pool).await?;
+            found = Found::read(&pool).await?;
         }
         let found = Arc::new(Mutex::new(found));
         let ears = Arc::new(Ears::default());
@@ -146,14 +149,14 @@ impl Postgres {
     }
 
     /// Sees that the component "records" is there, or makes it, once.
-    async fn with_records(&self) -> Result<(), Fault> {
+    async fn with_records(&self) -> Result<(), StoreError> {
         if self.records_there.load(Ordering::Acquire) {
             return Ok(());
         }
         if !self.create {
             let version = RECORDS.found(&self.pool).await?;
             self.records_there.store(version > 0, Ordering::Release);
-            return if version > 0 { Ok(()) } else { Err(trust::missing(self.pool.shown())) };
+            return if version > 0 { Ok(()) } else { Err(no_schema(self.pool.shown())) };
         }
         let done = RECORDS.ready(&self.pool).await?;
         if done.before != done.now {
@@ -170,8 +173,8 @@ impl Postgres {
     }
 
     /// Whether this says that the store is not there, and it is not ours to make.
-    fn is_absent(&self, fault: &Fault) -> bool {
-        !self.create && fault.is_missing()
+    fn is_absent(&self, error: &StoreError) -> bool {
+        !self.create && is_missing(error)
     }
 
     /// One try, which stands in line if it is to.
@@ -199,8 +202,10 @@ impl Postgres {
             Some(_) => self.pool.call(Use::Asking, values::CAMPAIGN, &parameters, limit).await,
         };
         // One that was sent before may still be under way.
-        let late =
-            known || heard.as_ref().map_or_else(|fault| fault.unanswered, |reply| reply.retried);
+        let late = known
+            || heard
+                .as_ref()
+                .map_or_else(|error| error.outcome() == Outcome::Unknown, |reply| reply.retried);
         if !late {
             self.unanswered.clear(*owner);
         }
@@ -249,12 +254,12 @@ impl Postgres {
         Ok(reply.map(|polled| polled.acquired))
     }
 
-    async fn look(&self, name: &LockName, limit: Moment) -> Result<Reply<LockInfo>, Fault> {
+    async fn look(&self, name: &LockName, limit: Moment) -> StoreResult<LockInfo> {
         let shown = i32::try_from(LockInfo::SHOWN_WAITERS).unwrap_or(i32::MAX);
         let parameters: [_; 2] = [(&name.as_str() as _, Type::TEXT), (&shown as _, Type::INT4)];
         let sql = if self.sees_leaders() { values::INSPECT } else { INSPECT };
         let reply = match self.pool.call(Use::Asking, sql, &parameters, limit).await {
-            Err(fault) if self.is_absent(&fault) => {
+            Err(error) if self.is_absent(&error) => {
                 let (name, waiters) = (name.clone(), Vec::new());
                 let info = LockInfo { name, holder: None, waiting: 0, waiters };
                 return Ok(Reply::new(info, self.now()));
@@ -272,7 +277,7 @@ impl Postgres {
         token: Option<Token>,
         confirm_until: Moment,
         limit: Moment,
-    ) -> Result<Option<Broken>, Fault> {
+    ) -> Result<Option<Broken>, StoreError> {
         let ready = self.listener.is_ready(confirm_until.min(self.now() + READY));
         // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
         let (info, ready) = join(self.look(name, limit), ready).await;
@@ -307,8 +312,8 @@ impl Postgres {
         let token = token.get().to_string();
         let ask = "SELECT pg_catalog.pg_notify($1, $2)";
         let parameters: [Parameter<'_>; 2] = [(&CONFIRMED, Type::TEXT), (&token, Type::TEXT)];
-        if let Err(fault) = self.pool.call_outside(ask, &parameters).await {
-            tracing::debug!(server = %self.pool.shown(), why = fault.message, "cannot confirm a break");
+        if let Err(error) = self.pool.call_outside(ask, &parameters).await {
+            tracing::debug!(server = %self.pool.shown(), why = %error, "cannot confirm a break");
         }
     }
 }
@@ -348,7 +353,7 @@ impl Backend for Postgres {
             for some in batch.chunks(BATCH) {
                 match self.renew_all(some, limit).await {
                     Ok(renewed) => answers.extend(renewed),
-                    Err(fault) => answers.extend(some.iter().map(|_| Err(fault.clone().into()))),
+                    Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),
                 }
             }
             answers
@@ -455,14 +460,14 @@ fn guarantees(synced: bool, alone: bool, in_step: bool) -> Guarantees {
 
 impl Observe for Postgres {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
-        Box::pin(async move { Ok(self.look(&name, limit).await?) })
+        Box::pin(async move { self.look(&name, limit).await })
     }
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
         Box::pin(async move {
             let sql = if self.sees_leaders() { values::LIST } else { LIST };
             let reply = match self.pool.call(Use::Asking, sql, &[], limit).await {
-                Err(fault) if self.is_absent(&fault) => {
+                Err(error) if self.is_absent(&error) => {
                     return Ok(Reply::new(Vec::new(), self.now()));
                 }
                 reply => reply?,

@@ -23,7 +23,8 @@ use crate::error::{Error, Result};
 use crate::fences::postgres::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
 use crate::once;
-use crate::postgres::{Fault, Parameter, Use};
+use crate::postgres::error::if_not_allowed;
+use crate::postgres::{Parameter, Use};
 
 const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
 const FINISH: &str = "SELECT fencepost.finish($1, $2, $3, $4, $5, $6, $7) AS status";
@@ -105,19 +106,16 @@ impl Postgres {
         sql: &str,
         parameters: &[Parameter<'_>],
         limit: Moment,
-    ) -> Result<Reply<Vec<Row>>, Fault> {
+    ) -> StoreResult<Vec<Row>> {
         self.with_records().await?;
-        self.pool.call(usage, sql, parameters, limit).await.map_err(|fault| {
-            if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
-                return fault;
-            }
-            let message = format!(
-                "this role may not use the records at {} ({}): GRANT EXECUTE ON FUNCTION {GRANTS} TO it, \
-                 as their owner",
-                self.pool.shown(),
-                fault.said
-            );
-            Fault { message, ..fault }
+        self.pool.call(usage, sql, parameters, limit).await.map_err(|error| {
+            if_not_allowed(error, |cause| {
+                let shown = self.pool.shown();
+                format!(
+                    "this role may not use the records at {shown} ({cause}): GRANT EXECUTE ON FUNCTION {GRANTS} TO \
+                     it, as their owner"
+                )
+            })
         })
     }
 
@@ -150,11 +148,11 @@ impl Postgres {
 
     async fn read(&self, sql: &str, name: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
         let reply = match self.record(Use::Asking, sql, &[(&name, Type::TEXT)], limit).await {
-            Err(fault) if self.is_absent(&fault) => return Ok(Reply::new(Vec::new(), self.now())),
+            Err(error) if self.is_absent(&error) => return Ok(Reply::new(Vec::new(), self.now())),
             reply => reply?,
         };
         reply.try_map(|rows| {
-            rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up").into())).collect()
+            rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up"))).collect()
         })
     }
 
@@ -213,7 +211,7 @@ impl once::Transaction for Transaction<'_> {
                     Ok(5) => Err(once::marked_already(&finish.name)),
                     Ok(6) => Err(once::unseen(&finish.name)),
                     Ok(7) => Err(once::marked_twice(&finish.name)),
-                    _ => Err(odd("finish").into_error()),
+                    _ => Err(odd("finish").into()),
                 },
                 Err(error) => Err(not_marked(&finish.name, &error)),
             }

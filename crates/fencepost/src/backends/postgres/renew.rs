@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::reply::{self, number};
 use super::{Postgres, values, why_not};
 use crate::backend::{NotHeld, Renewal, Renewed, Reply, StoreError, StoreResult};
-use crate::postgres::{Fault, Parameter, Use};
+use crate::postgres::{Parameter, Use};
 use crate::race::{First, race};
 
 const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
@@ -20,7 +20,7 @@ impl Postgres {
         &self,
         batch: &[Renewal],
         limit: Moment,
-    ) -> Result<Vec<StoreResult<Result<Renewed, NotHeld>>>, Fault> {
+    ) -> Result<Vec<StoreResult<Result<Renewed, NotHeld>>>, StoreError> {
         let mut answers = self.renew_batch(batch, limit).await?;
         // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
         // not for so long that those who are renewed hear of it too late.
@@ -31,7 +31,7 @@ impl Postgres {
             let alone = self.renew_batch(std::slice::from_ref(renewal), limit);
             *answer = match race(alone, self.clock.alarm(limit)).await {
                 First::Left(Ok(mut alone)) => alone.pop().flatten(),
-                First::Left(Err(fault)) => Some(Err(fault.into())),
+                First::Left(Err(error)) => Some(Err(error)),
                 First::Right(()) => None,
             };
         }))
@@ -46,7 +46,11 @@ impl Postgres {
     }
 
     /// None of those whose row is locked by another, unless there is only one.
-    async fn renew_batch(&self, batch: &[Renewal], limit: Moment) -> Result<Vec<Answer>, Fault> {
+    async fn renew_batch(
+        &self,
+        batch: &[Renewal],
+        limit: Moment,
+    ) -> Result<Vec<Answer>, StoreError> {
         let names: Vec<&str> = batch.iter().map(|renewal| renewal.grant.name.as_str()).collect();
         let owners: Vec<String> =
             batch.iter().map(|renewal| renewal.grant.owner.reveal()).collect();

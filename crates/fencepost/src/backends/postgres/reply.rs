@@ -6,17 +6,16 @@ use fencepost_core::{Label, LockName, Token, Ttl, Value};
 use tokio_postgres::Row;
 
 use crate::backend::{HolderInfo, LockInfo, WaiterInfo};
-use crate::postgres::{Fault, FaultKind};
+use crate::store_error::StoreError;
 
-pub(super) fn odd(verb: &str) -> Fault {
-    Fault::new(
-        FaultKind::Refused,
-        format!("the server gave an odd answer to {verb}: is the schema \"fencepost\" ours?"),
-    )
+pub(super) fn odd(verb: &str) -> StoreError {
+    StoreError::refused(format!(
+        "the server gave an odd answer to {verb}: is the schema \"fencepost\" ours?"
+    ))
 }
 
 /// What a step begins with.
-pub(super) fn status(row: &Row, verb: &str) -> Result<i32, Fault> {
+pub(super) fn status(row: &Row, verb: &str) -> Result<i32, StoreError> {
     row.try_get("status").map_err(|_| odd(verb))
 }
 
@@ -30,11 +29,11 @@ pub(super) fn text(row: &Row, column: &str) -> Option<String> {
     row.try_get(column).ok()?
 }
 
-pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, Fault> {
+pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, StoreError> {
     number(row, column).and_then(|token| Token::new(token).ok()).ok_or_else(|| odd(verb))
 }
 
-pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, Fault> {
+pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, StoreError> {
     let ttl = number(row, column).map(Duration::from_millis);
     ttl.and_then(|ttl| Ttl::new(ttl).ok()).ok_or_else(|| odd(verb))
 }

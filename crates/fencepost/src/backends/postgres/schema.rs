@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use tokio_util::task::TaskTracker;
+use tokio::runtime::Handle;
 
 use super::server_info::Found;
-use crate::backend::Surroundings;
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
+use crate::postgres::Pool;
 use crate::postgres::install::Component;
-use crate::postgres::{Fault, Pool};
 use crate::url::Url;
 
 /// How to make what is missing.
@@ -41,20 +40,13 @@ pub async fn install(url: &str) -> Result<Vec<Installed>> {
         ));
     };
     crate::clock::start()?;
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings {
-        clock: Arc::new(BootClock),
-        runtime,
-        tasks: TaskTracker::new(),
-        create: true,
-    };
-    let pool = Pool::new(*url, &around);
-    let found = Found::read(&pool).await.map_err(Fault::into_error)?;
+    let pool = Pool::new(*url, Arc::new(BootClock), Handle::current());
+    let found = Found::read(&pool).await?;
     found.check(pool.shown())?;
     let version = |number: i32| u32::try_from(number).unwrap_or(0);
     let mut installed = Vec::new();
     for part in [LOCKS, RECORDS] {
-        let done = part.ready(&pool).await.map_err(Fault::into_error)?;
+        let done = part.ready(&pool).await?;
         let (before, now) = (version(done.before), version(done.now));
         installed.push(Installed { component: part.name, before, now });
     }

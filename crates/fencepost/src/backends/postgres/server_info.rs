@@ -13,7 +13,8 @@ use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::guarantees::Correctness;
-use crate::postgres::{Fault, Pool};
+use crate::postgres::Pool;
+use crate::store_error::StoreError;
 
 /// How far the server's clock may be off ours before we do not trust it with correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
@@ -89,7 +90,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
+    pub(super) async fn read(pool: &Pool) -> Result<Self, StoreError> {
         let before = wall();
         let heard = pool.call_outside(READ, &[]).await?;
         let row = heard.value.first().ok_or_else(|| reply::odd("what it is"))?;
