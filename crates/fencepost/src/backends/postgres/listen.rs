@@ -37,6 +37,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const DEAF: Duration = Duration::from_mins(5);
 /// A grant that ends sooner is not worth a connection.
 const BRIEF: Duration = Duration::from_millis(50);
+pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)";
 /// What we say to ourselves.
 const HELLO: &str = "hello";
 
@@ -218,8 +219,7 @@ impl Heard {
                 .await
                 .map_err(|error| explain(error, pool.shown(), StoreError::no_reply))?;
             // Over another connection: on this one it would come back even where others' words do not.
-            let ask = "SELECT pg_catalog.pg_notify($1, $2)";
-            pool.call_outside(ask, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
+            pool.call_outside(NOTIFY, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
             let heard = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await;
             if let First::Right(()) = heard {
                 return Ok(Ended::Deaf);

@@ -1,14 +1,18 @@
 //! What lies in the database, in parts that are made and brought up to date one by one.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::runtime::Handle;
 
+use super::Postgres;
 use super::server_info::Found;
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
 use crate::postgres::Pool;
+use crate::postgres::error::no_schema;
 use crate::postgres::install::Component;
+use crate::store_error::StoreError;
 use crate::url::Url;
 
 /// How to make what is missing.
@@ -19,6 +23,25 @@ pub(super) const LOCKS: Component =
 /// What elections and records need.
 pub(super) const RECORDS: Component =
     Component { name: "records", migrations: &[include_str!("records_1.sql")], how: INSTALL };
+
+/// Sees that the component "records" is there, or makes it, once.
+pub(super) async fn records_ready(store: &Postgres) -> Result<(), StoreError> {
+    if store.records_there.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    if store.create {
+        let done = RECORDS.ready(&store.pool).await?;
+        if done.before != done.now {
+            let read = Found::read(&store.pool).await?;
+            let mut found = store.found.lock();
+            *found = read.after(&found);
+        }
+    } else if RECORDS.found(&store.pool).await? == 0 {
+        return Err(no_schema(store.pool.shown()));
+    }
+    store.records_there.store(true, Ordering::Release);
+    Ok(())
+}
 
 /// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
