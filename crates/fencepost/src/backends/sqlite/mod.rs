@@ -26,19 +26,29 @@
 //!
 //! *Breaks:* the holder's client gets a datagram, renews, learns that the grant was broken, and releases it: that is its
 //! confirmation, for which the break looks in the table `broken`.
+//!
+//! No config.rs: url.rs parses the path and its options. No `server_info.rs`: host.rs says which machine and boot a file is
+//! of. Besides: operations.rs has the lock rules as transactions, desk.rs runs them in batches; file.rs opens a file,
+//! `new_file.rs` makes one, access.rs says who may write it (users.rs: who is who); presence.rs shows that a holder lives,
+//! wake.rs reaches the processes that wait or hold; absent.rs is a file that is not there yet.
 
 mod absent;
 mod access;
+mod connection;
 mod desk;
+mod error;
 mod file;
 mod guarantees;
 mod host;
 mod inspect;
 mod layout;
+mod locks;
+mod new_file;
 mod operations;
 mod presence;
 mod queue;
 mod records;
+mod users;
 mod values;
 mod wake;
 
@@ -46,36 +56,27 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token};
 use parking_lot::Mutex;
 
 pub(crate) use self::absent::open;
-use self::access::User;
 use self::desk::Desk;
 pub use self::guarantees::guarantees_of;
-use self::operations::{Answer, Ask};
 use self::presence::Marks;
 pub(crate) use self::records::finish_in;
+use self::users::User;
 use self::wake::{Bell, Post};
+use super::inspect_until_changed;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, Grant, GrantId, Liveness, LockInfo, NotHeld,
-    Observe, Queue, Renewal, Renewed, Reply, Request, StoreCall, StoreError, StoreResult,
-    Surroundings,
+    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
+    Renewal, Renewed, Request, StoreCall, StoreError, StoreResult, Surroundings,
 };
-use crate::backends;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 pub use crate::url::SqliteOptions as Options;
-
-/// How long a waiter or an observer trusts what it saw.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long a lock is held before its client can be notified of a break: a shorter one costs nothing.
-const HELD_A_MOMENT: Duration = Duration::from_millis(10);
-/// How often a break looks whether the holder has confirmed it.
-const CONFIRM_POLL: Duration = Duration::from_millis(10);
 
 /// A store in a SQLite file.
 pub struct Sqlite {
@@ -130,156 +131,12 @@ impl Sqlite {
         }
     }
 
-    /// Sees to it that this client hears of breaks, once a lock has been held for a moment.
-    fn subscribe(&self) {
-        if !self.post.is_to_subscribe() {
-            return;
-        }
-        let (post, desk) = (Arc::downgrade(&self.post), Arc::downgrade(&self.desk));
-        let (clock, runtime) = (Arc::clone(&self.around.clock), self.around.runtime.clone());
-        self.around.runtime.spawn(async move {
-            clock.alarm(clock.now() + HELD_A_MOMENT).await;
-            let Some(post) = post.upgrade() else { return };
-            let ours = Arc::clone(&post);
-            let bound = runtime.spawn_blocking(move || ours.subscribe()).await;
-            let (Ok(owners), Some(desk)) = (bound, desk.upgrade()) else { return };
-            // What was broken before the socket was there was sent to nobody.
-            let broken = desk.read(move |sheet| operations::broken_among(sheet, &owners)).await;
-            for owner in broken.into_iter().flat_map(|reply| reply.value) {
-                post.renew_now(owner);
-            }
-        });
-    }
-
-    /// Waits for the holder of a broken grant to release it, which says that it knows.
-    async fn is_confirmed(&self, owner: OwnerId, until: Moment) -> bool {
-        loop {
-            let now = self.now();
-            if now >= until {
-                return false;
-            }
-            self.clock().alarm((now + CONFIRM_POLL).min(until)).await;
-            match self.desk.read(move |sheet| operations::is_break_confirmed(sheet, owner)).await {
-                Ok(reply) if reply.value => return true,
-                Ok(_) => {}
-                // The break stands; only the answer is not to be had.
-                Err(_) => return false,
-            }
-        }
-    }
-
     fn now(&self) -> Moment {
         self.around.clock.now()
     }
 
     fn clock(&self) -> &dyn Clock {
         &*self.around.clock
-    }
-
-    /// One try, which takes a place in line if `ask` says so.
-    async fn ask(&self, ask: &Ask, mark: &presence::Mark) -> StoreResult<Acquired> {
-        let (ask, marks) = (ask.clone(), Arc::clone(&self.marks));
-        let (ttl, tied) = (ask.ttl, ask.tied);
-        let answer = self.desk.write(move |sheet| operations::acquire(sheet, &marks, &ask)).await?;
-        answer.try_map(|answer| match answer {
-            Answer::Granted(token) => {
-                let presence = tied.then(|| mark.presence.clone());
-                Ok(Acquired::Granted(Grant { token, ttl, queued: false, presence }))
-            }
-            Answer::Held(holder) => Ok(Acquired::Held(holder)),
-            Answer::Queued { ahead } => Ok(Acquired::Queued { ahead }),
-            Answer::Exhausted => Err(StoreError::refused(format!(
-                "{} has no tokens left: name another file (sqlite:PATH)",
-                self.path.display()
-            ))),
-        })
-    }
-
-    /// Borrows a presence file for a try.
-    fn lend(&self, request: &Request) -> Result<Lent<'_>, StoreError> {
-        self.refuse_other_user()?;
-        let owner = request.grant.owner;
-        let mark = self.marks.take(owner)?;
-        // Before the grant, so that no break of it is missed.
-        self.post.know(owner, request.loss.clone());
-        let tied = request.liveness == Liveness::Process;
-        Ok(Lent { store: self, owner, mark, tied, end: End::Refused })
-    }
-
-    async fn try_once(&self, request: Request, queue: Queue) -> StoreResult<Acquired> {
-        let mut lent = self.lend(&request)?;
-        let mut ask = Ask::of(request, Arc::clone(&lent.mark.name));
-        // Most locks are free: a place, and the socket that goes with it, only if this one is not.
-        let mut reply = self.ask(&ask, &lent.mark).await?;
-        if queue == Queue::Join && !matches!(reply.value, Acquired::Granted(_)) {
-            let bell = Arc::new(self.post.bell());
-            ask.queue = Some(bell.address.clone());
-            self.positions.lock().insert(ask.owner, bell);
-            reply = self.ask(&ask, &lent.mark).await?;
-        }
-        lent.ends_with(&reply.value);
-        Ok(reply)
-    }
-
-    async fn wait_at_position(&self, request: Request, limit: Moment) -> StoreResult<Acquired> {
-        let owner = request.grant.owner;
-        let mut lent = self.lend(&request)?;
-        let bell = self.positions.lock().get(&owner).cloned();
-        let Some(bell) = bell else {
-            return Ok(Reply::new(Acquired::PlaceLost, self.now()));
-        };
-        // The file that the position has is ours now.
-        self.marks.give_back(owner);
-        let queue = Some(bell.address.clone());
-        let ask = Ask { queue, ..Ask::of(request, Arc::clone(&lent.mark.name)) };
-        let reply = self.wait_in_line(&ask, &lent.mark, &bell, limit).await?;
-        lent.ends_with(&reply.value);
-        Ok(reply)
-    }
-}
-
-/// How a try ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// Nothing came of it, or it was dropped.
-    Refused,
-    Queued,
-    Granted,
-}
-
-/// A presence file that goes back unless a grant or a position came of it, and a signal likewise.
-struct Lent<'a> {
-    store: &'a Sqlite,
-    owner: OwnerId,
-    mark: presence::Mark,
-    tied: bool,
-    end: End,
-}
-
-impl Lent<'_> {
-    fn ends_with(&mut self, acquired: &Acquired) {
-        self.end = match acquired {
-            Acquired::Granted(_) => End::Granted,
-            Acquired::Queued { .. } => End::Queued,
-            Acquired::Held(_) | Acquired::PlaceLost => End::Refused,
-        };
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        let Self { store, owner, tied, end, .. } = *self;
-        if end != End::Queued {
-            store.positions.lock().remove(&owner);
-        }
-        match end {
-            End::Granted => store.subscribe(),
-            End::Queued => {}
-            End::Refused => store.post.forget(owner),
-        }
-        if end == End::Refused || end == End::Granted && !tied {
-            store.marks.give_back(owner);
-        }
     }
 }
 
@@ -290,11 +147,11 @@ impl Backend for Sqlite {
         queue: Queue,
         _limit: Moment,
     ) -> StoreCall<'_, Acquired> {
-        Box::pin(self.try_once(request, queue))
+        Box::pin(locks::try_acquire(self, request, queue))
     }
 
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
-        Box::pin(self.wait_at_position(request, limit))
+        Box::pin(queue::wait(self, request, limit))
     }
 
     fn renew(
@@ -302,44 +159,11 @@ impl Backend for Sqlite {
         batch: Vec<Renewal>,
         _limit: Moment,
     ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
-        Box::pin(async move {
-            let count = batch.len();
-            let answers = self.desk.write(move |sheet| {
-                let renew = |renewal: &Renewal| {
-                    let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
-                    Ok(match operations::renew(sheet, name, *owner, *ttl, value.as_ref())? {
-                        Some((token, ttl)) => Ok(Renewed { token, ttl }),
-                        None => Err(NotHeld(operations::why_not_held(sheet, name, *owner)?)),
-                    })
-                };
-                batch.iter().map(renew).collect::<rusqlite::Result<Vec<_>>>()
-            });
-            match answers.await {
-                Ok(reply) => {
-                    let sent = reply.sent;
-                    reply.value.into_iter().map(|renewed| Ok(Reply::new(renewed, sent))).collect()
-                }
-                Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
-            }
-        })
+        Box::pin(locks::renew(self, batch))
     }
 
     fn release(&self, grant: GrantId, _limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
-        Box::pin(async move {
-            let GrantId { name, owner } = grant;
-            self.post.forget(owner);
-            self.positions.lock().remove(&owner);
-            let marks = Arc::clone(&self.marks);
-            let release = self.desk.write(move |sheet| {
-                // Here and not on the caller's thread, which may be the client's own.
-                marks.give_back_all(owner);
-                if operations::release(sheet, &marks, &name, owner)? {
-                    return Ok(Ok(()));
-                }
-                Ok(Err(NotHeld(operations::why_not_held(sheet, &name, owner)?)))
-            });
-            release.await
-        })
+        Box::pin(locks::release(self, grant))
     }
 
     fn break_lock(
@@ -349,22 +173,7 @@ impl Backend for Sqlite {
         confirm_until: Moment,
         _limit: Moment,
     ) -> StoreCall<'_, Option<Broken>> {
-        Box::pin(async move {
-            let marks = Arc::clone(&self.marks);
-            let act = move |sheet: &mut desk::Sheet<'_>| {
-                operations::break_lock(sheet, &marks, &name, token)
-            };
-            let reply = self.desk.write(act).await?;
-            let sent = reply.sent;
-            let Some(grant) = reply.value else { return Ok(Reply::new(None, sent)) };
-            let operations::BrokenGrant { mut broken, owner, tied } = grant;
-            let reached = self.post.notify_broken(owner);
-            // What `fencepost acquire` took is in no process's hands: nobody will answer.
-            if tied || reached > 0 {
-                broken.confirmed = self.is_confirmed(owner, confirm_until).await;
-            }
-            Ok(Reply::new(Some(broken), sent))
-        })
+        Box::pin(locks::break_lock(self, name, token, confirm_until))
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -384,7 +193,33 @@ impl Observe for Sqlite {
     }
 
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
-        Box::pin(backends::inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, self.clock(), queue::LOOK_AGAIN, name, seen))
+    }
+}
+
+impl Ledger for Sqlite {
+    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
+        Box::pin(records::claim(self, claim))
+    }
+
+    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(records::finish(self, finish))
+    }
+
+    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
+        Box::pin(records::look_up(self, name))
+    }
+
+    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+        Box::pin(records::entries(self, prefix.to_owned()))
+    }
+
+    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
+        Box::pin(records::forget(self, name, token))
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(self.place.clone())
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a waiter waits: asleep until it is told, and never trusting that it will be.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Moment, Token};
@@ -11,67 +12,83 @@ use super::inspect::{self, View};
 use super::operations::{Ask, PLACE};
 use super::presence::Mark;
 use super::wake::Bell;
-use super::{LOOK_AGAIN, Sqlite};
-use crate::backend::{Acquired, BoxFuture, StoreError, StoreResult};
+use super::{Sqlite, locks};
+use crate::backend::{Acquired, BoxFuture, Reply, Request, StoreError, StoreResult};
 use crate::race::{First, race};
 
 /// How soon to look again after the holder's process has gone: its children may follow in a moment.
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
-impl Sqlite {
-    /// Waits at the position of `ask`, and takes the lock when its turn comes.
-    pub(super) async fn wait_in_line(
-        &self,
-        ask: &Ask,
-        mark: &Mark,
-        bell: &Bell,
-        limit: Moment,
-    ) -> StoreResult<Acquired> {
-        let mut watched = Watched::nobody();
+/// How long a waiter or an observer trusts what it saw.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Waits at the position that this client took.
+pub(super) async fn wait(store: &Sqlite, request: Request, limit: Moment) -> StoreResult<Acquired> {
+    let owner = request.grant.owner;
+    let mut lent = locks::lend(store, &request)?;
+    let bell = store.positions.lock().get(&owner).cloned();
+    let Some(bell) = bell else {
+        return Ok(Reply::new(Acquired::PlaceLost, store.now()));
+    };
+    // The file that the position has is ours now.
+    store.marks.give_back(owner);
+    let queue = Some(bell.address.clone());
+    let ask = Ask { queue, ..Ask::of(request, Arc::clone(&lent.mark.name)) };
+    let reply = wait_for_turn(store, &ask, &lent.mark, &bell, limit).await?;
+    lent.ends_with(&reply.value);
+    Ok(reply)
+}
+
+async fn wait_for_turn(
+    store: &Sqlite,
+    ask: &Ask,
+    mark: &Mark,
+    bell: &Bell,
+    limit: Moment,
+) -> StoreResult<Acquired> {
+    let mut watched = Watched::nobody();
+    loop {
+        let renew_place = store.now() + PLACE / 3;
+        let mut left_to_others = false;
         loop {
-            let renew_place = self.now() + PLACE / 3;
-            let mut left_to_others = false;
-            loop {
-                let lease_ends = match self.look(ask).await? {
-                    View::Try => break,
-                    // They see it as we do. Only if they have not taken it by our next look do we tell
-                    // them: else all who wait would write at the end of a lease.
-                    View::OthersTurn if left_to_others => break,
-                    View::OthersTurn => {
-                        left_to_others = true;
-                        Moment::NEVER
-                    }
-                    View::Wait { until, holder } => {
-                        left_to_others = false;
-                        watched.switch_to(holder, self);
-                        until
-                    }
-                };
-                let again = self.now() + watched.patience();
-                let alarm = again.min(lease_ends).min(renew_place).min(limit);
-                let told = race(bell.rung(), watched.gone());
-                let told = matches!(
-                    race(told, self.clock().alarm(alarm)).await,
-                    First::Left(First::Left(()))
-                );
-                let now = self.now();
-                if told || now >= renew_place || now >= limit {
-                    break;
+            let lease_ends = match look(store, ask).await? {
+                View::Try => break,
+                // They see it as we do. Only if they have not taken it by our next look do we tell
+                // them: else all who wait would write at the end of a lease.
+                View::OthersTurn if left_to_others => break,
+                View::OthersTurn => {
+                    left_to_others = true;
+                    Moment::NEVER
                 }
-            }
-            let reply = self.ask(ask, mark).await?;
-            if !matches!(reply.value, Acquired::Queued { .. }) || self.now() >= limit {
-                return Ok(reply);
+                View::Wait { until, holder } => {
+                    left_to_others = false;
+                    watched.switch_to(holder, store);
+                    until
+                }
+            };
+            let again = store.now() + watched.patience();
+            let alarm = again.min(lease_ends).min(renew_place).min(limit);
+            let told = race(bell.rung(), watched.gone());
+            let told = matches!(
+                race(told, store.clock().alarm(alarm)).await,
+                First::Left(First::Left(()))
+            );
+            let now = store.now();
+            if told || now >= renew_place || now >= limit {
+                break;
             }
         }
+        let reply = locks::acquire(store, ask, mark).await?;
+        if !matches!(reply.value, Acquired::Queued { .. }) || store.now() >= limit {
+            return Ok(reply);
+        }
     }
+}
 
-    async fn look(&self, ask: &Ask) -> Result<View, StoreError> {
-        let (name, owner) = (ask.name.clone(), ask.owner);
-        let marks = std::sync::Arc::clone(&self.marks);
-        let look = self.desk.read(move |sheet| inspect::look(sheet, &marks, &name, owner));
-        Ok(look.await?.value)
-    }
+async fn look(store: &Sqlite, ask: &Ask) -> Result<View, StoreError> {
+    let (name, owner, marks) = (ask.name.clone(), ask.owner, Arc::clone(&store.marks));
+    let look = store.desk.read(move |sheet| inspect::look(sheet, &marks, &name, owner));
+    Ok(look.await?.value)
 }
 
 /// The holder's process, watched so that its end is noticed at once.
