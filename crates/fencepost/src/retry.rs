@@ -19,8 +19,8 @@ pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(10);
-/// The longest pause between two attempts.
-const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
+/// The longest pause between two attempts, and the pause before a call that failed is made again.
+pub(crate) const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a store answered.
 #[derive(Clone, Copy, Debug)]
