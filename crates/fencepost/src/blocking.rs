@@ -14,14 +14,7 @@
 mod election;
 mod once;
 
-use std::cell::Cell;
-use std::future::Future;
 use std::ops::Deref;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
 use fencepost_core::{OwnerId, Token, Ttl};
@@ -29,56 +22,12 @@ use fencepost_core::{OwnerId, Token, Ttl};
 pub use self::election::{Election, Leadership, Observer};
 pub use self::once::{Begun, Claims, Once, Run, SingleFlight, Turn};
 use crate::backend::{Broken, LockInfo, LossCause, Renewed, Reply};
+use crate::block_on::block_on;
 use crate::counts::Counts;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 use crate::ledger::Entry;
 use crate::options::acquire_options;
-
-thread_local! {
-    static WAITING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread blocks in a call of ours.
-#[cfg(feature = "postgres")]
-pub(crate) fn is_waiting() -> bool {
-    WAITING.get()
-}
-
-/// Runs a future on this thread. Ours need no runtime: they are driven by the client's own thread.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Waiting(bool);
-    impl Drop for Waiting {
-        fn drop(&mut self) {
-            WAITING.set(self.0);
-        }
-    }
-    struct Unpark {
-        thread: Thread,
-        // A wake-up is kept here and not only in the thread's park token, which whatever runs inside the
-        // poll might use up.
-        woken: AtomicBool,
-    }
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.woken.store(true, Ordering::Release);
-            self.thread.unpark();
-        }
-    }
-    let _waiting = Waiting(WAITING.replace(true));
-    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
-    let waker = Waker::from(Arc::clone(&unpark));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-            return value;
-        }
-        while !unpark.woken.swap(false, Ordering::Acquire) {
-            std::thread::park();
-        }
-    }
-}
 
 /// [`crate::Fencepost`] for threads.
 #[derive(Clone, Debug)]

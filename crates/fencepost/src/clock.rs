@@ -138,7 +138,7 @@ impl alarms::Bell for ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocking::block_on;
+    use crate::block_on::block_on;
 
     #[test]
     fn an_alarm_waits_for_its_moment_and_not_longer() {

@@ -30,6 +30,7 @@
 
 pub mod backend;
 pub mod backends;
+mod block_on;
 pub mod blocking;
 mod bounded_store;
 mod claims;

@@ -19,8 +19,8 @@ pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(10);
-/// The longest pause between two attempts.
-const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
+/// The longest pause between two attempts, and the pause before a call that failed is made again.
+pub(crate) const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a store answered.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,10 @@ impl<T> Reply<T> {
 
 /// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
 /// returns its value and when its request left.
-#[cfg_attr(not(test), expect(dead_code, reason = "Redis, etcd and ZooKeeper come to it next"))]
+#[cfg_attr(
+    not(any(test, feature = "postgres")),
+    expect(dead_code, reason = "Redis, etcd and ZooKeeper come to it next")
+)]
 pub(crate) async fn retry<T, F>(
     clock: &dyn Clock,
     limit: Moment,
@@ -65,6 +68,7 @@ where
     F: Future<Output = Result<(T, Moment), StoreError>>,
 {
     let (mut number, mut delay, mut outcome) = (0, RETRY_DELAY, Outcome::NotApplied);
+    let mut last: Option<StoreError> = None;
     loop {
         let start = clock.now();
         let stop = (start + ATTEMPT_TIMEOUT).min(limit);
@@ -77,6 +81,13 @@ where
                 StoreError::no_reply(format!("no answer within {}", short(stop.since(start))))
             }
         };
+        // An attempt that the limit cut short says less than the one before it.
+        let error = match last {
+            Some(earlier) if error.is_interrupted() && clock.now() >= limit => {
+                earlier.with_outcome(error.outcome())
+            }
+            _ => error,
+        };
         // Once unknown, always unknown: a later refusal says nothing about the first request.
         outcome = outcome.max(error.outcome());
         let next = clock.now() + delay;
@@ -85,6 +96,7 @@ where
         }
         clock.alarm(next).await;
         (number, delay) = (number + 1, (delay * 2).min(MAX_RETRY_DELAY));
+        last = Some(error);
     }
 }
 
@@ -93,7 +105,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::blocking::block_on;
+    use crate::block_on::block_on;
     use crate::clock::BootClock;
 
     fn attempts(errors: &[StoreError], limit: Duration) -> (StoreResult<&'static str>, u32) {
@@ -132,6 +144,19 @@ mod tests {
     fn store_that_is_known_to_be_down_is_not_asked_again() {
         let (reply, made) = attempts(&[StoreError::unavailable("down")], LONG);
         assert_eq!((reply.unwrap_err().outcome(), made), (Outcome::NotApplied, 1));
+    }
+
+    #[test]
+    fn attempt_cut_short_by_the_limit_reports_the_earlier_error() {
+        let (clock, limit) = (BootClock, BootClock.now() + Duration::from_millis(30));
+        let reply: StoreResult<()> = block_on(retry(&clock, limit, |number| async move {
+            if number > 0 {
+                std::future::pending::<()>().await;
+            }
+            Err(StoreError::busy("row is locked"))
+        }));
+        let error = reply.unwrap_err();
+        assert_eq!((error.message(), error.outcome()), ("row is locked", Outcome::Unknown));
     }
 
     #[test]

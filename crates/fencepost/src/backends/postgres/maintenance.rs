@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::found::Found;
+use super::server_info::Found;
 use crate::postgres::{Pool, Use};
 
 /// How often the server's settings are read again.
@@ -40,9 +40,8 @@ pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>, tidies: 
             // What this role may not call is not tried: the server would write that into its log each time.
             let may = found.lock().tidies();
             for sql in may {
-                if let Err(fault) = pool.call(Use::Asking, sql, &[], pool.call_limit()).await {
-                    let why = fault.message;
-                    tracing::debug!(server = %pool.shown(), why, "could not tidy up");
+                if let Err(error) = pool.call(Use::Asking, sql, &[], pool.call_limit()).await {
+                    tracing::debug!(server = %pool.shown(), why = %error, "could not tidy up");
                 }
             }
         }

@@ -1,4 +1,28 @@
-//! What is in the tables: a grant, a place in line, and how their columns are read.
+//! What lies in the file, and how its columns are read.
+//!
+//! ```text
+//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
+//!   store      one row: machine, boot and time namespace that the times are of, the epoch (how often
+//!              that changed), and the last token
+//!   locks      one row per grant
+//!   waiters    one row per place in a queue; the ticket is the place
+//!   broken     owners whose grant an operator ended, until it would have ended by itself
+//!   fencepost_values   what the holder of a lock says of itself, under which token (values.rs)
+//!   fencepost_records  what is running, done or failed (records.rs)
+//! PATH.d/      mode 0700
+//!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
+//!   w-*        sockets of clients that wait or hold (wake.rs)
+//!   open.lock  locked while one process sets the file up
+//!   new-*      a file that is being set up; it gets its name when it is complete
+//! ```
+//!
+//! The last two tables came later. They are made by whoever opens a file without them, and change nothing of the others:
+//! a process that does not know them, and has the file open or opens it, goes on. Other tables may be in it too: those
+//! of a program whose effects and records are to be committed together.
+//!
+//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. A negative `until` in `broken` says that the
+//! holder has confirmed. Owners are 16 bytes, so the file is the user's alone (0600), or a group's (0660, PATH.d 2770:
+//! access.rs).
 
 use std::time::Duration;
 
@@ -10,6 +34,64 @@ use super::presence::Marks;
 use super::values;
 use super::wake::Address;
 use crate::backend::HolderInfo;
+
+pub(super) const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
+pub(super) const VERSION: i32 = 1;
+
+pub(super) const SCHEMA: &str = "
+    CREATE TABLE store (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        machine TEXT NOT NULL,
+        boot TEXT NOT NULL,
+        time_namespace TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        last_token INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE locks (
+        name TEXT PRIMARY KEY,
+        owner BLOB NOT NULL,
+        token INTEGER NOT NULL,
+        ttl_ms INTEGER NOT NULL,
+        label TEXT NOT NULL,
+        granted INTEGER NOT NULL,
+        deadline INTEGER NOT NULL,
+        pid INTEGER,
+        presence TEXT
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE waiters (
+        ticket INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL,
+        owner BLOB NOT NULL UNIQUE,
+        label TEXT NOT NULL,
+        since INTEGER NOT NULL,
+        deadline INTEGER NOT NULL,
+        offered INTEGER,
+        socket TEXT NOT NULL,
+        bell INTEGER NOT NULL,
+        presence TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX waiters_by_name ON waiters (name, ticket);
+    CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+";
+
+/// What came later. The names are our own, since they are used beside the tables of another program.
+pub(super) const LATER: &str = "
+    CREATE TABLE IF NOT EXISTS fencepost_values (
+        name TEXT PRIMARY KEY,
+        token INTEGER NOT NULL,
+        value BLOB NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS fencepost_records (
+        name TEXT PRIMARY KEY,
+        state INTEGER NOT NULL CHECK (state IN (0, 1, 2)),
+        token INTEGER NOT NULL,
+        label TEXT NOT NULL,
+        since INTEGER NOT NULL,
+        ends INTEGER NOT NULL,
+        result BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX IF NOT EXISTS fencepost_records_by_end ON fencepost_records (ends);
+";
 
 /// A waiter that is offered the free lock and does not take it within this loses its turn: it is frozen,
 /// and must not stall those behind it.

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::answers;
-use super::upkeep::TIDYING;
+use super::maintenance::TIDYING;
+use super::reply;
 use crate::backend::short;
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::guarantees::Correctness;
-use crate::postgres::{Fault, Pool};
+use crate::postgres::Pool;
+use crate::store_error::StoreError;
 
 /// How far the server's clock may be off ours before we do not trust it with correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
@@ -89,16 +90,16 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn read(pool: &Pool) -> Result<Self, Fault> {
+    pub(super) async fn read(pool: &Pool) -> Result<Self, StoreError> {
         let before = wall();
         let heard = pool.call_outside(READ, &[]).await?;
-        let row = heard.value.first().ok_or_else(|| answers::odd("what it is"))?;
-        Self::of(row, before, wall()).map_err(|_| answers::odd("what it is"))
+        let row = heard.value.first().ok_or_else(|| reply::odd("what it is"))?;
+        Self::of(row, before, wall()).map_err(|_| reply::odd("what it is"))
     }
 
     /// `before` and `after` are our wall clock when we asked and when the answer came.
     fn of(row: &Row, before: Duration, after: Duration) -> Result<Self, tokio_postgres::Error> {
-        let count = |column| answers::number(row, column).unwrap_or(0);
+        let count = |column| reply::number(row, column).unwrap_or(0);
         let time: i64 = row.try_get("time")?;
         let theirs = Duration::from_micros(u64::try_from(time).unwrap_or(0));
         Ok(Self {

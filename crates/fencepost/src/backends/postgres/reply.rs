@@ -6,17 +6,16 @@ use fencepost_core::{Label, LockName, Token, Ttl, Value};
 use tokio_postgres::Row;
 
 use crate::backend::{HolderInfo, LockInfo, WaiterInfo};
-use crate::postgres::{Fault, FaultKind};
+use crate::store_error::StoreError;
 
-pub(super) fn odd(verb: &str) -> Fault {
-    Fault::new(
-        FaultKind::Refused,
-        format!("the server gave an odd answer to {verb}: is the schema \"fencepost\" ours?"),
-    )
+pub(super) fn odd(verb: &str) -> StoreError {
+    StoreError::refused(format!(
+        "the server gave an odd answer to {verb}: is the schema \"fencepost\" ours?"
+    ))
 }
 
 /// What a step begins with.
-pub(super) fn status(row: &Row, verb: &str) -> Result<i32, Fault> {
+pub(super) fn status(row: &Row, verb: &str) -> Result<i32, StoreError> {
     row.try_get("status").map_err(|_| odd(verb))
 }
 
@@ -30,48 +29,28 @@ pub(super) fn text(row: &Row, column: &str) -> Option<String> {
     row.try_get(column).ok()?
 }
 
-pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, Fault> {
+pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, StoreError> {
     number(row, column).and_then(|token| Token::new(token).ok()).ok_or_else(|| odd(verb))
 }
 
-pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, Fault> {
+pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, StoreError> {
     let ttl = number(row, column).map(Duration::from_millis);
     ttl.and_then(|ttl| Ttl::new(ttl).ok()).ok_or_else(|| odd(verb))
 }
 
 /// Who holds a lock, as far as a row tells.
-pub(super) struct Holder {
-    label: Option<String>,
-    token: Option<u64>,
-    ttl: Option<u64>,
-    held: Option<u64>,
-    left: Option<u64>,
-    value: Option<Vec<u8>>,
-}
-
-impl Holder {
-    pub(super) fn read(row: &Row) -> Self {
-        Self {
-            label: text(row, "r_label"),
-            token: number(row, "r_token"),
-            ttl: number(row, "r_ttl"),
-            held: number(row, "r_held"),
-            left: number(row, "r_left"),
-            value: row.try_get("r_value").ok().flatten(),
-        }
-    }
-
-    pub(super) fn into_info(self) -> Option<HolderInfo> {
-        Some(HolderInfo {
-            label: Label::new(&self.label?).ok()?,
-            token: self.token.and_then(|token| Token::new(token).ok()),
-            ttl: self.ttl.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok()),
-            held_for: self.held.map(Duration::from_millis),
-            remaining: self.left.map(Duration::from_millis),
-            endless: false,
-            value: self.value.map(|value| Value::found(&value)),
-        })
-    }
+pub(super) fn holder(row: &Row) -> Option<HolderInfo> {
+    let millis = |column| number(row, column).map(Duration::from_millis);
+    let value: Option<Vec<u8>> = row.try_get("r_value").ok().flatten();
+    Some(HolderInfo {
+        label: Label::new(&text(row, "r_label")?).ok()?,
+        token: number(row, "r_token").and_then(|token| Token::new(token).ok()),
+        ttl: millis("r_ttl").and_then(|ttl| Ttl::new(ttl).ok()),
+        held_for: millis("r_held"),
+        remaining: millis("r_left"),
+        endless: false,
+        value: value.map(|value| Value::found(&value)),
+    })
 }
 
 /// A lock, as `inspect` and `list` tell of it.
@@ -86,7 +65,7 @@ pub(super) fn lock_info(name: LockName, row: &Row) -> LockInfo {
     });
     LockInfo {
         name,
-        holder: Holder::read(row).into_info(),
+        holder: holder(row),
         waiting: number(row, "r_waiting")
             .and_then(|count| usize::try_from(count).ok())
             .unwrap_or(0),

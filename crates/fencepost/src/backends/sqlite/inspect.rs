@@ -4,8 +4,8 @@ use fencepost_core::{LockName, Moment, OwnerId, Token};
 use rusqlite::types::Type;
 
 use super::desk::Sheet;
+use super::layout::{first_waiter, holder, label, moment, nanos, unfit};
 use super::presence::Marks;
-use super::rows::{first_waiter, holder, label, moment, nanos, unfit};
 use crate::backend::{LockInfo, WaiterInfo};
 
 /// What a waiter sees when it looks.

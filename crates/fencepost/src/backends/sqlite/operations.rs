@@ -7,8 +7,8 @@ use fencepost_core::{Label, LockName, OwnerId, Token, Ttl, Value};
 use rusqlite::{Connection, OptionalExtension as _};
 
 use super::desk::Sheet;
+use super::layout::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
 use super::presence::Marks;
-use super::rows::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
 use super::values;
 use super::wake::Address;
 use crate::backend::{Broken, GrantId, HolderInfo, Liveness, LossCause, Request};
