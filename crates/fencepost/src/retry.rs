@@ -20,7 +20,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(10);
 /// The longest pause between two attempts.
-const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
+pub(crate) const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a store answered.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,10 @@ impl<T> Reply<T> {
 
 /// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
 /// returns its value and when its request left.
-#[cfg_attr(not(test), expect(dead_code, reason = "Redis, etcd and ZooKeeper come to it next"))]
+#[cfg_attr(
+    not(any(test, feature = "redis")),
+    expect(dead_code, reason = "etcd and ZooKeeper come to it next")
+)]
 pub(crate) async fn retry<T, F>(
     clock: &dyn Clock,
     limit: Moment,

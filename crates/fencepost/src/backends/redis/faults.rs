@@ -1,122 +1,97 @@
-//! What an answer that is no answer means to the caller.
+//! What a failed request means: one [`StoreError`] for each way in which a Redis says no.
+
+use std::fmt;
 
 use redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 
-use crate::error::{Error, ErrorKind};
+use crate::store_error::{Outcome, StoreError};
 
-/// Why a call to a server failed. Unlike [`Error`] it can be told to several who asked.
-#[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) kind: FaultKind,
-    pub(crate) message: String,
-}
+const NO_RESP3: &str = "does not speak RESP3: Redis 6 or later is needed";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
-    /// There is no connection: nothing was asked.
-    Away,
-    /// The connection is gone, or stands still: what was asked may or may not have been done.
-    Cut,
-    /// The server can not do it now.
-    NotNow,
-    /// A key of this lock holds something else: nobody can have the lock.
-    NotALock,
-    /// The server will not do it.
-    Refused,
-}
-
-impl Fault {
-    pub(crate) fn cut(message: impl Into<String>) -> Self {
-        Self { kind: FaultKind::Cut, message: message.into() }
-    }
-
-    /// What the server or the connection to it said.
-    pub(crate) fn of(error: &RedisError, shown: &str) -> Self {
-        let said = said(error);
-        let (kind, message) = match error.kind() {
-            Kind::Server(ServerErrorKind::ReadOnly) => (
-                FaultKind::Refused,
-                format!("{shown} is a replica and takes no locks: name its primary"),
-            ),
-            Kind::Server(ServerErrorKind::NoPerm) => (
-                FaultKind::Refused,
-                format!("this user may not do that at {shown}: widen its ACL ({said})"),
-            ),
-            Kind::Server(
-                ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot,
-            ) => (
-                FaultKind::Refused,
-                format!("{shown} is part of a Redis Cluster, which is not supported"),
-            ),
-            Kind::AuthenticationFailed => (FaultKind::Refused, wrong_password(shown, &said)),
-            Kind::RESP3NotSupported => (
-                FaultKind::Refused,
-                format!("{shown} does not speak RESP3: Redis 6 or later is needed"),
-            ),
-            _ => by_code(error.code().unwrap_or_default(), shown, &said),
-        };
-        Self { kind, message }
-    }
-
-    /// Whether to ask again does not help.
-    pub(crate) fn refuses(&self) -> bool {
-        matches!(self.kind, FaultKind::NotALock | FaultKind::Refused)
-    }
-
-    pub(crate) fn into_error(self) -> Error {
-        let kind = match self.kind {
-            FaultKind::Away | FaultKind::Cut | FaultKind::NotNow => ErrorKind::Unreachable,
-            FaultKind::NotALock | FaultKind::Refused => ErrorKind::Refused,
-        };
-        Error::new(kind, self.message)
+/// What the server said, or became of the connection to it.
+pub(crate) fn classify(error: &RedisError, shown: &str) -> StoreError {
+    let said = said(error);
+    match error.kind() {
+        Kind::Server(ServerErrorKind::ReadOnly) => StoreError::refused(format!(
+            "{shown} is a replica and takes no locks: name its primary"
+        )),
+        Kind::Server(ServerErrorKind::NoPerm) => in_script(StoreError::refused(format!(
+            "this user may not do that at {shown}: widen its ACL ({said})"
+        ))),
+        Kind::Server(
+            ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot,
+        ) => StoreError::refused(format!(
+            "{shown} is part of a Redis Cluster, which is not supported"
+        )),
+        Kind::AuthenticationFailed => wrong_password(shown, &said),
+        Kind::RESP3NotSupported => StoreError::refused(format!("{shown} {NO_RESP3}")),
+        _ => by_code(error.code().unwrap_or_default(), shown, &said),
     }
 }
 
 /// What Redis puts before a message tells what it is about.
-fn by_code(code: &str, shown: &str, said: &str) -> (FaultKind, String) {
+fn by_code(code: &str, shown: &str, said: &str) -> StoreError {
     match code {
-        "NOAUTH" => (
-            FaultKind::Refused,
-            format!("{shown} wants a password: write it in the URL, redis://:PASSWORD@HOST"),
-        ),
-        "WRONGPASS" => (FaultKind::Refused, wrong_password(shown, said)),
-        _ if said.contains("unknown command") && said.to_uppercase().contains("HELLO") => (
-            FaultKind::Refused,
-            format!("{shown} does not speak RESP3: Redis 6 or later is needed"),
-        ),
-        _ if said.contains("max number of clients") => {
-            (FaultKind::NotNow, format!("{shown} takes no more connections: raise its maxclients"))
+        "NOAUTH" => StoreError::refused(format!(
+            "{shown} wants a password: write it in the URL, redis://:PASSWORD@HOST"
+        )),
+        "WRONGPASS" => wrong_password(shown, said),
+        _ if said.contains("unknown command") && said.to_uppercase().contains("HELLO") => {
+            StoreError::refused(format!("{shown} {NO_RESP3}"))
         }
-        _ if said.contains("WRONGTYPE") => (
-            FaultKind::NotALock,
-            format!(
-                "a key of this lock at {shown} holds something else than a lock: use another name, \
-                 or a prefix of your own (?prefix=)"
-            ),
-        ),
-        "BUSY" => (
-            FaultKind::NotNow,
-            format!("{shown} is busy with somebody's script: wait for it, or end it (SCRIPT KILL)"),
-        ),
-        "OOM" => (
-            FaultKind::NotNow,
-            format!("{shown} has no memory left: raise its maxmemory, or free some"),
-        ),
-        "LOADING" => (FaultKind::NotNow, format!("{shown} is still loading its data")),
-        "MISCONF" => (
-            FaultKind::NotNow,
-            format!("{shown} can not save its data and takes no writes: see its log ({said})"),
-        ),
-        "" => (FaultKind::Cut, format!("no connection to {shown}: {said}")),
+        _ if said.contains("max number of clients") => StoreError::unavailable(format!(
+            "{shown} takes no more connections: raise its maxclients"
+        )),
+        _ if said.contains("WRONGTYPE") => in_script(StoreError::refused(format!(
+            "a key of this lock at {shown} holds something else than a lock: use another name, \
+             or a prefix of your own (?prefix=)"
+        )))
+        .with_source(WrongType),
+        "BUSY" => StoreError::unavailable(format!(
+            "{shown} is busy with somebody's script: wait for it, or end it (SCRIPT KILL)"
+        )),
+        "OOM" => in_script(StoreError::unavailable(format!(
+            "{shown} has no memory left: raise its maxmemory, or free some"
+        ))),
+        "LOADING" => StoreError::unavailable(format!("{shown} is still loading its data")),
+        "MISCONF" => in_script(StoreError::unavailable(format!(
+            "{shown} can not save its data and takes no writes: see its log ({said})"
+        ))),
+        "" => StoreError::no_reply(format!("no connection to {shown}: {said}")),
         "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "NOREPLICAS" => {
-            (FaultKind::NotNow, format!("{shown} can not take writes now ({said})"))
+            StoreError::unavailable(format!("{shown} can not take writes now ({said})"))
         }
-        _ => (FaultKind::Refused, format!("{shown} refused: {said}")),
+        _ => in_script(StoreError::refused(format!("{shown} refused: {said}"))),
     }
 }
 
-fn wrong_password(shown: &str, said: &str) -> String {
-    format!("{shown} does not take this user and password ({said}): mend the URL")
+/// An error that may come from the middle of a script. A script does not roll back, so what it did before stays.
+fn in_script(error: StoreError) -> StoreError {
+    error.with_outcome(Outcome::Unknown)
+}
+
+fn wrong_password(shown: &str, said: &str) -> StoreError {
+    StoreError::refused(format!(
+        "{shown} does not take this user and password ({said}): mend the URL"
+    ))
+}
+
+/// A key holds another type than the script expects.
+#[derive(Debug)]
+struct WrongType;
+
+impl fmt::Display for WrongType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WRONGTYPE")
+    }
+}
+
+impl std::error::Error for WrongType {}
+
+/// Whether a key holds something else than we keep there. Nobody can have the lock at that server, so nothing of ours
+/// can be left there.
+pub(crate) fn is_wrong_type(error: &StoreError) -> bool {
+    error.source_as::<WrongType>().is_some()
 }
 
 /// The server's own words, on one line.
