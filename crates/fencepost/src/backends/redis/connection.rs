@@ -14,13 +14,13 @@ use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::address::Address;
 use super::caller_socket::CallerSocket;
+use super::config::Address;
 use super::drift::Drift;
-use super::faults::classify;
-use super::found::Found;
+use super::error::classify;
 use super::reply::ScriptReply;
 use super::scripts::{Call, Step};
+use super::server_info::Found;
 use super::socket::Socket;
 use super::subscriber::Subscriber;
 use crate::backend::{Reply, StoreError, StoreResult, Surroundings, short};

@@ -3,7 +3,7 @@
 use fencepost_core::Ttl;
 
 use super::Redis;
-use super::found::Found;
+use super::server_info::Found;
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 
 pub(super) fn read(redis: &Redis) -> Guarantees {

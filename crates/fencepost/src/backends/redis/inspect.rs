@@ -8,7 +8,7 @@ use redis::from_redis_value;
 
 use super::Redis;
 use super::connection::Connection;
-use super::keys::{Keys, Prefix};
+use super::layout::{Keys, Prefix};
 use super::reply::{Seen, odd};
 use super::scripts::STEPS;
 use crate::backend::{LockInfo, Reply, StoreError, StoreResult};

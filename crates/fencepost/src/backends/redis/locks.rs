@@ -5,8 +5,8 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, Token, Ttl};
 
 use super::connection::Connection;
-use super::faults::is_wrong_type;
-use super::keys::note_of;
+use super::error::is_wrong_type;
+use super::layout::note_of;
 use super::reply::{Broke, Seen};
 use super::scripts::STEPS;
 use super::{REMEMBER, Redis};

@@ -8,10 +8,10 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value, from_redis_value};
 
-use super::address::answers_like;
+use super::config::answers_like;
 use super::connection::{ANSWER, Shared, State, config};
-use super::faults::classify;
-use super::found::{self, Found};
+use super::error::classify;
+use super::server_info::{self, Found};
 use super::socket::{End, Socket};
 use crate::backend::{StoreError, StoreErrorKind, short};
 use crate::clock::wall;
@@ -189,7 +189,7 @@ impl Shared {
 
 async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<Found> {
     let mut pipeline = redis::pipe();
-    let questions = found::questions();
+    let questions = server_info::questions();
     let count = questions.len();
     for question in questions {
         pipeline.add_command(question);

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script, ToRedisArgs};
 
-use super::keys::Keys;
+use super::layout::Keys;
 
 /// The scripts, prepared once.
 pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);

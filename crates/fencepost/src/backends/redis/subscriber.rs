@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fencepost_core::{LockName, OwnerId, Token};
 use parking_lot::Mutex;
 
-use super::keys::{Prefix, break_channel, channel};
+use super::layout::{Prefix, break_channel, channel};
 use crate::backend::{LossSignal, Request};
 use crate::backends::ears::{Ears, client_id};
 use crate::error::Result;

@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::Fence;
 use crate::backends::redis::RedisUrl;
-use crate::backends::redis::faults::classify;
+use crate::backends::redis::error::classify;
 use crate::error::{Error, Result};
 
 /// How long it may take to be connected, and to be answered.

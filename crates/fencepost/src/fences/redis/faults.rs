@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Server};
 
-use crate::backends::redis::faults::{classify, said};
+use crate::backends::redis::error::{classify, said};
 use crate::error::{Error, ErrorKind};
 
 const REPLICA: &str = "this server is a replica, and to enter is to write: name its primary";

@@ -1,7 +1,7 @@
 //! `redis://HOST:PORT/DB` a Redis that is there already. `rediss://` for TLS, `redis+unix:///PATH` for a socket.
 //!
 //! The lock is the key that every Redis lock client uses: its name, a string with the holder's id, set only
-//! if absent, with an expiry, deleted only by compare (keys.rs). So redis-py's `Lock`, npm `redlock` and
+//! if absent, with an expiry, deleted only by compare (layout.rs). So redis-py's `Lock`, npm `redlock` and
 //! others exclude us, and we them.
 //!
 //! *Why grants exclude:* each step is one script, and the server runs one script at a time. A grant is made
@@ -14,7 +14,7 @@
 //! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the record is lost and
 //! the clock is behind where it was: that of a replica that took over, or one that was ahead for longer than the
 //! retention and was then set back. So a lock here is for correctness only on a server that syncs every
-//! write, has no replicas, evicts nothing, and has a clock like ours (found.rs).
+//! write, has no replicas, evicts nothing, and has a clock like ours (server_info.rs).
 //!
 //! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every
 //! 250 ms. A release tells the first of them, and only that one; a free lock is given to nobody else of
@@ -27,22 +27,26 @@
 //! outcome is unknown (unanswered.rs), leaves a note for its owner, and a late acquire finds it.
 //! *Breaking:* a break publishes (name, token), and the holder renews at once and learns the rest from the answer. Its
 //! release leaves the same note, which confirms to whoever broke it that the holder knows.
+//!
+//! There is no queue.rs (polling.rs waits) and no values.rs (the script that grants or renews writes the value). Beyond the
+//! files that every backend has: reply.rs reads what scripts answer; pipeline.rs, socket.rs, `caller_socket.rs` and
+//! maintenance.rs are below the connection; subscriber.rs is what the server publishes to us, drift.rs its clock.
 
-mod address;
 mod caller_socket;
+mod config;
 mod connection;
 mod drift;
-pub(crate) mod faults;
-pub(crate) mod found;
+pub(crate) mod error;
 mod guarantees;
 mod inspect;
-mod keys;
+mod layout;
 mod locks;
 mod maintenance;
 mod pipeline;
 mod records;
 mod reply;
 mod scripts;
+pub(crate) mod server_info;
 mod socket;
 mod subscriber;
 #[cfg(test)]
@@ -55,13 +59,13 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
-pub(crate) use self::address::{RedisUrl, RedlockUrl};
+pub(crate) use self::config::{RedisUrl, RedlockUrl};
 pub(in crate::backends) use self::{
-    address::Address,
+    config::Address,
     connection::Connection,
-    faults::is_wrong_type,
+    error::is_wrong_type,
     inspect::{listed, lock_names, shown_name},
-    keys::{Keys, Prefix},
+    layout::{Keys, Prefix},
     locks::{remember_ms, until_confirmed, value_number},
     reply::{Ballot, KeyHolder, Listed, ScriptReply, Seen},
     scripts::{Call, STEPS},

@@ -14,7 +14,7 @@ use redis::{
     ProtocolVersion, TlsCertificates,
 };
 
-use super::keys::Prefix;
+use super::layout::Prefix;
 use crate::error::{Error, Result};
 use crate::url::span;
 

@@ -18,6 +18,9 @@
 //! agree, so they give no right: whoever is told, or has waited its time, tries again after a random
 //! moment. A failed attempt is taken back on every node, by its own number, so that it can not take back
 //! a later one.
+//!
+//! URLs, connections, layout, scripts and errors are those of redis/. There is no queue.rs (polling.rs waits), no
+//! values.rs and no records.rs (no records are kept). attempt.rs decides, vote.rs and nodes.rs carry its messages.
 
 mod attempt;
 mod guarantees;
