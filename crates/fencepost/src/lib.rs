@@ -38,7 +38,7 @@ mod client;
 pub mod clock;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
+#[cfg(feature = "zookeeper")]
 mod counted;
 mod counts;
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The contract that Redis, Redlock, etcd and ZooKeeper still implement: one `acquire` that tries and waits. [`Bridge`]
+//! The contract that etcd and ZooKeeper still implement: one `acquire` that tries and waits. [`Bridge`]
 //! translates it to [`crate::backend`], and goes with the last of them.
 
 use std::sync::Arc;
@@ -114,13 +114,6 @@ pub(super) struct Renewed {
 pub(super) struct Bridge<B> {
     store: Arc<B>,
     clock: Arc<dyn Clock>,
-}
-
-impl<B: Backend + Observe> Bridge<B> {
-    /// A store that keeps no records.
-    pub(super) fn without_ledger(store: Arc<B>, clock: &Arc<dyn Clock>) -> Store {
-        Store::without_ledger(Arc::new(Self { store, clock: Arc::clone(clock) }))
-    }
 }
 
 impl<B: Backend + Observe + Ledger> Bridge<B> {
@@ -270,23 +263,5 @@ impl<B: Ledger> ledger::Ledger for Bridge<B> {
 
     fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(self.reply(self.store.forget(name, token)))
-    }
-}
-
-/// For stores that notify nobody of a change: inspects until there is one.
-#[cfg(feature = "redis")]
-pub(super) async fn look_until_changed(
-    store: &dyn Backend,
-    clock: &dyn Clock,
-    every: std::time::Duration,
-    name: LockName,
-    seen: Option<Glimpse>,
-) -> Result<LockInfo> {
-    loop {
-        let info = store.inspect(name.clone()).await?;
-        if seen != Some(info.glimpse()) {
-            return Ok(info);
-        }
-        clock.alarm(clock.now() + every).await;
     }
 }

@@ -1,7 +1,8 @@
-//! One connection, and whether it answers.
+//! One physical connection, and whether it answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use fencepost_core::Moment;
 use redis::aio::MultiplexedConnection;
@@ -9,99 +10,98 @@ use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::bunch::Bunch;
-use super::link::{HANG, Shared};
+use super::connection::Shared;
+use super::pipeline::Pipeline;
 use super::scripts::Step;
 use crate::race::{First, race};
 
-/// One connection.
-pub(in crate::backends) struct Live {
+/// After so long without a reply to anybody, the server is asked whether it is there.
+const HANG: Duration = Duration::from_millis(1500);
+
+/// One physical connection.
+pub(super) struct Socket {
     pub(super) connection: MultiplexedConnection,
     /// The runtime that drives it.
     home: Handle,
-    bunch: Arc<Bunch>,
+    pipeline: Arc<Pipeline>,
     end: Arc<End>,
     pub(super) pulse: Pulse,
 }
 
-/// Told once, when the connection is of no use any more.
+/// Set once, when the socket is of no use any more.
 #[derive(Default)]
 pub(super) struct End {
     ended: AtomicBool,
-    told: Notify,
+    notify: Notify,
 }
 
 impl End {
-    pub(super) fn tell(&self) {
+    pub(super) fn set(&self) {
         self.ended.store(true, Ordering::SeqCst);
-        self.told.notify_waiters();
+        self.notify.notify_waiters();
     }
 }
 
-/// Whether answers come.
+/// Whether replies come.
 #[derive(Default)]
 pub(super) struct Pulse {
-    /// How many calls wait for an answer.
+    /// How many requests wait for a reply.
     waiting: AtomicUsize,
-    /// When the last answer came, or the first call began to wait after a silence; in nanoseconds.
+    /// When the last reply came, or the first request began to wait after a silence; in nanoseconds.
     last: AtomicU64,
-    /// The upkeep looks at it from time to time.
+    /// The maintenance looks at it from time to time.
     watched: AtomicBool,
 }
 
-impl Live {
+impl Socket {
     /// A connection that was made on the runtime on which this is called.
     pub(super) fn new(connection: MultiplexedConnection, end: Arc<End>) -> Self {
-        let (bunch, pulse) = (Arc::default(), Pulse::default());
-        Self { connection, home: Handle::current(), bunch, end, pulse }
+        let (pipeline, pulse) = (Arc::default(), Pulse::default());
+        Self { connection, home: Handle::current(), pipeline, end, pulse }
     }
 
-    pub(super) fn lane(connection: MultiplexedConnection) -> Self {
-        Self::new(connection, Arc::default())
-    }
-
-    /// Sends a command; a server that does not know its script is taught it.
-    pub(super) async fn put(
+    /// Sends a command. If it is a script that the server does not know, the server learns it first.
+    pub(super) async fn send(
         &self,
         command: &Cmd,
         step: Option<&Step>,
         shared: &Shared,
     ) -> redis::RedisResult<Value> {
-        match (self.ask(command, shared).await, step) {
+        match (self.send_once(command, shared).await, step) {
             (Err(error), Some(step)) if error.code() == Some("NOSCRIPT") => {
-                self.ask(&step.load(), shared).await?;
-                self.ask(command, shared).await
+                self.send_once(&step.load(), shared).await?;
+                self.send_once(command, shared).await
             }
-            (answer, _) => answer,
+            (reply, _) => reply,
         }
     }
 
-    async fn ask(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
-        let _counted = self.pulse.count(shared);
-        // Made before the look, so that a word in between is not missed.
-        let ended = self.end.told.notified();
+    async fn send_once(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
+        let _waiting = self.pulse.begin(shared);
+        // Made before the check, so that an end in between is not missed.
+        let ended = self.end.notify.notified();
         if self.has_ended() {
             return Err(cut());
         }
-        let answer = async {
-            // Who is alone gathers nobody.
+        let reply = async {
+            // A single request is sent at once: there is nothing to batch.
             if self.pulse.waiting.load(Ordering::Relaxed) == 1 {
                 return self.connection.clone().send_packed_command(command).await;
             }
-            let answered = self.bunch.send(command.clone(), &self.connection, &self.home);
-            answered.await.unwrap_or_else(|_| Err(cut()))
+            let reply = self.pipeline.send(command.clone(), &self.connection, &self.home);
+            reply.await.unwrap_or_else(|_| Err(cut()))
         };
-        match race(answer, ended).await {
-            First::Left(answer) => {
-                self.pulse.heard(shared.clock.now());
-                answer.and_then(Value::extract_error)
+        match race(reply, ended).await {
+            First::Left(reply) => {
+                self.pulse.beat(shared.clock.now());
+                reply.and_then(Value::extract_error)
             }
             First::Right(()) => Err(cut()),
         }
     }
 
     pub(super) fn end(&self) {
-        self.end.tell();
+        self.end.set();
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -115,7 +115,7 @@ fn cut() -> redis::RedisError {
 }
 
 impl Pulse {
-    fn count(&self, shared: &Shared) -> Counted<'_> {
+    fn begin(&self, shared: &Shared) -> Waiting<'_> {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             self.last.store(shared.clock.now().as_nanos(), Ordering::SeqCst);
         }
@@ -123,34 +123,35 @@ impl Pulse {
         if !self.watched.swap(true, Ordering::SeqCst) {
             shared.nudge.notify_one();
         }
-        Counted(self)
+        Waiting(self)
     }
 
-    /// An answer came.
-    pub(super) fn heard(&self, now: Moment) {
+    /// A reply came.
+    pub(super) fn beat(&self, now: Moment) {
         self.last.store(now.as_nanos(), Ordering::SeqCst);
     }
 
-    /// Whether answers have not come for too long.
+    /// Whether replies have not come for too long.
     pub(super) fn hangs(&self, now: Moment) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
             && now.since(Moment::from_nanos(self.last.load(Ordering::SeqCst))) >= HANG
     }
 
     /// Whether somebody waits. If not, the next one who does will nudge.
-    pub(super) fn beats(&self) -> bool {
+    pub(super) fn is_awaited(&self) -> bool {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             return true;
         }
         self.watched.store(false, Ordering::SeqCst);
-        // Somebody may have come between the look and the note.
+        // Somebody may have come between the two.
         self.waiting.load(Ordering::SeqCst) > 0 && !self.watched.swap(true, Ordering::SeqCst)
     }
 }
 
-struct Counted<'a>(&'a Pulse);
+/// Counts a request until it is answered or given up.
+struct Waiting<'a>(&'a Pulse);
 
-impl Drop for Counted<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }

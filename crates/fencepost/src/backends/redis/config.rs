@@ -323,7 +323,7 @@ impl fmt::Debug for RedlockUrl {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keys::Prefix;
+    use super::super::layout::Prefix;
     use super::*;
     use crate::ErrorKind;
 
