@@ -28,6 +28,14 @@
 //! after its release: then its lease runs out.
 
 mod address;
+#[rustfmt::skip]
+#[expect(
+    unreachable_pub,
+    unused_qualifications,
+    clippy::enum_variant_names,
+    clippy::pedantic,
+    reason = "generated; what the messages mean is told where they are used"
+)]
 mod api;
 mod calls;
 mod faults;
