@@ -1,8 +1,8 @@
 //! The stores that can arbitrate, one module each.
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 #[cfg_attr(
-    not(all(feature = "etcd", feature = "redis", feature = "zookeeper")),
+    not(all(feature = "redis", feature = "zookeeper")),
     allow(dead_code, reason = "each of them uses a part")
 )]
 mod bridge;
@@ -32,7 +32,7 @@ use std::time::Duration;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 use self::bridge::Bridge;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
@@ -72,7 +72,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         #[cfg(all(feature = "sqlite", unix))]
         Url::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
-        Url::Etcd(url) => Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock)),
+        Url::Etcd(url) => Ok(Store::from(etcd::Etcd::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
         Url::Redis(url) => {
             Ok(Bridge::store(redis::Redis::open(*url, &around).await?, &around.clock))

@@ -1,4 +1,4 @@
-//! The contract that Redis, Redlock, etcd and ZooKeeper still implement: one `acquire` that tries and waits. [`Bridge`]
+//! The contract that Redis, Redlock and ZooKeeper still implement: one `acquire` that tries and waits. [`Bridge`]
 //! translates it to [`crate::backend`], and goes with the last of them.
 
 use std::sync::Arc;
@@ -82,7 +82,6 @@ pub(super) enum Wait {
 pub(super) enum Acquired {
     Granted(Grant),
     Held(Option<HolderInfo>),
-    PlaceLost,
 }
 
 #[derive(Debug)]
@@ -151,7 +150,6 @@ impl<B: Backend> Bridge<B> {
                 Reply::new(backend::Acquired::Granted(grant), sent)
             }
             Acquired::Held(holder) => Reply::new(backend::Acquired::Held(holder), self.clock.now()),
-            Acquired::PlaceLost => Reply::new(backend::Acquired::PlaceLost, self.clock.now()),
         })
     }
 }

@@ -1,87 +1,99 @@
-//! What an answer that is no answer means.
+//! What it means that a member did not do what it was asked: kind, outcome, message and remedy.
 
 use tonic::{Code, Status};
 
-use crate::error::Error;
+use crate::backend::StoreError;
 
-/// Why a call failed.
-#[derive(Clone, Debug)]
-pub(super) enum Fault {
-    /// The lease that was named is not there, maybe because we asked again for what was done.
-    NoLease { again: bool },
+/// A refusal that the one who asked can do something about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The lease that was named is not there.
+    LeaseNotFound,
     /// The lease that was to be made is there already.
     LeaseExists,
-    /// This member can not do it, or not now, or nobody knows whether it did: ask another.
-    Elsewhere(String),
     /// What was to be read as it once was is not kept any more.
     Compacted,
     /// More operations in one transaction than this cluster takes.
-    TooMany,
-    /// The login is not valid any more: make a new one.
-    StaleLogin,
-    /// Nobody can do it now.
-    Unreachable(String),
-    /// Nobody will do it.
-    Refused(String),
+    TooManyOperations,
 }
 
-impl Fault {
-    /// What a member, or the connection to it, said.
-    pub(super) fn of(status: &Status, shown: &str) -> Self {
-        let said = said(status);
-        let has = |words: &str| said.contains(words);
+impl Refusal {
+    pub(super) fn of(status: &Status) -> Option<Self> {
+        let has = |words: &str| status.message().contains(words);
         match status.code() {
-            Code::NotFound if has("lease not found") => Self::NoLease { again: false },
-            Code::FailedPrecondition if has("lease already exists") => Self::LeaseExists,
-            Code::OutOfRange if has("compacted") => Self::Compacted,
-            Code::InvalidArgument if has("too many operations") => Self::TooMany,
-            Code::Unauthenticated => Self::StaleLogin,
-            Code::InvalidArgument if has("revision of auth store is old") => Self::StaleLogin,
-            Code::InvalidArgument if has("user name is empty") => Self::Refused(format!(
-                "{shown} wants to know who asks: write etcd://USER:PASSWORD@HOST"
-            )),
-            Code::InvalidArgument if has("authentication failed") => {
-                Self::Refused(format!("{shown} does not take this user and password: mend the URL"))
-            }
-            Code::PermissionDenied => Self::Refused(format!(
-                "this user may not do that at {shown}: give its role readwrite on the keys of the \
-                 locks and on those that begin with fencepost. (etcdctl role grant-permission)"
-            )),
-            Code::ResourceExhausted if has("space exceeded") => Self::Unreachable(format!(
-                "{shown} is full and takes no writes: compact and defragment it, then `etcdctl alarm \
-                 disarm`"
-            )),
-            Code::Unimplemented => {
-                Self::Refused(format!("{shown} is no etcd of version 3.4 or later ({said})"))
-            }
-            Code::Unavailable
-            | Code::DeadlineExceeded
-            | Code::Cancelled
-            | Code::Unknown
-            | Code::Internal
-            | Code::Aborted
-            | Code::ResourceExhausted
-            | Code::DataLoss => Self::Elsewhere(said),
-            _ => Self::Refused(format!("{shown} refused: {said}")),
+            Code::NotFound if has("lease not found") => Some(Self::LeaseNotFound),
+            Code::FailedPrecondition if has("lease already exists") => Some(Self::LeaseExists),
+            Code::OutOfRange if has("compacted") => Some(Self::Compacted),
+            Code::InvalidArgument if has("too many operations") => Some(Self::TooManyOperations),
+            _ => None,
         }
     }
 
-    pub(super) fn into_error(self) -> Error {
+    /// The refusal that this error comes from.
+    pub(super) fn behind(error: &StoreError) -> Option<Self> {
+        error.source_as().and_then(Self::of)
+    }
+
+    fn into_error(self) -> StoreError {
         match self {
-            Self::Refused(message) => Error::refused(message),
-            Self::Unreachable(message) | Self::Elsewhere(message) => Error::unreachable(message),
-            Self::NoLease { .. } => Error::unreachable("etcd does not know the lease any more"),
-            Self::LeaseExists => Error::unreachable("etcd has a lease of that id already"),
+            Self::LeaseNotFound => StoreError::unavailable("etcd does not know the lease any more"),
+            Self::LeaseExists => StoreError::unavailable("etcd has a lease of that id already"),
             Self::Compacted => {
-                Error::unreachable("etcd was compacted while it was read: try again")
+                StoreError::unavailable("etcd was compacted while it was read: try again")
             }
-            Self::TooMany => {
-                Error::refused("etcd takes too few operations at once: raise its --max-txn-ops")
-            }
-            Self::StaleLogin => {
-                Error::unreachable("etcd does not take the login that it gave us: see its log")
-            }
+            Self::TooManyOperations => StoreError::refused(
+                "etcd takes too few operations at once: raise its --max-txn-ops",
+            ),
         }
+    }
+}
+
+/// Whether the login is not valid any more: a new one helps.
+pub(super) fn is_stale_login(status: &Status) -> bool {
+    status.code() == Code::Unauthenticated
+        || status.code() == Code::InvalidArgument
+            && status.message().contains("revision of auth store is old")
+}
+
+/// What a member, or the connection to it, said.
+pub(super) fn from_status(status: &Status, member: &str) -> StoreError {
+    if let Some(refusal) = Refusal::of(status) {
+        return refusal.into_error().with_source(status.clone());
+    }
+    if is_stale_login(status) {
+        // Checked before anything is done.
+        return StoreError::busy("etcd does not take the login that it gave us: see its log");
+    }
+    let said = said(status);
+    let has = |words: &str| said.contains(words);
+    match status.code() {
+        Code::InvalidArgument if has("user name is empty") => StoreError::refused(format!(
+            "{member} wants to know who asks: write etcd://USER:PASSWORD@HOST"
+        )),
+        Code::InvalidArgument if has("authentication failed") => StoreError::refused(format!(
+            "{member} does not take this user and password: mend the URL"
+        )),
+        Code::PermissionDenied => StoreError::refused(format!(
+            "this user may not do that at {member}: give its role readwrite on the keys of the \
+             locks and on those that begin with fencepost. (etcdctl role grant-permission)"
+        )),
+        Code::ResourceExhausted if has("space exceeded") => StoreError::unavailable(format!(
+            "{member} is full and takes no writes: compact and defragment it, then `etcdctl alarm \
+             disarm`"
+        )),
+        Code::Unimplemented => {
+            StoreError::refused(format!("{member} is no etcd of version 3.4 or later ({said})"))
+        }
+        // This member cannot do it now, or the connection broke: nobody knows how far the request came.
+        Code::Unavailable
+        | Code::DeadlineExceeded
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::Internal
+        | Code::Aborted
+        | Code::ResourceExhausted
+        | Code::DataLoss => StoreError::no_reply(said),
+        _ => StoreError::refused(format!("{member} refused: {said}")),
     }
 }
 
@@ -103,23 +115,34 @@ fn said(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{Outcome, StoreErrorKind};
 
     #[test]
     fn what_etcd_says_is_sorted() {
-        let of = |code, message: &str| Fault::of(&Status::new(code, message), "h:2379");
+        let of = |code, message: &str| from_status(&Status::new(code, message), "h:2379");
         let lease = of(Code::NotFound, "etcdserver: requested lease not found");
-        assert!(matches!(lease, Fault::NoLease { .. }), "{lease:?}");
+        assert_eq!(Refusal::behind(&lease), Some(Refusal::LeaseNotFound), "{lease:?}");
         let exists = of(Code::FailedPrecondition, "etcdserver: lease already exists");
-        assert!(matches!(exists, Fault::LeaseExists), "{exists:?}");
+        assert_eq!(Refusal::behind(&exists), Some(Refusal::LeaseExists), "{exists:?}");
         let no_leader = of(Code::Unavailable, "etcdserver: no leader");
-        assert!(matches!(&no_leader, Fault::Elsewhere(said) if said == "no leader"));
+        assert!(no_leader.is_interrupted() && no_leader.outcome() == Outcome::Unknown);
+        assert_eq!(no_leader.message(), "no leader");
         let old = of(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted");
-        assert!(matches!(old, Fault::Compacted), "{old:?}");
+        assert_eq!(Refusal::behind(&old), Some(Refusal::Compacted), "{old:?}");
+        for refusal in [lease, exists, old] {
+            // Asked again it would say the same.
+            assert_eq!(refusal.kind(), StoreErrorKind::Unavailable, "{refusal:?}");
+        }
+        let many = of(Code::InvalidArgument, "etcdserver: too many operations in txn request");
+        assert_eq!(Refusal::behind(&many), Some(Refusal::TooManyOperations), "{many:?}");
+        assert_eq!(many.kind(), StoreErrorKind::Refused);
         let token = of(Code::Unauthenticated, "etcdserver: invalid auth token");
-        assert!(matches!(token, Fault::StaleLogin));
+        assert!(token.is_interrupted() && token.outcome() == Outcome::NotApplied, "{token:?}");
         let full = of(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
-        assert!(matches!(&full, Fault::Unreachable(said) if said.contains("disarm")));
+        assert_eq!(full.kind(), StoreErrorKind::Unavailable);
+        assert!(full.message().contains("disarm"));
         let denied = of(Code::PermissionDenied, "etcdserver: permission denied");
-        assert!(matches!(&denied, Fault::Refused(said) if said.contains("grant-permission")));
+        assert_eq!(denied.kind(), StoreErrorKind::Refused);
+        assert!(denied.message().contains("grant-permission"));
     }
 }

@@ -1,52 +1,48 @@
-//! The way to a cluster: one member at a time, the next one when it fails.
+//! The connection to a cluster: one member at a time, the next one when it fails.
 //!
-//! What must hold: a call ends within its limit, whatever the members do, and then says of each why. A call
-//! may be made more than once, at different members, when nobody knows whether the first was done: so
-//! what is called must be the same when it is done twice, and the answer says that it was asked again.
+//! What must hold: a call ends by its limit, whatever the members do, and then says of each why. A request may be sent
+//! more than once, to different members: so it must be idempotent, and the reply says that it was retried.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fencepost_core::Moment;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 
 use super::address::{Address, EtcdUrl};
 use super::api;
-use super::faults::Fault;
-use crate::backend::{Surroundings, short};
+use super::faults::{from_status, is_stale_login};
+use crate::backend::{Outcome, StoreError, StoreResult, Surroundings, short};
 use crate::clock::Clock;
 use crate::race::{First, race};
+use crate::retry::{ATTEMPT_TIMEOUT, retry};
 use crate::url::servers::User;
 
-/// How long the first member asked may take before the next is asked: short enough that every member is
-/// asked before the limit comes. In the next round twice that, and so on.
-const FIRST_TRY: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(1);
-const LONGEST_TRY: Duration = Duration::from_secs(4);
-/// How long to leave members alone when all of them have failed, and the second time twice that.
-const BREATH: Duration = Duration::from_millis(50);
-const LONGEST_BREATH: Duration = Duration::from_millis(500);
+/// The timeout of the first attempt: short enough that every member is asked before the limit comes. In the next round
+/// it is twice that, and so on.
+const FIRST_TIMEOUT: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(1);
 /// After so many calls from a runtime it is worth a connection of its own.
 const BUSY: usize = 64;
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// How often a connection that is used is tried, and how long that may take. Members drop those who ask
-/// more often than every five seconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a connection that is used is probed, and how long that may take. Members drop clients that probe more
+/// often than every five seconds.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
-const PROBE_WITHIN: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) struct Link {
+pub(super) struct Connection {
     members: Vec<Member>,
     /// The member that is asked.
     current: AtomicUsize,
     /// How often a member failed.
     failures: AtomicUsize,
-    /// How often a runtime asked that could have a lane.
+    /// How many calls came from runtimes that could have a connection of their own.
     calls: AtomicUsize,
     login: Option<Login>,
     around: Surroundings,
@@ -54,10 +50,10 @@ pub(super) struct Link {
 
 struct Member {
     address: Address,
-    /// On our own thread.
+    /// On the client's runtime.
     channel: Mutex<Channel>,
-    /// On the runtime that has the lane.
-    lane: Mutex<Option<(Id, Channel)>>,
+    /// On the caller's runtime that has one.
+    callers: Mutex<Option<(Id, Channel)>>,
 }
 
 struct Login {
@@ -66,20 +62,10 @@ struct Login {
     token: tokio::sync::Mutex<Option<MetadataValue<Ascii>>>,
 }
 
-/// An answer, and what else is known of it.
-#[derive(Debug)]
-pub(super) struct Answer<T> {
-    pub(super) value: T,
-    /// When the request left that was answered.
-    pub(super) sent: Moment,
-    /// Whether the same was asked before and may have been done.
-    pub(super) again: bool,
-}
-
-impl Link {
+impl Connection {
     pub(super) fn open(url: &EtcdUrl, around: &Surroundings) -> Self {
-        // What a channel spawns lives on our own thread.
-        let _on_ours = around.runtime.enter();
+        // What a channel spawns lives on the client's runtime.
+        let _ours = around.runtime.enter();
         let members: Vec<_> = url.members.iter().cloned().map(Member::new).collect();
         // Clients do not all start at the same member.
         let mut start = [0; 8];
@@ -97,8 +83,8 @@ impl Link {
         }
     }
 
-    pub(super) fn clock(&self) -> &Arc<dyn Clock> {
-        &self.around.clock
+    pub(super) fn clock(&self) -> &dyn Clock {
+        &*self.around.clock
     }
 
     /// The members, for people.
@@ -107,123 +93,64 @@ impl Link {
         shown.join(", ")
     }
 
-    /// Asks one member after the other until one answers, at most until `limit`.
+    /// Sends an idempotent request to one member after the other, until one of them answers or refuses, or `limit` comes.
     pub(super) async fn call<M, T, C>(
         &self,
         message: &M,
         limit: Moment,
         rpc: impl Fn(Channel, Request<M>) -> C,
-    ) -> Result<Answer<T>, Fault>
+    ) -> StoreResult<T>
     where
         M: Clone,
-        C: Future<Output = Result<Response<T>, Status>>,
+        C: Future<Output = Result<T, Status>>,
     {
-        self.call_noting(message, limit, &mut false, rpc).await
-    }
-
-    /// The same. Sets `again` as soon as nobody knows whether a try was carried out: if it fails with that
-    /// unset, nothing was done.
-    pub(super) async fn call_noting<M, T, C>(
-        &self,
-        message: &M,
-        limit: Moment,
-        again: &mut bool,
-        rpc: impl Fn(Channel, Request<M>) -> C,
-    ) -> Result<Answer<T>, Fault>
-    where
-        M: Clone,
-        C: Future<Output = Result<Response<T>, Status>>,
-    {
-        let mut said = vec![String::new(); self.members.len()];
-        let (mut tries, mut logins) = (0, 0);
-        *again = false;
-        let share = limit.since(self.clock().now()) / (2 * said.len() as u32).max(1);
-        let first = share.clamp(FIRST_TRY.start, FIRST_TRY.end);
-        loop {
-            let (at, failures) = (self.current.load(Ordering::Relaxed), self.failures());
-            let sent = self.clock().now();
-            let round = (tries / self.members.len()).min(8);
-            let patience = (first * (1 << round)).min(LONGEST_TRY);
-            let until = (sent + patience).min(limit);
-            match race(Box::pin(self.ask(at, message, &rpc)), self.clock().alarm(until)).await {
-                First::Left(Ok(value)) => return Ok(Answer { value, sent, again: *again }),
-                First::Left(Err(Fault::Elsewhere(why))) => {
-                    said[at] = why;
-                    self.leave(at, failures);
-                }
-                First::Left(Err(Fault::StaleLogin)) if self.login.is_some() && logins < 3 => {
-                    logins += 1;
-                    continue;
-                }
-                First::Left(Err(Fault::NoLease { .. })) => {
-                    return Err(Fault::NoLease { again: *again });
-                }
-                First::Left(Err(fault)) => return Err(fault),
-                First::Right(()) => {
-                    // What it said before tells more than that it had no time to say it again.
-                    if said[at].is_empty() {
-                        said[at] = format!("no answer within {}", short(until.since(sent)));
+        let (clock, count) = (self.clock(), self.members.len() as u32);
+        let share = limit.since(clock.now()) / (2 * count);
+        let first = share.clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
+        // What each member failed of.
+        let said = Mutex::new(BTreeMap::new());
+        let (said, rpc) = (&said, &rpc);
+        let reply = retry(clock, limit, |number| async move {
+            let (at, failures) = (self.current(), self.failures());
+            let timeout = (first * (1 << (number / count).min(8))).min(ATTEMPT_TIMEOUT);
+            let sent = clock.now();
+            let stop = (sent + timeout).min(limit);
+            let sending = Box::pin(self.send(at, message.clone(), rpc));
+            match race(sending, clock.alarm(stop)).await {
+                First::Left(Ok(value)) => Ok((value, sent)),
+                First::Left(Err(error)) => {
+                    if error.outcome() == Outcome::Unknown {
+                        self.leave(at, failures);
                     }
+                    said.lock().insert(at, error.to_string());
+                    Err(error)
+                }
+                First::Right(()) => {
                     // A caller in a hurry is no fault of the member.
-                    if until < limit || until.since(sent) >= patience {
+                    if stop.since(sent) >= timeout {
                         self.give_up(at, failures);
                     }
+                    let late = format!("no answer within {}", short(stop.since(sent)));
+                    // Keep the member's earlier error: it says more than this timeout.
+                    said.lock().entry(at).or_insert_with(|| late.clone());
+                    Err(StoreError::no_reply(late))
                 }
             }
-            // Nobody knows how far it came.
-            *again = true;
-            tries += 1;
-            if tries % self.members.len() == 0 {
-                let breath = (BREATH * (1 << round)).min(LONGEST_BREATH);
-                self.clock().alarm((self.clock().now() + breath).min(limit)).await;
-            }
-            if self.clock().now() >= limit {
-                return Err(Fault::Unreachable(self.nobody(&said)));
-            }
-        }
+        })
+        .await;
+        reply
+            .map_err(|error| if error.is_interrupted() { self.nobody(&error, said) } else { error })
     }
 
-    /// Opens a stream at the current member. It fails at once if that one can not.
-    pub(super) async fn stream<M, T, C>(
-        &self,
-        message: M,
-        rpc: impl FnOnce(Channel, Request<M>) -> C,
-    ) -> Result<(T, usize), Fault>
-    where
-        C: Future<Output = Result<Response<T>, Status>>,
-    {
-        let at = self.current.load(Ordering::Relaxed);
-        match self.stream_at(at, message, rpc).await {
-            Err(Fault::StaleLogin) => {
-                Err(Fault::Elsewhere("the login was not valid any more".into()))
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Asks this one member.
-    pub(super) async fn ask<M, T, C>(
-        &self,
-        at: usize,
-        message: &M,
-        rpc: &impl Fn(Channel, Request<M>) -> C,
-    ) -> Result<T, Fault>
-    where
-        M: Clone,
-        C: Future<Output = Result<Response<T>, Status>>,
-    {
-        let answer = self.stream_at(at, message.clone(), rpc).await;
-        answer.map(|(answer, _)| answer)
-    }
-
-    async fn stream_at<M, T, C>(
+    /// Sends a request to this member, once.
+    pub(super) async fn send<M, T, C>(
         &self,
         at: usize,
         message: M,
         rpc: impl FnOnce(Channel, Request<M>) -> C,
-    ) -> Result<(T, usize), Fault>
+    ) -> Result<T, StoreError>
     where
-        C: Future<Output = Result<Response<T>, Status>>,
+        C: Future<Output = Result<T, Status>>,
     {
         let mut request = Request::new(message);
         // A member without a leader is to say so, and to end its streams.
@@ -235,53 +162,69 @@ impl Link {
         if let Some(token) = &token {
             request.metadata_mut().insert("token", token.clone());
         }
-        let channel = self.members[at].channel_of_caller();
-        let fault = match Box::pin(rpc(channel, request)).await {
-            Ok(response) => return Ok((response.into_inner(), at)),
-            Err(status) => Fault::of(&status, &self.members[at].address.shown),
+        let status = match rpc(self.channel(at), request).await {
+            Ok(value) => return Ok(value),
+            Err(status) => status,
         };
-        if let (Fault::StaleLogin, Some(login)) = (&fault, &self.login) {
+        if let Some(login) = self.login.as_ref().filter(|_| is_stale_login(&status)) {
             // Unless somebody has a new one by now.
             let mut known = login.token.lock().await;
             if *known == token {
                 *known = None;
             }
         }
-        Err(fault)
+        Err(from_status(&status, self.shown_at(at)))
     }
 
     /// The login that is valid, or a new one: one is enough for all who ask.
-    async fn token(&self, at: usize, login: &Login) -> Result<MetadataValue<Ascii>, Fault> {
+    async fn token(&self, at: usize, login: &Login) -> Result<MetadataValue<Ascii>, StoreError> {
         let mut known = login.token.lock().await;
         if let Some(token) = &*known {
             return Ok(token.clone());
         }
-        let member = &self.members[at];
-        let channel = member.channel_of_caller();
-        let request = api::AuthenticateRequest {
-            name: login.user.name.clone(),
-            password: login.user.password.clone(),
-        };
-        let answer = api::auth_client::AuthClient::new(channel).authenticate(request).await;
-        let token = match answer {
-            Ok(answer) => answer.into_inner().token,
+        let (name, password) = (login.user.name.clone(), login.user.password.clone());
+        let request = api::AuthenticateRequest { name, password };
+        let mut client = api::auth_client::AuthClient::new(self.channel(at));
+        let token = match client.authenticate(request).await {
+            Ok(reply) => reply.into_inner().token,
             // Whoever asks may do all.
             Err(status) if status.message().contains("authentication is not enabled") => {
                 String::new()
             }
-            Err(status) => return Err(Fault::of(&status, &member.address.shown)),
+            Err(status) => return Err(from_status(&status, self.shown_at(at))),
         };
         let mut token: MetadataValue<Ascii> = token
             .parse()
-            .map_err(|_| Fault::Refused("the login that etcd gave is not printable".into()))?;
+            .map_err(|_| StoreError::refused("the login that etcd gave is not printable"))?;
         token.set_sensitive(true);
         *known = Some(token.clone());
         Ok(token)
     }
 
+    /// The way to a member. A runtime that calls all the time has one of its own, if it runs at any time: the hop to the
+    /// client's thread and back is a good part of what a lock costs.
+    fn channel(&self, at: usize) -> Channel {
+        let member = &self.members[at];
+        // A runtime of one thread stands still whenever nobody waits on it.
+        let caller = Handle::try_current()
+            .ok()
+            .filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
+        if let Some(caller) = caller {
+            let mut callers = member.callers.lock();
+            match &*callers {
+                Some((owner, channel)) if *owner == caller.id() => return channel.clone(),
+                _ if self.calls.fetch_add(1, Ordering::Relaxed) % BUSY == BUSY - 1 => {
+                    *callers = Some((caller.id(), Member::connect(&member.address)));
+                }
+                _ => {}
+            }
+        }
+        member.channel.lock().clone()
+    }
+
     /// From now on another member is asked than this one, unless one has failed since `failures` was read.
     pub(super) fn leave(&self, at: usize, failures: usize) {
-        *self.members[at].lane() = None;
+        *self.members[at].callers.lock() = None;
         let next = failures.wrapping_add(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         if self.failures.compare_exchange(failures, next, set, fetch).is_ok() {
@@ -293,30 +236,16 @@ impl Link {
     /// The same for a member that does not answer: its connection may be dead without knowing it.
     fn give_up(&self, at: usize, failures: usize) {
         if self.failures() == failures {
-            let _on_ours = self.around.runtime.enter();
+            let _ours = self.around.runtime.enter();
             let member = &self.members[at];
-            *member.channel() = Member::connect(&member.address);
+            *member.channel.lock() = Member::connect(&member.address);
         }
         self.leave(at, failures);
     }
 
-    /// Whether this caller makes its calls on its own runtime: if that runs at any time, and asks all the
-    /// time. The hop to our thread and back is a good part of what a lock costs.
-    pub(super) fn caller_has_lane(&self) -> bool {
-        let Ok(caller) = Handle::try_current() else { return false };
-        // A runtime of one thread stands still whenever nobody waits on it.
-        if caller.runtime_flavor() != RuntimeFlavor::MultiThread {
-            return false;
-        }
-        let member = &self.members[self.current.load(Ordering::Relaxed)];
-        let mut lane = member.lane();
-        if lane.as_ref().is_some_and(|(owner, _)| *owner == caller.id()) {
-            return true;
-        }
-        if self.calls.fetch_add(1, Ordering::Relaxed) % BUSY == BUSY - 1 {
-            *lane = Some((caller.id(), Member::connect(&member.address)));
-        }
-        false
+    /// The member that is asked.
+    pub(super) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
     }
 
     /// As long as this stays the same, what was opened is not known to have failed.
@@ -332,46 +261,31 @@ impl Link {
         &self.members[at].address.shown
     }
 
-    fn nobody(&self, said: &[String]) -> String {
-        let each = self.members.iter().zip(said).map(|(member, said)| {
-            let said = if said.is_empty() { "not asked" } else { said };
+    fn nobody(&self, error: &StoreError, said: &Mutex<BTreeMap<usize, String>>) -> StoreError {
+        let said = said.lock();
+        let each = self.members.iter().enumerate().map(|(at, member)| {
+            let said = said.get(&at).map_or("not asked", String::as_str);
             format!("{} ({said})", member.address.shown)
         });
         let each: Vec<_> = each.collect();
-        format!("no etcd member could answer: {}", each.join("; "))
+        let message = format!("no etcd member could answer: {}", each.join("; "));
+        StoreError::busy(message).with_outcome(error.outcome())
     }
 }
 
 impl Member {
     fn new(address: Address) -> Self {
         let channel = Mutex::new(Self::connect(&address));
-        Self { address, channel, lane: Mutex::default() }
-    }
-
-    /// The lane's, for whoever runs on the lane's runtime.
-    fn channel_of_caller(&self) -> Channel {
-        let caller = Handle::try_current().ok().map(|caller| caller.id());
-        match &*self.lane() {
-            Some((owner, channel)) if Some(*owner) == caller => channel.clone(),
-            _ => self.channel().clone(),
-        }
-    }
-
-    fn lane(&self) -> MutexGuard<'_, Option<(Id, Channel)>> {
-        self.lane.lock()
+        Self { address, channel, callers: Mutex::default() }
     }
 
     fn connect(address: &Address) -> Channel {
         address
             .endpoint
             .clone()
-            .connect_timeout(CONNECT_WITHIN)
+            .connect_timeout(CONNECT_TIMEOUT)
             .http2_keep_alive_interval(PROBE_EVERY)
-            .keep_alive_timeout(PROBE_WITHIN)
+            .keep_alive_timeout(PROBE_TIMEOUT)
             .connect_lazy()
-    }
-
-    fn channel(&self) -> MutexGuard<'_, Channel> {
-        self.channel.lock()
     }
 }

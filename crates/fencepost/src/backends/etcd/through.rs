@@ -1,64 +1,38 @@
-//! Work that is done to its end, even if nobody waits for it any more.
+//! Work that is completed even if its caller is gone.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use crate::backend::{BoxFuture, Surroundings};
 
-use super::faults::Fault;
-
-type Work<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
-
-/// Done by whoever awaits it, as long as somebody does; then by `ours`. So the usual case costs no task.
-pub(super) enum Through<T: Send + 'static> {
-    Here { work: Option<Work<T>>, ours: Handle },
-    There(JoinHandle<Result<T, Fault>>),
+struct Work<'a, T: Send + 'static> {
+    future: Option<BoxFuture<'static, T>>,
+    around: &'a Surroundings,
 }
 
-impl<T: Send + 'static> Through<T> {
-    /// `here` for a caller that makes its calls on its own runtime.
-    pub(super) fn new(
-        here: bool,
-        ours: &Handle,
-        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
-    ) -> Self {
-        if here {
-            Self::Here { work: Some(Box::pin(work)), ours: ours.clone() }
-        } else {
-            Self::There(ours.spawn(work))
-        }
-    }
-}
-
-impl<T: Send + 'static> Future for Through<T> {
-    type Output = Result<T, Fault>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let panicked = || Err(Fault::Unreachable("a call to etcd panicked".into()));
-        match &mut *self {
-            Self::There(task) => {
-                Pin::new(task).poll(context).map(|done| done.unwrap_or_else(|_| panicked()))
-            }
-            Self::Here { work: slot, .. } => {
-                let Some(work) = slot else { return Poll::Ready(panicked()) };
-                let polled = work.as_mut().poll(context);
-                if polled.is_ready() {
-                    *slot = None;
-                }
-                polled
-            }
-        }
-    }
-}
-
-impl<T: Send + 'static> Drop for Through<T> {
+impl<T: Send + 'static> Drop for Work<'_, T> {
     fn drop(&mut self) {
-        if let Self::Here { work, ours } = self
-            && let Some(work) = work.take()
-        {
-            ours.spawn(work);
+        if let Some(future) = self.future.take() {
+            self.around.tasks.spawn_on(future, &self.around.runtime);
         }
     }
+}
+
+/// Runs on the caller. If the caller drops it, the client's runtime completes it, and a client that closes waits for it.
+/// The usual case spawns no task.
+pub(super) async fn to_completion<T: Send + 'static>(
+    around: &Surroundings,
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let mut work = Work { future: Some(Box::pin(work)), around };
+    poll_fn(|context| {
+        // Taken out, so that one that panics is not run again.
+        let Some(mut future) = work.future.take() else { return Poll::Pending };
+        let polled = future.as_mut().poll(context);
+        if polled.is_pending() {
+            work.future = Some(future);
+        }
+        polled
+    })
+    .await
 }
