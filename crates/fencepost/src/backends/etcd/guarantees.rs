@@ -2,7 +2,7 @@
 
 use fencepost_core::Ttl;
 
-use super::found::{Version, version_of};
+use super::server_info::{Version, version_of};
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
 
 /// What an etcd of this version keeps that this many vote on: `guarantees_of("3.5.13", 3)`.

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::api::{self, watch_request::RequestUnion};
-use super::calls::{WatchStream, deletion_of};
+use super::requests::{WatchStream, deletion_of};
 use super::{REWATCH_DELAY, Shared};
 use crate::backend::{LossSignal, StoreError};
 use crate::race::{First, race};

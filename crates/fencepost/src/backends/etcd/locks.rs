@@ -9,14 +9,14 @@ use futures_util::future::join;
 use tokio::sync::watch;
 
 use super::api;
-use super::calls::{delete, found, get, made_at, put, range_of};
-use super::faults::Refusal;
+use super::completion::to_completion;
+use super::error::Refusal;
 use super::holder_watch::watch_holder;
-use super::keys::{broken_key, broken_prefix, fresh_lease, label_key, lease_of, value_of};
-use super::line::{Ahead, Position, look, position, youngest_of};
-use super::through::to_completion;
+use super::inspect::{holder, holder_info, identify};
+use super::layout::{broken_key, broken_prefix, fresh_lease, label_key, lease_of, value_of};
+use super::queue::{Ahead, Position, look, position, youngest_of};
+use super::requests::{delete, found, get, made_at, put, range_of};
 use super::values::check_value;
-use super::views::{holder, holder_info, identify};
 use super::{Shared, token_from, ttl_from};
 use crate::backend::{
     Acquired, Broken, Grant, GrantId, HolderInfo, LossCause, NotHeld, Queue, Reply, Request,

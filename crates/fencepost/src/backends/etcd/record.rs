@@ -1,4 +1,4 @@
-//! What a record of what was done looks like in etcd. It is one key (keys.rs) whose value is a line and the
+//! What a record of what was done looks like in etcd. It is one key (layout.rs) whose value is a line and the
 //! result:
 //!
 //! ```text

@@ -25,10 +25,10 @@ use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
 use super::api;
-use super::calls::{changed_at, delete, found, get, put, range_of};
-use super::keys::fresh_lease;
+use super::completion::to_completion;
+use super::layout::fresh_lease;
 use super::record::{Left, Record, Seen};
-use super::through::to_completion;
+use super::requests::{changed_at, delete, found, get, put, range_of};
 use super::{Etcd, Shared};
 use crate::backend::{Outcome, StoreCall, StoreError, StoreResult};
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, nobody_knows};

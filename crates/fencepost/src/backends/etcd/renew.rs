@@ -15,10 +15,10 @@ use fencepost_core::{Moment, Ttl};
 use futures_util::future::{join, join_all};
 
 use super::api;
-use super::calls::{delete, found, get, made_at, range_of};
-use super::faults::Refusal;
-use super::keys::lease_of;
+use super::error::Refusal;
+use super::layout::lease_of;
 use super::locks::why_lost;
+use super::requests::{delete, found, get, made_at, range_of};
 use super::values::proclaim;
 use super::{Shared, token_from, ttl_from};
 use crate::backend::{

@@ -4,10 +4,10 @@ use fencepost_core::{LockName, Moment, Value};
 
 use super::Shared;
 use super::api;
-use super::calls::{changed_at, found, get, put, range_of};
-use super::faults::Refusal;
-use super::keys::may_be_said;
+use super::error::Refusal;
+use super::layout::may_be_said;
 use super::locks::why_lost;
+use super::requests::{changed_at, found, get, put, range_of};
 use crate::backend::{LossCause, NotHeld, StoreError};
 
 /// How often somebody else may change the key in between.

@@ -1,7 +1,7 @@
 //! `etcd://HOST,HOST,HOST` an etcd that is there already, alone or a cluster.
 //!
 //! The lock is what Go's `concurrency.Mutex`, `etcdctl lock` and `elect`, and etcd's own lock service make
-//! of it: a key under the name, tied to a lease; the oldest key holds (keys.rs). So they exclude us, and we
+//! of it: a key under the name, tied to a lease; the oldest key holds (layout.rs). So they exclude us, and we
 //! them. Each grant has a lease of its own: two on one lease would share the key, and both hold.
 //!
 //! *Why grants exclude:* a key's `create_revision` is given once, by the cluster's log, and only the lowest
@@ -21,13 +21,33 @@
 //! *Elections:* the key of a candidate is the same, and its value is what it says, as Go's `concurrency.Election`
 //! has it. So `etcdctl elect` reads ours, and we read theirs.
 //!
-//! *Waiting:* each watches the one before it, and only that one (line.rs). First come, first served, other
+//! *Waiting:* each watches the one before it, and only that one (queue.rs). First come, first served, other
 //! makes of client included.
 //! *Lateness:* what an acquire has sent is seen through to its end even if nobody waits for it any more, and
 //! a release of the same owner comes after that. If the connection breaks, an acquire may still come
 //! after its release: then its lease runs out.
+//!
+//! *Files:* those of every backend, and `requests.rs` (one function for each RPC), `api.rs` (the stubs of `etcd.proto`),
+//! `completion.rs` (work that outlives its caller), `renew.rs` (renewals, and why they count), `holder_watch.rs` (how a
+//! holder learns that its key is gone), `record.rs` (what a record looks like).
 
-mod address;
+mod completion;
+mod config;
+mod connection;
+mod error;
+mod guarantees;
+mod holder_watch;
+mod inspect;
+mod layout;
+mod locks;
+mod queue;
+mod record;
+mod records;
+mod renew;
+mod requests;
+mod server_info;
+mod values;
+
 #[rustfmt::skip]
 #[expect(
     unreachable_pub,
@@ -37,21 +57,6 @@ mod address;
     reason = "generated; what the messages mean is told where they are used"
 )]
 mod api;
-mod calls;
-mod faults;
-mod found;
-mod guarantees;
-mod holder_watch;
-mod keys;
-mod line;
-mod link;
-mod locks;
-mod record;
-mod records;
-mod renew;
-mod through;
-mod values;
-mod views;
 
 use std::fmt;
 use std::future::Future;
@@ -61,14 +66,14 @@ use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, Token, Ttl};
 
-pub(crate) use self::address::EtcdUrl;
-use self::found::Found;
+pub(crate) use self::config::EtcdUrl;
+use self::connection::Connection;
 pub use self::guarantees::guarantees_of;
 use self::holder_watch::HolderWatch;
-use self::keys::Prefix;
-use self::line::Positions;
-use self::link::Connection;
+use self::layout::Prefix;
 use self::locks::InFlight;
+use self::queue::Positions;
+use self::server_info::Found;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Reply, Request, StoreCall, StoreError, StoreResult, Surroundings,
@@ -102,7 +107,7 @@ impl Etcd {
     pub(crate) async fn open(url: EtcdUrl, around: &Surroundings) -> Result<Arc<Self>> {
         let connection = Connection::open(&url, around);
         // A quorum must answer, to this user.
-        let nothing = calls::range_of((keys::broken_key(0, 0), Vec::new()));
+        let nothing = requests::range_of((layout::broken_key(0, 0), Vec::new()));
         connection.range(&nothing, around.clock.now() + CALL_TIMEOUT).await?;
         let found = Found::read(&connection).await;
         Ok(Arc::new(Self(Arc::new(Shared {
@@ -110,7 +115,7 @@ impl Etcd {
             prefix: Prefix(url.prefix),
             around: around.clone(),
             found,
-            most_ops: AtomicUsize::new(calls::MOST_OPS),
+            most_ops: AtomicUsize::new(requests::MOST_OPS),
             in_flight: InFlight::default(),
             positions: Positions::default(),
             holders: HolderWatch::default(),
@@ -161,7 +166,7 @@ impl Backend for Etcd {
     }
 
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
-        Box::pin(line::wait(&self.0, request, limit))
+        Box::pin(queue::wait(&self.0, request, limit))
     }
 
     fn renew(
@@ -195,15 +200,15 @@ impl Backend for Etcd {
 
 impl Observe for Etcd {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
-        Box::pin(self.0.replied(views::inspect(&self.0, name, limit)))
+        Box::pin(self.0.replied(inspect::inspect(&self.0, name, limit)))
     }
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(self.0.replied(views::list(&self.0, limit)))
+        Box::pin(self.0.replied(inspect::list(&self.0, limit)))
     }
 
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
-        Box::pin(self.0.replied(views::changed(&self.0, name, seen)))
+        Box::pin(self.0.replied(inspect::changed(&self.0, name, seen)))
     }
 }
 

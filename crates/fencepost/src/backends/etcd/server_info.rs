@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 
 use super::api;
-use super::link::Connection;
+use super::connection::Connection;
 use crate::race::{First, race};
 
 /// How long the members are asked how they do.

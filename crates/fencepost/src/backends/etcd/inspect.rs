@@ -7,10 +7,10 @@ use fencepost_core::{LockName, Moment};
 use futures_util::future::{join, join_all};
 
 use super::api;
-use super::calls::range_of;
-use super::faults::Refusal;
-use super::keys::{Identity, label_key};
-use super::line::{PAGE, is_full, oldest_of};
+use super::error::Refusal;
+use super::layout::{Identity, label_key};
+use super::queue::{PAGE, is_full, oldest_of};
+use super::requests::range_of;
 use super::{REWATCH_DELAY, Shared, token_from, ttl_from};
 use crate::backend::{Glimpse, HolderInfo, LockInfo, StoreError, StoreErrorKind, WaiterInfo};
 use crate::race::{First, race};

@@ -16,9 +16,9 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use super::address::{Address, EtcdUrl};
 use super::api;
-use super::faults::{from_status, is_stale_login};
+use super::config::{Address, EtcdUrl};
+use super::error::{from_status, is_stale_login};
 use crate::backend::{Outcome, StoreError, StoreResult, Surroundings, short};
 use crate::clock::Clock;
 use crate::race::{First, race};

@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::api::{self, range_request::SortOrder, range_request::SortTarget};
-use super::calls::{Watch, deletion_of, found, get, range_of};
-use super::keys::{LockKeys, lease_of};
+use super::layout::{LockKeys, lease_of};
 use super::locks::granted;
+use super::requests::{Watch, deletion_of, found, get, range_of};
 use super::{REWATCH_DELAY, Shared, ttl_from};
 use crate::backend::{Acquired, Reply, Request, StoreError, StoreResult};
 use crate::outage::Outage;

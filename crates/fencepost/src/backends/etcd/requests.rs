@@ -11,8 +11,8 @@ use super::api::{
     compare::TargetUnion, kv_client::KvClient, lease_client::LeaseClient,
     maintenance_client::MaintenanceClient, watch_client::WatchClient,
 };
-use super::faults::{Refusal, from_status};
-use super::link::Connection;
+use super::connection::Connection;
+use super::error::{Refusal, from_status};
 use crate::backend::{StoreError, StoreResult};
 
 /// The most operations that a member takes in one transaction, unless told otherwise.
