@@ -46,6 +46,8 @@ mod records;
 mod renew;
 mod requests;
 mod server_info;
+#[cfg(test)]
+mod testing;
 mod values;
 
 #[rustfmt::skip]

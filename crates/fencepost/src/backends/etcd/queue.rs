@@ -279,3 +279,6 @@ pub(super) fn oldest_of(keys: &LockKeys) -> api::RangeRequest {
 pub(super) fn is_full(kvs: &[api::KeyValue], limit: i64) -> bool {
     i64::try_from(kvs.len()) == Ok(limit)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,30 +1,16 @@
 //! Who is behind a key that has gone since it was read, on a real etcd.
 
-use std::sync::Arc;
-
 use fencepost_core::{Label, OwnerId, Ttl, Value};
 use fencepost_testbed::Etcd as Server;
-use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::backend::{
-    Acquired, Backend as _, GrantId, Liveness, LossSignal, Queue, Request, Surroundings,
-};
-use crate::backends::etcd::{Etcd, EtcdUrl};
-use crate::clock::BootClock;
+use crate::backend::{Acquired, Backend as _, GrantId, Liveness, LossSignal, Queue, Request};
+use crate::backends::etcd::testing::open;
 
 #[tokio::test]
 async fn a_candidate_that_has_gone_since_is_no_stranger() {
     let server = Server::builder().start().unwrap();
-    let url = EtcdUrl::parse(&format!("//{}", server.address())).unwrap();
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings {
-        clock: Arc::new(BootClock),
-        runtime,
-        tasks: TaskTracker::new(),
-        create: true,
-    };
-    let etcd = Etcd::open(url, &around).await.unwrap();
+    let etcd = open(server.address()).await;
     let mut keys = Vec::new();
     let limit = etcd.0.now() + Duration::from_secs(15);
     for (name, owner) in [("stays", OwnerId::from_bits(1)), ("goes", OwnerId::from_bits(2))] {

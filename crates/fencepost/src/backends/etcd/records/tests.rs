@@ -4,29 +4,15 @@ use fencepost_core::Label;
 use fencepost_testbed::{Etcd as Server, Mode, Proxy, Trigger};
 use futures_util::FutureExt as _;
 use tokio::task::JoinHandle;
-use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::backend::Surroundings;
-use crate::backends::etcd::EtcdUrl;
+use crate::backends::etcd::testing::open;
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{ErrorKind, Result};
 use crate::ledger::{Outcome, Over};
 use crate::retry::CALL_TIMEOUT;
 
 const SOON: Duration = Duration::from_secs(15);
-
-async fn open(address: impl std::fmt::Display) -> Arc<Etcd> {
-    let url = EtcdUrl::parse(&format!("//{address}")).unwrap();
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings {
-        clock: Arc::new(BootClock),
-        runtime,
-        tasks: TaskTracker::new(),
-        create: true,
-    };
-    Etcd::open(url, &around).await.unwrap()
-}
 
 async fn claim(etcd: &Etcd, number: u64) -> Result<Claimed> {
     Ok(etcd.claim(claim_of(number), BootClock.now() + SOON).await?.value)
