@@ -1,8 +1,8 @@
 //! The stores that can arbitrate, one module each.
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(feature = "zookeeper")]
 #[cfg_attr(
-    not(all(feature = "etcd", feature = "zookeeper")),
+    not(feature = "zookeeper"),
     allow(dead_code, reason = "each of them uses a part")
 )]
 mod bridge;
@@ -32,7 +32,7 @@ use std::time::Duration;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(feature = "zookeeper")]
 use self::bridge::Bridge;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
@@ -73,7 +73,7 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         StoreUrl::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
         StoreUrl::Etcd(url) => {
-            Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock))
+            Ok(Store::from(etcd::Etcd::open(*url, &around).await?))
         }
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(Store::from(redis::Redis::open(*url, &around).await?)),

@@ -16,7 +16,7 @@ use crate::store_error::{Outcome, StoreError};
 /// The timeout of one call. No backend has its own.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// The timeout of one attempt: a server that is silent for so long is asked again, over another connection.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(10);
 /// The longest pause between two attempts, and the pause before a call that failed is made again.

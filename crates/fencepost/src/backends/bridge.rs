@@ -82,7 +82,6 @@ pub(super) enum Wait {
 pub(super) enum Acquired {
     Granted(Grant),
     Held(Option<HolderInfo>),
-    PlaceLost,
 }
 
 #[derive(Debug)]
@@ -144,7 +143,6 @@ impl<B: Backend> Bridge<B> {
                 Reply::new(backend::Acquired::Granted(grant), sent)
             }
             Acquired::Held(holder) => Reply::new(backend::Acquired::Held(holder), self.clock.now()),
-            Acquired::PlaceLost => Reply::new(backend::Acquired::PlaceLost, self.clock.now()),
         })
     }
 }

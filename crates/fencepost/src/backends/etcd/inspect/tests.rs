@@ -1,53 +1,37 @@
 //! Who is behind a key that has gone since it was read, on a real etcd.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use fencepost_core::{Label, OwnerId, Ttl, Value};
 use fencepost_testbed::Etcd as Server;
 
 use super::*;
-use tokio_util::task::TaskTracker;
-
-use crate::backend::{Liveness, LossSignal, Surroundings};
-use crate::backends::bridge::{Acquired, Backend as _, Wait};
-use crate::backends::etcd::{Etcd, EtcdUrl};
-use crate::clock::BootClock;
+use crate::backend::{Acquired, Backend as _, GrantId, Liveness, LossSignal, Queue, Request};
+use crate::backends::etcd::testing::open;
 
 #[tokio::test]
 async fn a_candidate_that_has_gone_since_is_no_stranger() {
     let server = Server::builder().start().unwrap();
-    let url = EtcdUrl::parse(&format!("//{}", server.address())).unwrap();
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings {
-        clock: Arc::new(BootClock),
-        runtime,
-        tasks: TaskTracker::new(),
-        create: true,
-    };
-    let etcd = Etcd::open(url, &around).await.unwrap();
+    let etcd = open(server.address()).await;
     let mut keys = Vec::new();
-    let limit = etcd.0.now() + OUTAGE;
+    let limit = etcd.0.now() + Duration::from_secs(15);
     for (name, owner) in [("stays", OwnerId::from_bits(1)), ("goes", OwnerId::from_bits(2))] {
-        let name = LockName::new(name).unwrap();
+        let grant = GrantId { name: LockName::new(name).unwrap(), owner };
         let request = Request {
-            name: name.clone(),
-            owner,
+            grant: grant.clone(),
             ttl: Ttl::new(Duration::from_mins(2)).unwrap(),
             label: Label::new("web-1").unwrap(),
             value: Some(Value::new("words").unwrap()),
             liveness: Liveness::LeaseOnly,
             loss: LossSignal::default(),
         };
-        let acquired = etcd.acquire(request, Wait::No).await.unwrap();
+        let acquired = etcd.try_acquire(request, Queue::Skip, limit).await.unwrap().value;
         assert!(matches!(acquired, Acquired::Granted(_)));
-        keys.push(etcd.0.holder(&name, limit).await.unwrap().unwrap());
-        if name.as_str() == "goes" {
-            etcd.release(name, owner).await.unwrap();
+        keys.push(holder(&etcd.0, &grant.name, limit).await.unwrap().unwrap());
+        if name == "goes" {
+            etcd.release(grant, limit).await.unwrap().value.unwrap();
         }
     }
     let who = async |key: &api::KeyValue| {
-        let identity = etcd.0.identify(key, limit).await.unwrap();
+        let identity = identify(&etcd.0, key, limit).await.unwrap();
         (identity.label.to_string(), identity.ours)
     };
     let ours = ("web-1".to_owned(), true);

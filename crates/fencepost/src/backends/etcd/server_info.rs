@@ -1,12 +1,15 @@
 //! What kind of cluster this is: who its members are and how they do, read when we connect.
 
-use fencepost_core::Moment;
-use futures_util::future::{join, join_all};
-use tonic::Status;
+use std::time::Duration;
 
-use super::api::{self, cluster_client::ClusterClient, maintenance_client::MaintenanceClient};
-use super::link::Link;
+use futures_util::future::{join, join_all};
+
+use super::api;
+use super::connection::Connection;
 use crate::race::{First, race};
+
+/// How long the members are asked how they do.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What was read.
 #[derive(Clone, Debug)]
@@ -22,32 +25,22 @@ pub(super) struct Found {
 pub(super) type Version = (u32, u32, u32);
 
 impl Found {
-    /// Asks every member that the URL names. One that does not answer by then is said not to.
-    pub(super) async fn read(link: &Link, limit: Moment) -> Self {
-        let clock = link.clock();
-        let asked = (0..link.count()).map(|at| async move {
-            let rpc = |channel, request| async move {
-                MaintenanceClient::new(channel).status(request).await
-            };
-            match race(link.ask(at, &api::StatusRequest {}, &rpc), clock.alarm(limit)).await {
+    /// Asks every member that the URL names. One that does not answer in time is said not to.
+    pub(super) async fn read(connection: &Connection) -> Self {
+        let clock = connection.clock();
+        let limit = clock.now() + TIMEOUT;
+        let asked = (0..connection.count()).map(|at| async move {
+            match race(connection.status(at), clock.alarm(limit)).await {
                 First::Left(Ok(status)) => Ok(status),
-                First::Left(Err(fault)) => Err(fault.into_error().to_string()),
+                First::Left(Err(error)) => Err(error.to_string()),
                 First::Right(()) => Err("does not answer".to_owned()),
             }
         });
-        let members = async {
-            let rpc = |channel, request| async move {
-                let answer = ClusterClient::new(channel).member_list(request).await;
-                // Known to the members alone, it is no reason to ask all of them in turn.
-                answer.map_err(|status| Status::permission_denied(status.message().to_owned()))
-            };
-            link.call(&api::MemberListRequest {}, limit, rpc).await.ok()
-        };
-        let (statuses, members) = join(join_all(asked), members).await;
-        let members = members.map(|answer| answer.value.members).unwrap_or_default();
+        let (statuses, members) = join(join_all(asked), connection.member_list(limit)).await;
+        let members = members.unwrap_or_default();
         let version = statuses.iter().flatten().map(|status| version_of(&status.version)).min();
         let voters = members.iter().filter(|member| !member.is_learner).count();
-        let lines = lines(link, &statuses, &members);
+        let lines = lines(connection, &statuses, &members);
         Self { lines, version: version.unwrap_or_default(), voters }
     }
 }
@@ -60,7 +53,7 @@ pub(super) fn version_of(text: &str) -> Version {
 }
 
 fn lines(
-    link: &Link,
+    connection: &Connection,
     statuses: &[Result<api::StatusResponse, String>],
     members: &[api::Member],
 ) -> Vec<(&'static str, String)> {
@@ -88,7 +81,7 @@ fn lines(
             Ok(status) => health_of(status),
             Err(why) => why.clone(),
         };
-        lines.push(("member", format!("{}: {health}", link.shown_at(at))));
+        lines.push(("member", format!("{}: {health}", connection.shown_at(at))));
     }
     lines
 }

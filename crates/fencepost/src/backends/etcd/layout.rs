@@ -19,11 +19,10 @@
 //! `a/42` that somebody keeps data in, nor a record, whose key ends with a dot.
 
 use aws_lc_rs::digest;
-use fencepost_core::{Label, LockName, OwnerId, Value};
+use fencepost_core::{Label, LockName, Value};
 
 use super::api::KeyValue;
-use crate::backend::strangers_label;
-use crate::error::{Error, Result};
+use crate::backend::{GrantId, StoreError, strangers_label};
 
 const OURS: &str = "\nfencepost 1";
 const BROKEN: &str = "fencepost.broken/";
@@ -36,17 +35,17 @@ pub(super) struct Prefix(pub(super) String);
 
 impl Prefix {
     /// Where all keys of a lock lie.
-    pub(super) fn queue(&self, name: &LockName) -> Queue {
-        Queue { start: format!("{}{name}/", self.0).into_bytes() }
+    pub(super) fn keys(&self, name: &LockName) -> LockKeys {
+        LockKeys { start: format!("{}{name}/", self.0).into_bytes() }
     }
 
     /// Refuses a name whose keys would lie among our own.
-    pub(super) fn check(&self, name: &LockName) -> Result<()> {
+    pub(super) fn check(&self, name: &LockName) -> Result<(), StoreError> {
         let (prefix, name) = (&*self.0, name.as_str());
         let full = format!("{prefix}{name}/");
         match [BROKEN, CANDIDATE, ONCE].into_iter().find(|ours| full.starts_with(ours)) {
             None => Ok(()),
-            Some(ours) => Err(Error::invalid(format!(
+            Some(ours) => Err(StoreError::invalid(format!(
                 "the name \"{name}\" can not be used on this store: keys that begin with \"{ours}\" are \
                  where it keeps its own records"
             ))),
@@ -99,11 +98,11 @@ impl Prefix {
 
 /// The keys of one lock.
 #[derive(Clone, Debug)]
-pub(super) struct Queue {
+pub(super) struct LockKeys {
     start: Vec<u8>,
 }
 
-impl Queue {
+impl LockKeys {
     /// The range they lie in, among others.
     pub(super) fn range(&self) -> (Vec<u8>, Vec<u8>) {
         (self.start.clone(), after(&self.start))
@@ -121,15 +120,28 @@ impl Queue {
 
 /// The lease of one acquisition: whoever knows the owner and the name finds it, from the lease nobody finds
 /// the owner.
-pub(super) fn lease_of(name: &LockName, owner: OwnerId) -> i64 {
+pub(super) fn lease_of(GrantId { name, owner }: &GrantId) -> i64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"fencepost etcd lease");
     context.update(&owner.bits().to_be_bytes());
     context.update(name.as_str().as_bytes());
     let mut id = [0; 8];
     id.copy_from_slice(&context.finish().as_ref()[..8]);
+    lease_id(id)
+}
+
+/// The id of a lease that nobody else has.
+pub(super) fn fresh_lease() -> Result<i64, StoreError> {
+    let mut id = [0; 8];
+    getrandom::fill(&mut id).map_err(|error| {
+        StoreError::unavailable(format!("the system gives no random numbers: {error}"))
+    })?;
+    Ok(lease_id(id))
+}
+
+fn lease_id(bytes: [u8; 8]) -> i64 {
     // Zero would have etcd choose one.
-    (i64::from_be_bytes(id) & i64::MAX).max(1)
+    (i64::from_be_bytes(bytes) & i64::MAX).max(1)
 }
 
 /// As it stands in a key.
@@ -212,6 +224,8 @@ fn after(start: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::OwnerId;
+
     use super::*;
 
     fn kv(key: &str, lease: i64) -> KeyValue {
@@ -221,12 +235,12 @@ mod tests {
     #[test]
     fn only_keys_of_the_name_itself_contend() {
         let prefix = Prefix(String::new());
-        let queue = prefix.queue(&LockName::new("a").unwrap());
-        assert!(queue.contends(&kv("a/2a", 42)));
+        let keys = prefix.keys(&LockName::new("a").unwrap());
+        assert!(keys.contends(&kv("a/2a", 42)));
         for (key, lease) in
             [("a/2a", 0), ("a/2a", 43), ("a/b/2a", 42), ("a//2a", 42), ("a/02a", 42), ("b/2a", 42)]
         {
-            assert!(!queue.contends(&kv(key, lease)), "{key}");
+            assert!(!keys.contends(&kv(key, lease)), "{key}");
         }
         let of = |key: &str| prefix.lock_of(&kv(key, 42)).map(|name| name.to_string());
         assert_eq!(of("a/b/2a").as_deref(), Some("a/b"));
@@ -291,13 +305,15 @@ mod tests {
 
     #[test]
     fn a_lease_is_of_one_owner_and_one_name() {
-        let (a, b) = (LockName::new("a").unwrap(), LockName::new("b").unwrap());
-        let (one, two) = (OwnerId::from_bits(1), OwnerId::from_bits(2));
-        let ids = [lease_of(&a, one), lease_of(&a, two), lease_of(&b, one), lease_of(&b, two)];
+        let of = |name, owner| {
+            let name = LockName::new(name).unwrap();
+            lease_of(&GrantId { name, owner: OwnerId::from_bits(owner) })
+        };
+        let ids = [of("a", 1), of("a", 2), of("b", 1), of("b", 2)];
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), 4);
         assert!(ids.iter().all(|id| *id > 0));
-        assert_eq!(lease_of(&a, one), ids[0]);
+        assert_eq!(of("a", 1), ids[0]);
     }
 
     #[test]
