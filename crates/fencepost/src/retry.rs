@@ -65,6 +65,7 @@ where
     F: Future<Output = Result<(T, Moment), StoreError>>,
 {
     let (mut number, mut delay, mut outcome) = (0, RETRY_DELAY, Outcome::NotApplied);
+    let mut earlier: Option<StoreError> = None;
     loop {
         let start = clock.now();
         let stop = (start + ATTEMPT_TIMEOUT).min(limit);
@@ -74,7 +75,11 @@ where
             }
             First::Left(Err(error)) => error,
             First::Right(()) => {
-                StoreError::no_reply(format!("no answer within {}", short(stop.since(start))))
+                outcome = Outcome::Unknown;
+                // Keep the earlier error: it says more than this timeout.
+                earlier.take().unwrap_or_else(|| {
+                    StoreError::no_reply(format!("no answer within {}", short(stop.since(start))))
+                })
             }
         };
         // Once unknown, always unknown: a later refusal says nothing about the first request.
@@ -83,6 +88,7 @@ where
         if !error.is_interrupted() || next >= limit {
             return Err(error.with_outcome(outcome));
         }
+        earlier = Some(error);
         clock.alarm(next).await;
         (number, delay) = (number + 1, (delay * 2).min(MAX_RETRY_DELAY));
     }
@@ -132,6 +138,20 @@ mod tests {
     fn store_that_is_known_to_be_down_is_not_asked_again() {
         let (reply, made) = attempts(&[StoreError::unavailable("down")], LONG);
         assert_eq!((reply.unwrap_err().outcome(), made), (Outcome::NotApplied, 1));
+    }
+
+    #[test]
+    fn timeout_keeps_the_earlier_error() {
+        let clock = BootClock;
+        let reply =
+            block_on(retry(&clock, clock.now() + Duration::from_millis(50), |number| async move {
+                match number {
+                    0 => Err::<((), _), _>(StoreError::busy("no leader")),
+                    _ => std::future::pending().await,
+                }
+            }));
+        let error = reply.unwrap_err();
+        assert_eq!((error.outcome(), error.message()), (Outcome::Unknown, "no leader"));
     }
 
     #[test]
