@@ -1,8 +1,8 @@
 //! The stores that can arbitrate, one module each.
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "redis"))]
 #[cfg_attr(
-    not(all(feature = "etcd", feature = "redis", feature = "zookeeper")),
+    not(all(feature = "etcd", feature = "redis")),
     allow(dead_code, reason = "each of them uses a part")
 )]
 mod bridge;
@@ -32,7 +32,7 @@ use std::time::Duration;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "redis"))]
 use self::bridge::Bridge;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
@@ -85,9 +85,7 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         #[cfg(feature = "postgres")]
         Url::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
-        Url::ZooKeeper(url) => {
-            Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
-        }
+        Url::ZooKeeper(url) => Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?)),
     }
 }
 

@@ -37,7 +37,7 @@ mod client;
 pub mod clock;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
+#[cfg(feature = "redis")]
 mod counted;
 mod counts;
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The contract that Redis, Redlock, etcd and ZooKeeper still implement: one `acquire` that tries and waits. [`Bridge`]
+//! The contract that Redis, Redlock and etcd still implement: one `acquire` that tries and waits. [`Bridge`]
 //! translates it to [`crate::backend`], and goes with the last of them.
 
 use std::sync::Arc;
@@ -67,6 +67,7 @@ pub(super) struct Request {
     pub(super) ttl: Ttl,
     pub(super) label: Label,
     pub(super) value: Option<Value>,
+    #[expect(dead_code, reason = "none of those that are left asks")]
     pub(super) liveness: Liveness,
     pub(super) loss: LossSignal,
 }

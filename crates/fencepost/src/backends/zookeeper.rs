@@ -30,12 +30,9 @@
 //! our mark is there before another is made, and a release on the same session comes behind all of it.
 
 mod address;
-mod asks;
-mod beat;
 mod broken;
-mod conn;
-mod dial;
-mod faults;
+mod client;
+mod error;
 mod found;
 mod grants;
 mod keep;
@@ -44,39 +41,31 @@ mod line;
 mod names;
 mod nodes;
 mod notes;
-mod ops;
-mod patience;
-mod pipe;
 mod places;
 mod record;
-mod session;
 mod shared;
 mod shelves;
 mod sweeps;
 mod time;
 mod tls;
 mod views;
-mod wire;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
-use tokio::sync::oneshot;
+use fencepost_core::{LockName, Moment, Token, Ttl};
 use tokio::task::AbortHandle;
 
 pub(crate) use self::address::ZooKeeperUrl;
-use self::faults::Fault;
-use self::names::path_of;
-use self::notes::check_value;
-use self::places::Place;
-use self::shared::{CLOSE, Shared};
-use crate::backend::{BoxFuture, Broken, Glimpse, Liveness, LockInfo, Surroundings};
-use crate::backends::bridge::{Acquired, Backend, Observe, Renewal, Renewed, Request, Wait};
-use crate::error::{Error, Result};
+use self::client::{ops, session, wire};
+use self::shared::Shared;
+use crate::backend::{
+    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, Liveness, LockInfo, NotHeld, Observe,
+    Queue, Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,
+};
+use crate::error::Result;
 use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
-use crate::race::race;
 
 /// How often sessions and places are looked at that nobody uses.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -92,7 +81,7 @@ pub struct ZooKeeper {
 impl ZooKeeper {
     pub(crate) async fn open(url: ZooKeeperUrl, around: &Surroundings) -> Result<Arc<Self>> {
         let shared = Arc::new(Shared::new(url, around));
-        shared.control().ready().await.map_err(Fault::into_error)?;
+        shared.control().ready().await?;
         shared.look_around().await;
         let weak = Arc::downgrade(&shared);
         let upkeep = around.runtime.spawn(async move {
@@ -111,7 +100,7 @@ impl Drop for ZooKeeper {
     fn drop(&mut self) {
         self.upkeep.abort();
         // What they carry goes with them. A script's grants stay, until their sessions run out.
-        for (_, session) in self.shared.sessions().drain() {
+        for (_, session) in self.shared.sessions.lock().drain() {
             self.shared.close_later(&session);
         }
         for place in self.shared.places.all(|place| place.liveness == Liveness::LeaseOnly) {
@@ -122,54 +111,34 @@ impl Drop for ZooKeeper {
     }
 }
 
-/// Stops the task of an acquire that nobody waits for any more.
-struct Stop(Option<AbortHandle>);
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
-        }
-    }
-}
-
 impl Backend for ZooKeeper {
-    fn acquire(&self, request: Request, wait: Wait) -> BoxFuture<'_, Result<Acquired>> {
-        Box::pin(async move {
-            let shared = &self.shared;
-            check_value(request.value.as_ref())?;
-            if request.value.is_some() && request.liveness == Liveness::LeaseOnly {
-                return Err(grants::lease_only_refused(&request.name));
-            }
-            let dir = path_of(&shared.chroot, &request.name);
-            let place = shared.places.enter(Place::new(&request, dir));
-            if let Some(grant) = shared.granted_before(&place).await? {
-                return Ok(Acquired::Granted(grant));
-            }
-            let (tell, told) = oneshot::channel();
-            let task = line::stand(Arc::clone(shared), Arc::clone(&place), wait, tell);
-            let task = shared.around.runtime.spawn(task).abort_handle();
-            place.hand_to(task.clone());
-            let mut stop = Stop(Some(task));
-            let answer = told.await.unwrap_or_else(|_| {
-                Err(Error::unreachable("this acquire was withdrawn, or its client is closing"))
-            })?;
-            // Granted, it goes on to look after the grant.
-            stop.0 = None;
-            Ok(answer)
-        })
+    fn try_acquire(
+        &self,
+        request: Request,
+        queue: Queue,
+        limit: Moment,
+    ) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { line::try_acquire(&self.shared, &request, queue, limit).await })
     }
 
-    fn renew(&self, batch: Vec<Renewal>) -> BoxFuture<'_, Vec<Result<Renewed>>> {
+    fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
+        Box::pin(async move { line::wait(&self.shared, &request, limit).await })
+    }
+
+    fn renew(
+        &self,
+        batch: Vec<Renewal>,
+        limit: Moment,
+    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         Box::pin(async move {
             // All are under way at once; a session keeps their order.
-            let asked = batch.iter().map(|renewal| grants::renew(&self.shared, renewal));
+            let asked = batch.iter().map(|renewal| grants::renew(&self.shared, renewal, limit));
             futures_util::future::join_all(asked).await
         })
     }
 
-    fn release(&self, name: LockName, owner: OwnerId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { grants::release(&self.shared, &name, owner).await })
+    fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
+        Box::pin(async move { grants::release(&self.shared, &grant, limit).await })
     }
 
     fn break_lock(
@@ -177,39 +146,30 @@ impl Backend for ZooKeeper {
         name: LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> BoxFuture<'_, Result<Option<Broken>>> {
-        Box::pin(async move { self.shared.break_lock(&name, token, confirm_until).await })
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo>> {
-        Box::pin(async move { self.shared.inspect(&name, LockInfo::SHOWN_WAITERS).await })
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<LockInfo>>> {
-        Box::pin(self.shared.list())
+        limit: Moment,
+    ) -> StoreCall<'_, Option<Broken>> {
+        Box::pin(async move { self.shared.break_lock(&name, token, confirm_until, limit).await })
     }
 
     fn guarantees(&self) -> Guarantees {
         let (lines, correctness, read) = {
-            let found = self.shared.found();
+            let found = self.shared.found.lock();
             (found.0.lines(), found.0.correctness(), found.1)
         };
         // Whoever asks again sees what has become of them.
         if self.shared.now().since(read) >= REFRESH {
-            self.shared.found().1 = self.shared.now();
+            self.shared.found.lock().1 = self.shared.now();
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
         Guarantees { found: lines, ..guarantees(correctness) }
     }
 
+    /// Closes the sessions that carry nothing: they would stay until they time out.
     fn drained(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.stop_sweeps().await;
-            self.shared.close_idle(Duration::ZERO);
-            let mut closing = self.shared.closing.subscribe();
-            let none = closing.wait_for(|count| *count == 0);
-            race(none, self.shared.around.clock.alarm(self.shared.now() + CLOSE)).await;
+            self.shared.close_idle(Duration::ZERO).await;
         })
     }
 }
@@ -263,7 +223,15 @@ fn guarantees(correctness: Correctness) -> Guarantees {
 }
 
 impl Observe for ZooKeeper {
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> BoxFuture<'_, Result<LockInfo>> {
+    fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
+        Box::pin(async move { Ok(self.shared.look(&name, limit).await?.map(|(info, _)| info)) })
+    }
+
+    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+        Box::pin(self.shared.list(limit))
+    }
+
+    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
         Box::pin(self.shared.changed(name, seen))
     }
 }

@@ -15,17 +15,13 @@ use aws_lc_rs::digest::{SHA256, digest};
 use fencepost_core::{LockName, Moment, Token};
 
 use super::address::Style;
-use super::faults::{Code, Fault};
-use super::line::gone;
+use super::client::{Access, Make, Op, Session};
+use super::error::{Code, code, found, gone, readable, said, server_error};
 use super::names::{RESERVED, path_of};
 use super::nodes::{Contender, Mark, hex, in_order};
 use super::notes::holder;
-use super::ops::{Access, Make, Op};
-use super::session::Session;
-use super::shared::{PATIENCE, Shared};
-use crate::backend::Broken;
-use crate::counted::Counted;
-use crate::error::{Error, Result};
+use super::shared::Shared;
+use crate::backend::{Broken, LossCause, Reply, StoreError, StoreResult};
 use crate::race::{First, race};
 
 /// How long a marker is kept for a holder that does not come back.
@@ -34,12 +30,6 @@ const KEPT: Duration = Duration::from_hours(1);
 const SWEPT: usize = 100;
 /// How often a break looks whether its holder has confirmed it.
 const CONFIRM_POLL: Duration = Duration::from_millis(20);
-
-/// How a grant ended whose node is gone.
-pub(super) enum Ended {
-    Broken,
-    Otherwise,
-}
 
 impl Shared {
     fn markers(&self) -> String {
@@ -51,49 +41,28 @@ impl Shared {
         format!("{}/{}", self.markers(), hex(&hash.as_ref()[..16]))
     }
 
-    /// Looks for the marker of an owner's node.
-    pub(super) async fn find_marker(
+    /// Why an owner's node is gone, if it was broken: then there is a marker. A release takes it away, so that whoever
+    /// broke the grant sees that its holder knows.
+    pub(super) async fn why_gone(
         &self,
         session: &Session,
         dir: &str,
         mark: Mark,
-    ) -> Result<Ended, Fault> {
+        release: bool,
+    ) -> Result<Option<LossCause>, StoreError> {
         let markers = Style::ALL.map(|it| self.marker(dir, &mark.prefix(it)));
-        let mut ended = Ended::Otherwise;
-        for found in markers.map(|marker| session.data(&marker)) {
-            match found.await {
-                Ok(_) => ended = Ended::Broken,
-                Err(Fault::Said(Code::NoNode | Code::NoAuth)) => {}
-                Err(fault) => return Err(fault),
-            }
-        }
-        Ok(ended)
-    }
-
-    /// The same for a release: it takes the marker away, so that whoever broke the grant sees that its holder knows.
-    pub(super) async fn take_marker(
-        &self,
-        session: &Session,
-        dir: &str,
-        mark: Mark,
-    ) -> Result<Ended, Fault> {
-        let markers = Style::ALL.map(|it| self.marker(dir, &mark.prefix(it)));
-        let mut ended = Ended::Otherwise;
+        let mut cause = None;
         for (found, marker) in markers.map(|marker| (session.data(&marker), marker)) {
-            match found.await {
-                Ok(_) => {
-                    ended = Ended::Broken;
-                    match session.delete(&marker).await {
-                        // One that cannot be taken away by us is by a later break.
-                        Ok(()) | Err(Fault::Said(_)) => {}
-                        Err(fault) => return Err(fault),
-                    }
-                }
-                Err(Fault::Said(Code::NoNode | Code::NoAuth)) => {}
-                Err(fault) => return Err(fault),
+            if readable(found.await)?.is_none() {
+                continue;
+            }
+            cause = Some(LossCause::Broken);
+            if release {
+                // One that cannot be taken away by us is by a later break.
+                said(session.delete(&marker).await)?;
             }
         }
-        Ok(ended)
+        Ok(cause)
     }
 
     /// Ends the present grant, whoever holds it.
@@ -102,70 +71,57 @@ impl Shared {
         name: &LockName,
         token: Option<Token>,
         confirm_until: Moment,
-    ) -> Result<Option<Broken>> {
-        let dir = path_of(&self.chroot, name);
-        let give_up = self.now() + PATIENCE;
-        let mut target = None;
-        loop {
-            let session = self.control();
-            // Whom it is to hit is looked up once: sent again after a cut, it must not hit the next one.
-            let known = match target.take() {
-                Some(known) => Ok(Some(known)),
-                None => self.look_up(&session, &dir).await.map(|found| found.map(|it| (it, false))),
-            };
-            let (found, mut sent) = match known {
-                Ok(None) => return Ok(None),
-                Ok(Some((found, _))) if token.is_some() && token != found.token => return Ok(None),
-                Ok(Some(known)) => known,
-                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => {
-                    self.breathe().await;
-                    continue;
+        limit: Moment,
+    ) -> StoreResult<Option<Broken>> {
+        let dir = &*path_of(&self.chroot, name);
+        // Whom it is to hit is looked up once: sent again after a cut, it must not hit the next one.
+        let look_up = |control: Arc<Session>| async move { self.look_up(&control, dir).await };
+        let found = self.call(limit, look_up).await?;
+        let Some(target) = found.value.filter(|it| token.is_none() || token == it.token) else {
+            return Ok(Reply::new(None, found.sent));
+        };
+        let target = &target;
+        let hit = self.call(limit, |control| async move {
+            Ok((self.hit(&control, dir, target).await?, control))
+        });
+        let Reply { value: (hit, session), sent, retried } = hit.await?;
+        let confirmed = match hit {
+            Hit::Missed if !retried => return Ok(Reply::new(None, sent)),
+            // By an attempt whose answer was lost, or by itself.
+            Hit::Missed | Hit::Unmarked => false,
+            Hit::Marked(made) => {
+                let marker = self.marker(dir, target.contender.prefix());
+                if let Some(made) = made {
+                    self.sweep(Arc::clone(&session), made);
                 }
-                Err(fault) => return Err(fault.into_error()),
-            };
-            match self.hit(&session, &dir, &found, sent).await {
-                Ok(Hit::Missed) => return Ok(None),
-                Ok(Hit::Unmarked) => return found.broken(name, false).map(Some),
-                Ok(Hit::Marked(made)) => {
-                    let marker = self.marker(&dir, found.contender.prefix());
-                    if let Some(made) = made {
-                        self.sweep(Arc::clone(&session), made);
-                    }
-                    let confirmed = self.confirmed(&session, &marker, confirm_until).await;
-                    return found.broken(name, confirmed).map(Some);
-                }
-                Err(fault @ (Fault::Cut(_) | Fault::Gone)) if self.now() < give_up => {
-                    sent |= matches!(fault, Fault::Cut(_));
-                    target = Some((found, sent));
-                    self.breathe().await;
-                }
-                Err(fault) => return Err(fault.into_error()),
+                self.confirmed(&session, &marker, confirm_until).await
             }
-        }
+        };
+        Ok(Reply::new(Some(target.broken(name, confirmed)?), sent))
     }
 
-    async fn look_up(&self, session: &Session, dir: &str) -> Result<Option<Target>, Fault> {
+    async fn look_up(&self, session: &Session, dir: &str) -> Result<Option<Target>, StoreError> {
         'again: loop {
             let children = self.children_now(session, dir).await?;
             for contender in in_order(&children) {
                 let path = format!("{dir}/{}", contender.node);
-                match session.data(&path).await {
+                match found(session.data(&path).await) {
                     // It stays, so it is no contender: somebody's data, or the directory of another lock.
-                    Ok((_, stat)) if !stat.ends() => {}
-                    Ok((data, stat)) => {
+                    Ok(Some((_, stat))) if !stat.ends() => {}
+                    Ok(Some((data, stat))) => {
                         let (ours, holder) =
                             (contender.is_ours(), holder(&contender, &data, &stat));
                         let (label, token) = (holder.label, holder.token);
                         let czxid = stat.czxid;
                         return Ok(Some(Target { contender, czxid, ours, label, token }));
                     }
-                    Err(Fault::Said(Code::NoNode)) => continue 'again,
-                    Err(fault @ Fault::Said(Code::NoAuth)) => {
+                    Ok(None) => continue 'again,
+                    Err(error) if code(&error) == Some(Code::NoAuth) => {
                         if session.exists(&path).await?.is_none_or(|stat| stat.ends()) {
-                            return Err(fault);
+                            return Err(error);
                         }
                     }
-                    Err(fault) => return Err(fault),
+                    Err(error) => return Err(error),
                 }
             }
             return Ok(None);
@@ -187,19 +143,17 @@ impl Shared {
         false
     }
 
-    /// Ends it. `sent`: it was asked before, and the answer is not known.
+    /// Ends it.
     async fn hit(
         &self,
         session: &Arc<Session>,
         dir: &str,
         target: &Target,
-        sent: bool,
-    ) -> Result<Hit, Fault> {
+    ) -> Result<Hit, StoreError> {
         let node = format!("{dir}/{}", target.contender.node);
         let marker = self.marker(dir, target.contender.prefix());
         if !target.ours {
-            // Other makes of client look for no marker.
-            return self.hit_plainly(session, &node, sent).await;
+            return hit_plainly(session, &node).await;
         }
         loop {
             let make = Op::create(&marker, b"", Make::Persistent, Access::Open);
@@ -212,58 +166,51 @@ impl Shared {
                 // The directory of markers is not there yet.
                 Some((0, -101)) => {
                     // Open, whatever our nodes are: others that use this path break too.
-                    match self.make_directory_for(session, &self.markers(), Access::Open).await {
-                        Err(Fault::Said(Code::NoAuth)) => {
-                            return self.hit_plainly(session, &node, sent).await;
+                    match self.make_directory(session, &self.markers(), Access::Open).await {
+                        Err(error) if code(&error) == Some(Code::NoAuth) => {
+                            return hit_plainly(session, &node).await;
                         }
                         answer => answer?,
                     }
                 }
                 // An older version of us made it for itself alone: then the holder is not told why.
-                Some((0, -102)) => return self.hit_plainly(session, &node, sent).await,
-                // It is gone: by the first attempt, or by itself.
-                Some((_, -101)) => return Ok(if sent { Hit::Unmarked } else { Hit::Missed }),
+                Some((0, -102)) => return hit_plainly(session, &node).await,
+                Some((_, -101)) => return Ok(Hit::Missed),
                 Some((_, -110)) => {
                     session.sync(&node).await?;
-                    match session.data(&node).await {
+                    match found(session.data(&node).await)? {
                         // An old one, of an earlier place of the same owner.
-                        Ok((_, stat)) if stat.czxid == target.czxid => {
+                        Some((_, stat)) if stat.czxid == target.czxid => {
                             gone(session.delete(&marker).await)?;
                         }
-                        Ok(_) | Err(Fault::Said(Code::NoNode)) => return Ok(Hit::Marked(None)),
-                        Err(fault) => return Err(fault),
+                        _ => return Ok(Hit::Marked(None)),
                     }
                 }
-                Some((_, error)) => return Err(Fault::of(error, "the server")),
+                Some((_, error)) => return Err(server_error(error, "the server")),
             }
-        }
-    }
-
-    async fn hit_plainly(&self, session: &Session, node: &str, sent: bool) -> Result<Hit, Fault> {
-        match session.delete(node).await {
-            Ok(()) => Ok(Hit::Unmarked),
-            Err(Fault::Said(Code::NoNode)) => Ok(if sent { Hit::Unmarked } else { Hit::Missed }),
-            Err(fault) => Err(fault),
         }
     }
 
     /// Takes markers away that nobody came for, in the background. `now` is when the newest was made.
     fn sweep(self: &Arc<Self>, session: Arc<Session>, now: i64) {
-        let shared = Arc::clone(self);
-        let counted = Counted::new(&self.closing);
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            let Ok(markers) = session.children(&shared.markers()).await else { return };
-            for marker in markers.into_iter().take(SWEPT) {
-                let path = format!("{}/{marker}", shared.markers());
-                let Ok((_, stat)) = session.data(&path).await else { continue };
-                let old = stat.mtime.saturating_add(KEPT.as_millis() as i64) < now;
-                if old {
+        let markers = self.markers();
+        let sweep = async move {
+            for marker in session.children(&markers).await?.into_iter().take(SWEPT) {
+                let path = format!("{markers}/{marker}");
+                let Some((_, stat)) = readable(session.data(&path).await)? else { continue };
+                if stat.mtime.saturating_add(KEPT.as_millis() as i64) < now {
                     let _ = session.delete_version(&path, stat.version).await;
                 }
             }
-        });
+            Ok::<_, StoreError>(())
+        };
+        self.around.tasks.spawn_on(sweep, &self.around.runtime);
     }
+}
+
+/// Other clients look for no marker.
+async fn hit_plainly(session: &Session, node: &str) -> Result<Hit, StoreError> {
+    Ok(found(session.delete(node).await)?.map_or(Hit::Missed, |()| Hit::Unmarked))
 }
 
 /// What a break did.
@@ -287,11 +234,11 @@ struct Target {
 }
 
 impl Target {
-    fn broken(self, name: &LockName, confirmed: bool) -> Result<Broken> {
+    fn broken(&self, name: &LockName, confirmed: bool) -> Result<Broken, StoreError> {
         let floor = self.token.and_then(|token| Token::new(token.get() + 1).ok());
         let floor = floor.ok_or_else(|| {
-            Error::refused(format!("\"{name}\" is broken, but has no tokens left for a floor"))
+            StoreError::refused(format!("\"{name}\" is broken, but has no tokens left for a floor"))
         })?;
-        Ok(Broken { label: self.label, token: self.token, floor, confirmed })
+        Ok(Broken { label: self.label.clone(), token: self.token, floor, confirmed })
     }
 }

@@ -7,9 +7,7 @@ use std::future::poll_fn;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use super::address::Host;
-use super::dial::Servers;
-use super::pipe::Pipe;
+use super::client::{Host, Pipe, Servers};
 use super::shared::Shared;
 use crate::backend::short;
 use crate::guarantees::Correctness;

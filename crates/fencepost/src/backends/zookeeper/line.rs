@@ -1,317 +1,358 @@
-//! Stands in line for a lock until it is our turn, then looks after the grant.
+//! Takes a place in line for a lock, and waits there.
 //!
-//! Each acquire has a task on the client's own thread. It makes the node, waits for the node before it to
-//! go, and looks again before it believes: at the list, and at its own node, which must be there and of this
-//! session (etcd#11456, CURATOR-604). A node before it that stays is no contender, whatever it is called: it is
-//! passed over. If the node or the session died while it waited, it takes a fresh place. When it is granted the task goes on, and tells the guard if the node or the session goes.
+//! A try makes the node and decides by the list: who is first holds. A waiter watches the node before its own, and
+//! looks again before it believes: at the list, and at its own node, which must be there and of this session
+//! (etcd#11456, CURATOR-604). A node before it that stays is no contender, whatever it is called: it is passed over.
+//! If the node or the session ended while it waited, its place is lost, and a fresh owner takes a fresh one.
+//!
+//! Both run on the client's own thread, beside the session. What they ask for is known to the place before it leaves,
+//! so a release undoes it wherever they stopped.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::Moment;
 use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::faults::{Code, Fault};
+use super::client::{Kept, Key, Make, Session};
+use super::error::{Code, code, found, gone, retry_if_unavailable};
 use super::keep::look_after;
+use super::names::path_of;
 use super::nodes::{Contender, in_order, token_of};
-use super::notes::{Key, Note, holder};
-use super::ops::Make;
-use super::places::Place;
-use super::session::{Kept, Session};
-use super::shared::{BREATH, PATIENCE, Shared};
-use super::wire::Stat;
-use crate::backend::{HolderInfo, Liveness};
-use crate::backends::bridge::{Acquired, Grant, Wait};
-use crate::error::Result;
-use crate::race::race;
+use super::notes::{Note, check_value, holder};
+use super::places::{Place, Seen};
+use super::shared::{Shared, ttl_of};
+use crate::backend::{
+    Acquired, Grant, HolderInfo, Liveness, Outcome, Queue, Reply, Request, StoreError, StoreResult,
+};
+use crate::outage::Outage;
+use crate::race::{First, race};
+use crate::retry::{CALL_TIMEOUT, retry};
 
-/// How long a waiter puts up with servers that can not be reached.
-const OUTAGE: Duration = Duration::from_secs(5);
 /// How often a directory may vanish before our eyes.
 const VANISHED: usize = 8;
+/// The last look of a waiter may take this long beyond its limit.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// What became of an acquire.
-enum Stood {
-    /// With the word that our node is gone, or the connection.
-    Granted(Grant, oneshot::Receiver<()>),
-    Held(Option<HolderInfo>),
+/// Tries once: takes a place, and says whether it is the first. `Queue::Skip` gives up any other place.
+pub(super) async fn try_acquire(
+    shared: &Arc<Shared>,
+    request: &Request,
+    queue: Queue,
+    limit: Moment,
+) -> StoreResult<Acquired> {
+    check_value(request.value.as_ref())?;
+    if request.value.is_some() && request.liveness == Liveness::LeaseOnly {
+        return Err(super::grants::lease_only_refused(&request.grant.name));
+    }
+    let dir = path_of(&shared.chroot, &request.grant.name);
+    let place = shared.places.enter(Place::new(request, dir));
+    let line = Line { shared: Arc::clone(shared), place };
+    let attempts = async move {
+        let clock = &*line.shared.around.clock;
+        retry(clock, limit, |_| line.attempt(queue)).await
+    };
+    on_our_thread(shared, attempts).await
 }
 
-/// The task of one acquire, and of the grant that it gets.
-pub(super) async fn stand(
+/// Waits at the place that a try took.
+pub(super) async fn wait(
+    shared: &Arc<Shared>,
+    request: &Request,
+    limit: Moment,
+) -> StoreResult<Acquired> {
+    let Some(place) = shared.places.get(&request.grant) else {
+        return Ok(Reply::new(Acquired::PlaceLost, shared.now()));
+    };
+    let line = Line { shared: Arc::clone(shared), place };
+    on_our_thread(shared, async move { line.wait(limit).await }).await
+}
+
+/// Runs beside the sessions, so that an answer need not wake another thread. It ends with its caller.
+async fn on_our_thread(
+    shared: &Shared,
+    work: impl Future<Output = StoreResult<Acquired>> + Send + 'static,
+) -> StoreResult<Acquired> {
+    let task = AbortOnDropHandle::new(shared.around.runtime.spawn(work));
+    task.await.unwrap_or_else(|_| Err(StoreError::unavailable("this client is closing")))
+}
+
+struct Line {
     shared: Arc<Shared>,
     place: Arc<Place>,
-    wait: Wait,
-    tell: oneshot::Sender<Result<Acquired>>,
-) {
-    let mut line = Line {
-        shared: &shared,
-        place: &place,
-        wait,
-        kept: None,
-        queued: false,
-        wary: false,
-        sent: None,
-    };
-    let stood = line.wait().await;
-    let kept = line.kept.take();
-    match stood {
-        Ok(Stood::Granted(grant, own)) => {
-            place.leased(shared.now() + grant.ttl.as_duration());
-            let _ = tell.send(Ok(Acquired::Granted(grant)));
-            // What keeps a script's grant from here on is its renewals alone.
-            drop(kept);
-            look_after(&shared, &place, own).await;
-        }
-        Ok(Stood::Held(holder)) => {
-            shared.places.remove(&place);
-            let _ = tell.send(Ok(Acquired::Held(holder)));
-        }
-        // What may be left is for the release that follows.
-        Err(fault) => {
-            let _ = tell.send(Err(fault.into_error()));
-        }
-    }
 }
 
-struct Line<'a> {
-    shared: &'a Arc<Shared>,
-    place: &'a Arc<Place>,
-    wait: Wait,
-    kept: Option<Kept>,
-    /// The grant may be as old as our place: it has to be confirmed.
-    queued: bool,
-    /// There is one in the directory that looks like a contender and is none.
-    wary: bool,
-    /// From when the making of our node counts.
-    sent: Option<Moment>,
+/// Who is before us.
+enum Before {
+    Nobody,
+    /// The word that it goes.
+    One(oneshot::Receiver<()>),
+    /// One went while we looked.
+    Moved,
 }
 
-impl Line<'_> {
-    fn until(&self) -> Moment {
-        match self.wait {
-            Wait::No => Moment::default(),
-            Wait::Until(until) => until,
-            Wait::Forever => Moment::NEVER,
+impl Line {
+    /// One attempt to take a place and to decide.
+    async fn attempt(&self, queue: Queue) -> Result<(Acquired, Moment), StoreError> {
+        let answer = self.stand(queue).await;
+        if let Err(error) = &answer
+            && code(error) == Some(Code::SessionGone)
+        {
+            // It, and what we had in it, is gone: a fresh place in a fresh session.
+            self.place.move_to(None);
         }
+        answer.map_err(retry_if_unavailable)
     }
 
-    async fn wait(&mut self) -> Result<Stood, Fault> {
-        let (clock, begun) = (&self.shared.around.clock, self.shared.now());
-        let mut out_since: Option<Moment> = None;
+    async fn stand(&self, queue: Queue) -> Result<(Acquired, Moment), StoreError> {
+        let (mut made, mut wary) = (None, false);
         loop {
-            match self.step().await {
-                Ok(Some(stood)) => return Ok(stood),
-                Ok(None) => out_since = None,
-                Err(fault) if fault.may_be_tried_again() => {
-                    if fault == Fault::Gone {
-                        // It, and what we had in it, is gone: a fresh place in a fresh session.
-                        self.queued = true;
-                        self.kept = None;
-                        self.place.move_to(None);
-                    }
-                    let now = self.shared.now();
-                    let since = *out_since.get_or_insert(now);
-                    let give_up = match self.wait {
-                        Wait::No => begun + PATIENCE,
-                        _ => self.until().min(since + OUTAGE),
-                    };
-                    if now >= give_up {
-                        return Err(fault);
-                    }
-                    clock.alarm((now + BREATH).min(give_up)).await;
-                }
-                Err(fault) => return Err(fault),
+            let session = self.session();
+            let _kept = self.keep();
+            session.ready().await?;
+            if self.place.node().is_none() {
+                made = self.take_place(&session).await?;
             }
+            let Some(seen) = self.look().await? else {
+                self.lose_place();
+                continue;
+            };
+            let Some(first) = seen.ahead.first() else { return self.granted(seen, made) };
+            if queue == Queue::Join {
+                let ahead = seen.ahead.len() as u64;
+                self.place.stand().seen = Some(seen);
+                return Ok((Acquired::Queued { ahead }, self.shared.now()));
+            }
+            // Most often the first one holds. If it is no contender, all are looked at.
+            let first = if wary {
+                self.shared.first_of(&seen.session, &self.place.dir, &seen.ahead).await?
+            } else {
+                Some(first.clone())
+            };
+            let Some(first) = first else { return self.granted(seen, made) };
+            if let Some(holder) = self.withdraw(&seen.session, &first, wary).await? {
+                return Ok((Acquired::Held(holder), self.shared.now()));
+            }
+            wary = true;
+        }
+    }
+
+    /// Waits until it is our turn, or `limit` comes. An outage does not end the wait.
+    async fn wait(&self, limit: Moment) -> StoreResult<Acquired> {
+        let (clock, mut outage) = (&*self.shared.around.clock, Outage::default());
+        loop {
+            let _kept = self.keep();
+            let last = (clock.now() + CALL_TIMEOUT).min(limit + LAST_LOOK);
+            let (seen, before) = match retry(clock, last, |_| self.look_before()).await {
+                Ok(Reply { value: Some(seen), .. }) => seen,
+                Ok(_) => return Ok(Reply::new(Acquired::PlaceLost, clock.now())),
+                Err(error) if error.is_transient() && clock.now() < limit => {
+                    outage.log(clock.now(), &self.place.id.name, &error);
+                    self.shared.pause().await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            outage.end();
+            let gone = match before {
+                Before::Nobody => {
+                    let (granted, sent) = self.granted(seen, None)?;
+                    return Ok(Reply::new(granted, sent));
+                }
+                Before::Moved => continue,
+                Before::One(gone) => gone,
+            };
+            // It may have moved to another session.
+            let _kept = self.keep();
+            // A connection that breaks ends both: what it would have told has to be looked at.
+            let ahead = seen.ahead.len() as u64;
+            let told = race(race(gone, seen.own), clock.alarm(limit)).await;
+            if let First::Right(()) = told {
+                return Ok(Reply::new(Acquired::Queued { ahead }, clock.now()));
+            }
+        }
+    }
+
+    /// Where we stand, and who is before us; `None` if our place is lost.
+    async fn look_before(&self) -> Result<(Option<(Seen, Before)>, Moment), StoreError> {
+        let look = async {
+            // What the try saw will do to find whom to watch, and not to believe that it is our turn.
+            let old = self.place.stand().seen.take();
+            let fresh = old.is_none();
+            let seen = if fresh { self.look().await? } else { old };
+            let Some(seen) = seen else { return Ok(None) };
+            let before = match self.before(&seen.session, &seen.ahead).await? {
+                Before::Nobody if !fresh => Before::Moved,
+                before => before,
+            };
+            Ok(Some((seen, before)))
+        };
+        match look.await {
+            Err(error) if code(&error) == Some(Code::SessionGone) => Ok((None, Moment::default())),
+            seen => Ok((seen?, Moment::default())),
         }
     }
 
     /// The session that carries this place.
-    fn session(&mut self) -> Arc<Session> {
+    fn session(&self) -> Arc<Session> {
         let known = self.place.session().filter(|session| !session.is_over());
-        let session = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let session = self.shared.session_for(self.place.asked, self.place.liveness);
-            self.kept = None;
-            self.place.move_to(Some(Arc::clone(&session)));
+            self.shared.move_place(&self.place, Arc::clone(&session));
             session
-        });
-        if self.place.liveness == Liveness::LeaseOnly && self.kept.is_none() {
-            self.kept = Some(session.keep());
-        }
-        session
+        })
     }
 
-    /// One look at where we stand, and the wait until that changes; `None` to look again.
-    async fn step(&mut self) -> Result<Option<Stood>, Fault> {
-        let session = self.session();
-        session.ready().await?;
-        let node = match self.place.node() {
-            Some(node) => node,
-            None => self.take_place(&session).await?,
-        };
-        let children = session.children(&self.place.dir);
-        // The children of a node that can have none: told when it goes, not when a heartbeat sets its data.
-        let own = session.children_watched(&node);
-        let (children, own) = (children.await, own.await);
-        let (children, (_, stat, own)) = match (children, own) {
-            (Err(Fault::Said(Code::NoNode)), _) | (_, Err(Fault::Said(Code::NoNode))) => {
-                self.lose_place();
+    /// Keeps a script's session alive until it is granted: from then on its renewals alone do.
+    fn keep(&self) -> Option<Kept> {
+        let session = self.place.session()?;
+        (self.place.liveness == Liveness::LeaseOnly).then(|| session.keep())
+    }
+
+    /// Looks where our node stands; `None` if it is not there, or not ours.
+    async fn look(&self) -> Result<Option<Seen>, StoreError> {
+        let place = &self.place;
+        loop {
+            let (Some(session), Some(node)) = (place.session(), place.node()) else {
+                return Ok(None);
+            };
+            let children = session.children(&place.dir);
+            // The children of a node that can have none: told when it goes, not when a heartbeat sets its data.
+            let own = session.children_watched(&node);
+            let (children, own) = (found(children.await)?, found(own.await)?);
+            let (Some(children), Some((_, stat, own))) = (children, own) else { return Ok(None) };
+            if stat.session != session.id() {
                 return Ok(None);
             }
-            (children, own) => (children?, own?),
-        };
-        if stat.session != session.id() {
-            self.lose_place();
-            return Ok(None);
-        }
-        let line = in_order(&children);
-        let own_name = node.rsplit('/').next().unwrap_or_default();
-        let (marked, ours) = (self.place.mark.finder(), |other: &Contender| other.node == own_name);
-        let double = line.iter().find(|other| marked(&other.node) && !ours(other));
-        let Some(ahead) = line.iter().position(ours) else {
-            return Err(Fault::NotNow("the server does not list our node yet".into()));
-        };
-        if let Some(double) = double {
-            self.queued = true;
-            let later = line[..ahead].iter().all(|other| other != double);
-            self.settle_double(&session, &node, double, later).await?;
-            return Ok(None);
-        }
-        if ahead == 0 {
-            return self.granted(&session, &stat, own).map(Some);
-        }
-        if !self.wary && self.shared.now() >= self.until() {
-            return self.withdraw(&session, &node, &line[0]).await;
-        }
-        self.queued = true;
-        let gone = match self.before(&session, &line[..ahead]).await? {
-            Before::Nobody => return self.granted(&session, &stat, own).map(Some),
-            Before::Moved => return Ok(None),
-            Before::One(gone) => gone,
-        };
-        if self.shared.now() >= self.until() {
-            return match self.shared.first_of(&session, &self.place.dir, &line[..ahead]).await? {
-                Some(first) => self.withdraw(&session, &node, &first).await,
-                None => Ok(None),
+            let mut line = in_order(&children);
+            let own_name = node.rsplit('/').next().unwrap_or_default();
+            let (marked, ours) = (place.mark.finder(), |other: &Contender| other.node == own_name);
+            let double = line.iter().position(|other| marked(&other.node) && !ours(other));
+            let Some(ahead) = line.iter().position(ours) else {
+                return Err(StoreError::busy("the server does not list our node yet"));
             };
+            if let Some(double) = double {
+                self.settle_double(&session, &node, &line[double], double > ahead).await?;
+                continue;
+            }
+            line.truncate(ahead);
+            return Ok(Some(Seen { session, stat, own, ahead: line }));
         }
-        // A connection that breaks ends both: what it would have told has to be looked at.
-        race(race(gone, own), self.shared.around.clock.alarm(self.until())).await;
-        Ok(None)
     }
 
+    /// It is our turn. `made`: the node that we made just now, and from when that counts. A grant that was waited for
+    /// has to be confirmed.
     fn granted(
         &self,
-        session: &Session,
-        stat: &Stat,
-        own: oneshot::Receiver<()>,
-    ) -> Result<Stood, Fault> {
-        let ttl = session.ttl()?;
-        let token = token_of(stat).ok_or_else(|| {
-            Fault::Refused(format!(
+        seen: Seen,
+        made: Option<(String, Moment)>,
+    ) -> Result<(Acquired, Moment), StoreError> {
+        let ttl = ttl_of(&seen.session)?;
+        let token = token_of(&seen.stat).ok_or_else(|| {
+            StoreError::refused(format!(
                 "ZooKeeper's transaction number {} is beyond 2^53, which no token may be: the \
                  ensemble has had too many elections to be used for locks",
-                stat.czxid
+                seen.stat.czxid
             ))
         })?;
+        let made = made.filter(|(node, _)| self.place.node().as_ref() == Some(node));
         self.place.stand().grant = Some((token, ttl));
-        let (sent, queued) = (self.sent.unwrap_or_default(), self.queued || self.sent.is_none());
-        Ok(Stood::Granted(Grant { token, ttl, sent, queued, presence: None }, own))
+        self.place.leased(self.shared.now() + ttl.as_duration());
+        let (shared, place) = (Arc::clone(&self.shared), Arc::clone(&self.place));
+        let task = async move { look_after(&shared, &place, seen.own).await };
+        self.place.hand_to(self.shared.around.runtime.spawn(task).abort_handle());
+        let grant = Grant { token, ttl, queued: made.is_none(), presence: None };
+        Ok((Acquired::Granted(grant), made.map_or_else(Moment::default, |(_, sent)| sent)))
     }
 
     /// The last of these that is a contender, and the word that it goes.
-    async fn before(&mut self, session: &Session, ahead: &[Contender]) -> Result<Before, Fault> {
+    async fn before(&self, session: &Session, ahead: &[Contender]) -> Result<Before, StoreError> {
         for one in ahead.iter().rev() {
             let path = self.place.child(one);
             let (stat, gone) = match session.children_watched(&path).await {
                 Ok((_, stat, gone)) => (Some(stat), gone),
-                Err(Fault::Said(Code::NoNode)) => return Ok(Before::Moved),
-                Err(Fault::Said(Code::NoAuth)) => session.exists_watched(&path).await?,
-                Err(fault) => return Err(fault),
+                Err(error) => match code(&error) {
+                    Some(Code::NoNode) => return Ok(Before::Moved),
+                    Some(Code::NoAuth) => session.exists_watched(&path).await?,
+                    _ => return Err(error),
+                },
             };
             match stat {
                 None => return Ok(Before::Moved),
                 Some(stat) if stat.ends() => return Ok(Before::One(gone)),
-                Some(_) => self.wary = true,
+                Some(_) => {}
             }
         }
         Ok(Before::Nobody)
     }
 
     /// Our node is not there, or not ours: a fresh one is due.
-    fn lose_place(&mut self) {
-        self.queued = true;
+    fn lose_place(&self) {
         let mut stand = self.place.stand();
         (stand.node, stand.grant) = (None, None);
     }
 
-    /// Makes our node, unless an earlier attempt has.
-    async fn take_place(&mut self, session: &Arc<Session>) -> Result<String, Fault> {
-        let place = self.place;
+    /// Makes our node, unless an earlier attempt has. Which node it made, and from when that counts.
+    async fn take_place(
+        &self,
+        session: &Arc<Session>,
+    ) -> Result<Option<(String, Moment)>, StoreError> {
+        let place = &self.place;
         if place.stand().unsure {
-            self.queued = true;
             let found = self.find(session).await?;
             let mut stand = place.stand();
-            (stand.unsure, stand.node) = (false, found.clone());
-            if let Some(node) = found {
-                return Ok(node);
+            (stand.unsure, stand.node) = (false, found);
+            if stand.node.is_some() {
+                return Ok(None);
             }
         }
         let written = self.written(session)?;
         place.stand().made_with(written.clone());
         let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
         for _ in 0..VANISHED {
-            let ask = || session.create(&path, &written, Make::Contender, self.shared.access);
+            let ask = || session.create(&path, &written, Make::Ephemeral, self.shared.access);
             let Some(asked) = place.ask_for_node(ask) else {
-                return Err(Fault::Refused("this acquire was withdrawn".into()));
+                return Err(StoreError::refused("this acquire was withdrawn"));
             };
             let made = asked.await;
             {
                 let mut stand = place.stand();
-                stand.unsure = matches!(made, Err(Fault::Cut(_)));
+                stand.unsure = made.as_ref().is_err_and(|it| it.outcome() == Outcome::Unknown);
                 stand.node = made.as_ref().ok().map(|(node, _)| node.clone());
             }
-            match made {
-                Ok((node, sent)) => {
-                    self.sent = Some(sent);
-                    return Ok(node);
-                }
-                Err(Fault::Said(Code::NoNode)) => {
-                    self.shared.make_directory(session, &place.dir).await?;
-                }
-                Err(fault) => return Err(fault),
+            match found(made)? {
+                None => self.shared.make_directory(session, &place.dir, self.shared.access).await?,
+                made => return Ok(made),
             }
         }
-        Err(Fault::NotNow(format!("the directory of \"{}\" keeps vanishing", place.name)))
+        Err(StoreError::busy(format!("the directory of \"{}\" keeps vanishing", place.id.name)))
     }
 
     /// What is to stand in our node.
-    fn written(&self, session: &Session) -> Result<Vec<u8>, Fault> {
-        let place = self.place;
+    fn written(&self, session: &Session) -> Result<Vec<u8>, StoreError> {
+        let place = &self.place;
         if let Some(value) = &place.value {
             return Ok(value.as_bytes().to_vec());
         }
         let sealed = match place.liveness {
             Liveness::Process => None,
-            Liveness::LeaseOnly => {
-                Some(session.key().seal(&place.name, place.owner).ok_or_else(|| {
-                    Fault::NotNow("the system has no random numbers to seal a session".into())
-                })?)
-            }
+            Liveness::LeaseOnly => Some(session.key().seal(&place.id).ok_or_else(|| {
+                StoreError::busy("the system has no random numbers to seal a session")
+            })?),
         };
-        Ok(Note { label: place.label.clone(), ttl: session.ttl()?, sealed }.bytes())
+        Ok(Note { label: place.label.clone(), ttl: ttl_of(session)?, sealed }.bytes())
     }
 
     /// Our node of this session, if an attempt whose answer was lost has made one.
-    async fn find(&self, session: &Session) -> Result<Option<String>, Fault> {
+    async fn find(&self, session: &Session) -> Result<Option<String>, StoreError> {
         for node in self.shared.nodes_of(session, &self.place.dir, self.place.mark).await? {
-            match session.data(&node).await {
-                Ok((data, stat)) if stat.session == session.id() => {
-                    self.place.stand().made_with(data);
-                    return Ok(Some(node));
-                }
-                Ok(_) | Err(Fault::Said(Code::NoNode)) => {}
-                Err(fault) => return Err(fault),
+            if let Some((data, stat)) = found(session.data(&node).await)?
+                && stat.session == session.id()
+            {
+                self.place.stand().made_with(data);
+                return Ok(Some(node));
             }
         }
         Ok(None)
@@ -319,18 +360,15 @@ impl Line<'_> {
 
     /// There is another node of this owner: of an earlier attempt, or of another process.
     async fn settle_double(
-        &mut self,
+        &self,
         session: &Arc<Session>,
         node: &str,
         double: &Contender,
         later: bool,
-    ) -> Result<(), Fault> {
-        let place = self.place;
+    ) -> Result<(), StoreError> {
+        let place = &self.place;
         let path = place.child(double);
-        let (data, stat) = match session.data(&path).await {
-            Err(Fault::Said(Code::NoNode)) => return Ok(()),
-            found => found?,
-        };
+        let Some((data, stat)) = found(session.data(&path).await)? else { return Ok(()) };
         if stat.session == session.id() {
             // Two of ours: the first keeps its place. A release that comes meanwhile looks for both.
             place.stand().unsure = true;
@@ -348,78 +386,61 @@ impl Line<'_> {
         // What a session left that is not ours is not ours (CURATOR-604). A script's is: the owner opens it.
         if place.liveness == Liveness::LeaseOnly
             && let Some(note) = Note::read(&data)
-            && let Some(key) = note.sealed.and_then(|it| Key::unseal(&it, &place.name, place.owner))
+            && let Some(key) = note.sealed.and_then(|it| Key::unseal(&it, &place.id))
         {
             let other = self.shared.attach(note.ttl, key);
-            let kept = other.keep();
+            let _kept = other.keep();
             match other.ready().await {
                 Ok(()) => {
                     gone(session.delete(node).await)?;
                     self.shared.close_later(session);
-                    place.move_to(Some(other));
+                    self.shared.move_place(place, other);
                     let mut stand = place.stand();
                     stand.node = Some(path);
                     stand.made_with(data);
-                    self.kept = Some(kept);
                     return Ok(());
                 }
-                Err(Fault::Gone) => {}
-                Err(fault) => {
+                Err(error) if code(&error) == Some(Code::SessionGone) => {}
+                Err(error) => {
                     other.leave();
-                    return Err(fault);
+                    return Err(error);
                 }
             }
         }
         gone(session.delete(&path).await)
     }
 
-    /// Gives up our place, and says who is first. If that one is no contender, we take another place, and look more
-    /// closely.
+    /// Gives up our place, and says who is first. `None` if that one is no contender, unless we know that it is: then
+    /// another place is due.
     async fn withdraw(
-        &mut self,
+        &self,
         session: &Arc<Session>,
-        node: &str,
         first: &Contender,
-    ) -> Result<Option<Stood>, Fault> {
+        known: bool,
+    ) -> Result<Option<Option<HolderInfo>>, StoreError> {
+        let Some(node) = self.place.node() else { return Ok(None) };
         let path = self.place.child(first);
         let asked = session.data(&path);
-        let deleted = session.delete(node);
+        let deleted = session.delete(&node);
         let seen = asked.await;
         gone(deleted.await)?;
+        let secret = seen.as_ref().is_err_and(|error| code(error) == Some(Code::NoAuth));
         let stat = match &seen {
             Ok((_, stat)) => Some(*stat),
-            Err(Fault::Said(Code::NoAuth)) => session.exists(&path).await?,
+            Err(_) if secret => session.exists(&path).await?,
             Err(_) => None,
         };
-        if !self.wary && stat.is_some_and(|stat| !stat.ends()) {
-            self.wary = true;
+        if !known && stat.is_some_and(|stat| !stat.ends()) {
             self.lose_place();
             return Ok(None);
         }
+        self.shared.places.remove(&self.place);
         if self.place.liveness == Liveness::LeaseOnly {
             self.shared.close_later(session);
         }
-        Ok(Some(Stood::Held(match seen {
+        Ok(Some(match seen {
             Ok((data, stat)) => Some(holder(first, &data, &stat)),
-            Err(Fault::Said(Code::NoAuth)) => Some(HolderInfo::stranger()),
-            Err(_) => None,
-        })))
-    }
-}
-
-/// Who stands before us.
-enum Before {
-    Nobody,
-    /// The word that it goes.
-    One(oneshot::Receiver<()>),
-    /// One went while we looked.
-    Moved,
-}
-
-/// A node that was to go is gone, whoever did it.
-pub(super) fn gone(deleted: Result<(), Fault>) -> Result<(), Fault> {
-    match deleted {
-        Err(Fault::Said(Code::NoNode) | Fault::Gone) => Ok(()),
-        other => other,
+            Err(_) => secret.then(HolderInfo::stranger),
+        }))
     }
 }

@@ -14,18 +14,19 @@
 //! version 4. So a node of ours is known by its name, whatever is written in it (notes.rs).
 
 use aws_lc_rs::digest::{Context, SHA256};
-use fencepost_core::{LockName, OwnerId, Token};
+use fencepost_core::Token;
 
 use super::address::Style;
-use super::wire::Stat;
+use super::client::Stat;
+use crate::backend::GrantId;
 
 /// Which nodes are an owner's: what stands in their names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark([u8; 16]);
 
 impl Mark {
-    pub(super) fn of(name: &LockName, owner: OwnerId) -> Self {
-        let hash = hash("fencepost zookeeper node", name, owner);
+    pub(super) fn of(grant: &GrantId) -> Self {
+        let hash = hash("fencepost zookeeper node", grant);
         let mut bits = [0; 16];
         bits.copy_from_slice(&hash[..16]);
         // The version and the variant of a UUID that is a hash of its maker's choice.
@@ -52,11 +53,11 @@ impl Mark {
     }
 }
 
-pub(super) fn hash(purpose: &str, name: &LockName, owner: OwnerId) -> [u8; 32] {
+pub(super) fn hash(purpose: &str, grant: &GrantId) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
     context.update(purpose.as_bytes());
-    context.update(&owner.bits().to_be_bytes());
-    context.update(name.as_str().as_bytes());
+    context.update(&grant.owner.bits().to_be_bytes());
+    context.update(grant.name.as_str().as_bytes());
     let mut hash = [0; 32];
     hash.copy_from_slice(context.finish().as_ref());
     hash
@@ -143,19 +144,17 @@ pub(super) fn token_of(stat: &Stat) -> Option<Token> {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::{LockName, OwnerId};
+
     use super::*;
 
-    fn name(text: &str) -> LockName {
-        LockName::new(text).unwrap()
-    }
-
-    fn owner(bits: u128) -> OwnerId {
-        OwnerId::from_bits(bits)
+    fn grant(name: &str, owner: u128) -> GrantId {
+        GrantId { name: LockName::new(name).unwrap(), owner: OwnerId::from_bits(owner) }
     }
 
     #[test]
     fn names_are_those_of_curator_and_kazoo() {
-        let mark = Mark::of(&name("a"), owner(7));
+        let mark = Mark::of(&grant("a", 7));
         let curator = mark.prefix(Style::Curator);
         let (start, uuid, end) = (&curator[..3], &curator[3..39], &curator[39..]);
         assert_eq!((start, end), ("_c_", "-lock-"));
@@ -165,9 +164,9 @@ mod tests {
         for style in [Style::Curator, Style::Kazoo] {
             let node = format!("{}0000000003", mark.prefix(style));
             assert!(mark.finder()(&node));
-            assert!(!Mark::of(&name("b"), owner(7)).finder()(&node), "an owner is for one name");
-            assert!(!Mark::of(&name("a"), owner(8)).finder()(&node));
-            assert!(!node.contains(&owner(7).reveal()));
+            assert!(!Mark::of(&grant("b", 7)).finder()(&node), "an owner is for one name");
+            assert!(!Mark::of(&grant("a", 8)).finder()(&node));
+            assert!(!node.contains(&grant("a", 7).owner.reveal()));
         }
     }
 
