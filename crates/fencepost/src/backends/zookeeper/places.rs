@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::client::{Session, Stat};
-use super::nodes::{Contender, Mark};
+use super::layout::{Contender, Mark};
 use crate::backend::{
     GrantId, Liveness, LossCause, LossSignal, NotHeld, Reply, Request, StoreError,
 };

@@ -11,13 +11,12 @@ use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
-use super::address::{Style, ZooKeeperUrl};
 use super::client::{Access, Host, Key, Make, OnShorter, Servers, Session};
+use super::config::{self, Style, ZooKeeperUrl};
 use super::error::{Code, code, found, said};
-use super::found::Found;
-use super::names::RESERVED;
-use super::nodes::{Contender, Mark, in_order};
+use super::layout::{Contender, Mark, RESERVED, in_order};
 use super::places::{Place, Places};
+use super::server_info::Found;
 use super::sweeps::Sweeps;
 use super::time::Reading;
 use crate::backend::{Liveness, LossCause, LossSignal, StoreError, StoreResult, Surroundings};
@@ -50,10 +49,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(url: ZooKeeperUrl, around: &Surroundings) -> Self {
-        let host = |host: &super::address::Host| Host {
-            address: host.0.clone(),
-            name: host.name().into(),
-        };
+        let host = |host: &config::Host| Host { address: host.0.clone(), name: host.name().into() };
         let servers = Servers {
             hosts: url.hosts.iter().map(host).collect(),
             clock: Arc::clone(&around.clock),

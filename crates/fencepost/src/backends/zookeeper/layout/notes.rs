@@ -12,27 +12,27 @@
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use fencepost_core::{Label, Ttl, Value};
 
-use super::client::{Key, Stat};
+use super::super::client::{Key, Stat};
 use super::nodes::{Contender, hash, hex, token_of};
 use crate::backend::{GrantId, HolderInfo, StoreError, strangers_label};
 
 /// What is written in a node of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    pub(super) label: Label,
-    pub(super) ttl: Ttl,
+pub(crate) struct Note {
+    pub(crate) label: Label,
+    pub(crate) ttl: Ttl,
     /// For a grant that outlives its process.
-    pub(super) sealed: Option<Vec<u8>>,
+    pub(crate) sealed: Option<Vec<u8>>,
 }
 
 impl Note {
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let sealed = self.sealed.as_ref().map_or_else(|| "-".to_owned(), |sealed| hex(sealed));
         format!("{}\nfencepost 1 {} {sealed}", self.label, self.ttl.as_millis()).into_bytes()
     }
 
     /// `None` for another client's.
-    pub(super) fn read(data: &[u8]) -> Option<Self> {
+    pub(crate) fn read(data: &[u8]) -> Option<Self> {
         let (label, line) = std::str::from_utf8(data).ok()?.split_once('\n')?;
         let mut words = line.strip_prefix("fencepost 1 ")?.split(' ');
         let millis: u64 = words.next()?.parse().ok()?;
@@ -46,7 +46,7 @@ impl Note {
 }
 
 /// Refuses a value that would be taken for the note of a lock.
-pub(super) fn check_value(value: Option<&Value>) -> Result<(), StoreError> {
+pub(crate) fn check_value(value: Option<&Value>) -> Result<(), StoreError> {
     match value.and_then(|value| Note::read(value.as_bytes())) {
         Some(_) => Err(StoreError::invalid(
             "this value can not be told from what a lock has in its node: begin its second line with \
@@ -62,7 +62,7 @@ fn note_in(node: &Contender, data: &[u8]) -> Option<Note> {
 }
 
 /// What a person is told of who holds, by its node.
-pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
+pub(crate) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
     let (token, label) = (token_of(stat), label(node, data));
     if let Some(Note { ttl, .. }) = note_in(node, data) {
         return HolderInfo { label, token, ttl: Some(ttl), ..HolderInfo::stranger() };
@@ -73,7 +73,7 @@ pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
 }
 
 /// What a person reads as whose node this is.
-pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
+pub(crate) fn label(node: &Contender, data: &[u8]) -> Label {
     if let Some(Note { label, .. }) = note_in(node, data) {
         return label;
     }
@@ -88,7 +88,7 @@ pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
 impl Key {
     /// Only who knows the owner can read it. A waiter whose session ended seals another one with the same
     /// key, so the nonce is drawn.
-    pub(super) fn seal(&self, grant: &GrantId) -> Option<Vec<u8>> {
+    pub(crate) fn seal(&self, grant: &GrantId) -> Option<Vec<u8>> {
         let mut nonce = [0; 12];
         getrandom::fill(&mut nonce).ok()?;
         let mut text = self.session.to_be_bytes().to_vec();
@@ -99,7 +99,7 @@ impl Key {
         Some([&nonce[..], &text].concat())
     }
 
-    pub(super) fn unseal(sealed: &[u8], grant: &GrantId) -> Option<Self> {
+    pub(crate) fn unseal(sealed: &[u8], grant: &GrantId) -> Option<Self> {
         let (nonce, text) = sealed.split_first_chunk::<12>()?;
         let mut text = text.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_node_tells_whose_it_is_and_what_it_says() {
-        use super::super::address::Style;
+        use super::super::super::config::Style;
         use super::super::nodes::Mark;
         let stat = Stat { czxid: 7, ctime: 0, mtime: 0, version: 0, session: 1 };
         let seen = |node: &str, data: &[u8]| {

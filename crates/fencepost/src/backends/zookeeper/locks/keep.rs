@@ -5,15 +5,15 @@ use std::sync::Arc;
 use fencepost_core::Moment;
 use tokio::sync::oneshot;
 
-use super::error::{Code, code};
-use super::grants::go;
-use super::places::Place;
-use super::shared::Shared;
+use super::super::error::{Code, code};
+use super::super::places::Place;
+use super::super::shared::Shared;
+use super::go;
 use crate::backend::{Liveness, LossCause};
 use crate::race::{First, race};
 
 /// Tells the guard when its node or its session goes; takes a grant back that is not renewed.
-pub(super) async fn look_after(
+pub(crate) async fn look_after(
     shared: &Arc<Shared>,
     place: &Arc<Place>,
     own: oneshot::Receiver<()>,

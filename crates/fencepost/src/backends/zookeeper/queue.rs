@@ -18,10 +18,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::client::{Kept, Key, Make, Session};
 use super::error::{Code, code, found, gone, retry_if_unavailable};
-use super::keep::look_after;
-use super::names::path_of;
-use super::nodes::{Contender, in_order, token_of};
-use super::notes::{Note, check_value, holder};
+use super::layout::{Contender, Note, check_value, holder, in_order, path_of, token_of};
+use super::locks::{lease_only_refused, look_after};
 use super::places::{Place, Seen};
 use super::shared::{Shared, ttl_of};
 use crate::backend::{
@@ -45,7 +43,7 @@ pub(super) async fn try_acquire(
 ) -> StoreResult<Acquired> {
     check_value(request.value.as_ref())?;
     if request.value.is_some() && request.liveness == Liveness::LeaseOnly {
-        return Err(super::grants::lease_only_refused(&request.grant.name));
+        return Err(lease_only_refused(&request.grant.name));
     }
     let dir = path_of(&shared.chroot, &request.grant.name);
     let place = shared.places.enter(Place::new(request, dir));

@@ -14,13 +14,11 @@ use std::time::Duration;
 use aws_lc_rs::digest::{SHA256, digest};
 use fencepost_core::{LockName, Moment, Token};
 
-use super::address::Style;
-use super::client::{Access, Make, Op, Session};
-use super::error::{Code, code, found, gone, readable, said, server_error};
-use super::names::{RESERVED, path_of};
-use super::nodes::{Contender, Mark, hex, in_order};
-use super::notes::holder;
-use super::shared::Shared;
+use super::super::client::{Access, Make, Op, Session};
+use super::super::config::Style;
+use super::super::error::{Code, code, found, gone, readable, said, server_error};
+use super::super::layout::{Contender, Mark, RESERVED, hex, holder, in_order, path_of};
+use super::super::shared::Shared;
 use crate::backend::{Broken, LossCause, Reply, StoreError, StoreResult};
 use crate::race::{First, race};
 
@@ -43,7 +41,7 @@ impl Shared {
 
     /// Why an owner's node is gone, if it was broken: then there is a marker. A release takes it away, so that whoever
     /// broke the grant sees that its holder knows.
-    pub(super) async fn why_gone(
+    pub(crate) async fn why_gone(
         &self,
         session: &Session,
         dir: &str,
@@ -66,7 +64,7 @@ impl Shared {
     }
 
     /// Ends the present grant, whoever holds it.
-    pub(super) async fn break_lock(
+    pub(crate) async fn break_lock(
         self: &Arc<Self>,
         name: &LockName,
         token: Option<Token>,

@@ -8,9 +8,7 @@ use tokio::sync::oneshot;
 
 use super::client::Session;
 use super::error::{Code, code, found, readable};
-use super::names::{RESERVED, name_of, path_of};
-use super::nodes::{Contender, in_order};
-use super::notes::{holder, label};
+use super::layout::{Contender, RESERVED, holder, in_order, label, name_of, path_of};
 use super::shared::Shared;
 use crate::backend::{Glimpse, HolderInfo, LockInfo, StoreError, StoreResult, WaiterInfo};
 use crate::race::race;

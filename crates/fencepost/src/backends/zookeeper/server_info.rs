@@ -153,7 +153,7 @@ impl Found {
             };
         }
         // What a server says of its clients reaches the leader within half a tick, from an observer within one
-        // (beat.rs).
+        // (client/beat.rs).
         let observed = self
             .servers
             .iter()

@@ -1,5 +1,8 @@
 //! Renews and releases, for guards of this client and for owners of any other.
 
+mod broken;
+mod keep;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,12 +10,11 @@ use fencepost_core::{LockName, Moment, Ttl};
 use futures_util::future::Either;
 use tokio::sync::watch;
 
-use super::address::Style;
+pub(super) use self::keep::look_after;
 use super::client::{Key, Session, Stat};
+use super::config::Style;
 use super::error::{Code, code, found};
-use super::names::path_of;
-use super::nodes::{Mark, in_order, token_of};
-use super::notes::{Note, check_value};
+use super::layout::{Mark, Note, check_value, in_order, path_of, token_of};
 use super::places::{Going, Place};
 use super::shared::{Shared, ttl_of};
 use crate::backend::{

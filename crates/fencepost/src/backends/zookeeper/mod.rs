@@ -1,71 +1,74 @@
 //! `zookeeper://HOST,HOST/CHROOT` a ZooKeeper that is there already.
 //!
-//! The lock is a directory, its path the lock's name (names.rs). Whoever wants it makes an ephemeral, numbered
+//! The lock is a directory, its path the lock's name (layout/names.rs). Whoever wants it makes an ephemeral, numbered
 //! node there; the lowest number holds, and each waits for the one before it to go. The nodes are called as
-//! Curator's `InterProcessMutex` or kazoo's `Lock` calls them (nodes.rs), so these exclude us, and we them.
+//! Curator's `InterProcessMutex` or kazoo's `Lock` calls them (layout/nodes.rs), so these exclude us, and we them.
 //!
 //! *Why grants exclude:* the leader numbers the nodes of a directory in the order in which it makes them, and no
 //! lower number comes later. Our turn has come when the list shows none before ours, however old the list is:
 //! what it shows too much of makes us wait. A node is there as long as its session, and the leader ends a
 //! session when it has not heard of it for the timeout. A lease is two thirds of the timeout, and counts from
-//! a moment of which we know that the leader has heard of us since (beat.rs), so a guard is lost before its
+//! a moment of which we know that the leader has heard of us since (client/beat.rs), so a guard is lost before its
 //! session is.
 //! *Why tokens rise:* the token is the number of the transaction that made the node (czxid). The leader counts
 //! them for the whole ensemble, a new leader begins a higher epoch, and nodes are granted in the order in
 //! which they were made. The number in a node's name begins anew with its directory: it is no token.
 //! *Where that ends:* with the data. Servers that are restored from old files, or a majority of them that lost
 //! its disks (or never synced them, `forceSync=no`), grant again and count again. A clock is not needed:
-//! but a leader that stands still may end sessions early when it goes on (beat.rs).
+//! but a leader that stands still may end sessions early when it goes on (client/beat.rs).
 //!
 //! *Sessions:* grants of one TTL share one session, kept alive by pings, and each has a heartbeat of its own: a
 //! write to its node, which no server answers without the leader, unlike a ping. A grant that is not renewed
 //! is taken back at the end of its lease, since the session goes on for the others. A script's grant has a
 //! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
 //! that another process can carry on.
-//! *Elections:* the same line, but that a candidate's node has its value and nothing else (notes.rs), as Curator's
+//! *Elections:* the same line, but that a candidate's node has its value and nothing else (layout/notes.rs), as Curator's
 //! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (ledger.rs).
 //! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
 //! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
 //! attached to another server nothing sent through the old one is. So after a break we look whether a node with
 //! our mark is there before another is made, and a release on the same session comes behind all of it.
+//!
+//! No `connection.rs`: that is `client`, a client of ZooKeeper that knows nothing of locks. No `values.rs`: a candidate's
+//! value is its node's data, written with the node and by heartbeats. A try takes a place in line, so it is in
+//! `queue.rs`. Besides: `places.rs` (what our owners have at the servers), `shared.rs` (the sessions, and how nodes are
+//! looked for).
 
-mod address;
-mod broken;
 mod client;
+mod config;
 mod error;
-mod found;
-mod grants;
-mod keep;
+mod guarantees;
+mod inspect;
+mod layout;
 mod ledger;
-mod line;
-mod names;
-mod nodes;
-mod notes;
+mod locks;
 mod places;
+mod queue;
 mod record;
+mod server_info;
 mod shared;
 mod shelves;
 mod sweeps;
 mod time;
 mod tls;
-mod views;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, Token, Ttl};
+use fencepost_core::{LockName, Moment, Token};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::address::ZooKeeperUrl;
 use self::client::{ops, session, wire};
+pub(crate) use self::config::ZooKeeperUrl;
+use self::layout::{names, nodes};
 use self::shared::Shared;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, Liveness, LockInfo, NotHeld, Observe,
     Queue, Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,
 };
 use crate::error::Result;
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use crate::guarantees::Guarantees;
 
 /// How often sessions and places are looked at that nobody uses.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -118,11 +121,11 @@ impl Backend for ZooKeeper {
         queue: Queue,
         limit: Moment,
     ) -> StoreCall<'_, Acquired> {
-        Box::pin(async move { line::try_acquire(&self.shared, &request, queue, limit).await })
+        Box::pin(async move { queue::try_acquire(&self.shared, &request, queue, limit).await })
     }
 
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
-        Box::pin(async move { line::wait(&self.shared, &request, limit).await })
+        Box::pin(async move { queue::wait(&self.shared, &request, limit).await })
     }
 
     fn renew(
@@ -132,13 +135,13 @@ impl Backend for ZooKeeper {
     ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
         Box::pin(async move {
             // All are under way at once; a session keeps their order.
-            let asked = batch.iter().map(|renewal| grants::renew(&self.shared, renewal, limit));
+            let asked = batch.iter().map(|renewal| locks::renew(&self.shared, renewal, limit));
             futures_util::future::join_all(asked).await
         })
     }
 
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
-        Box::pin(async move { grants::release(&self.shared, &grant, limit).await })
+        Box::pin(async move { locks::release(&self.shared, &grant, limit).await })
     }
 
     fn break_lock(
@@ -162,7 +165,7 @@ impl Backend for ZooKeeper {
             let shared = Arc::clone(&self.shared);
             self.shared.around.runtime.spawn(async move { shared.look_around().await });
         }
-        Guarantees { found: lines, ..guarantees(correctness) }
+        Guarantees { found: lines, ..guarantees::of(correctness) }
     }
 
     /// Closes the sessions that carry nothing: they would stay until they time out.
@@ -171,54 +174,6 @@ impl Backend for ZooKeeper {
             self.shared.stop_sweeps().await;
             self.shared.close_idle(Duration::ZERO).await;
         })
-    }
-}
-
-fn guarantees(correctness: Correctness) -> Guarantees {
-    // What makes it unfit is sessions that may end before their guards know (found.rs).
-    let in_time = match &correctness {
-        Correctness::Fit => Kept::both(
-            "a holder that is cut off is told before its session ends; without a quorum nobody \
-             is granted",
-        ),
-        Correctness::Unfit { .. } => Kept {
-            exclusion: Holds::No,
-            tokens: Holds::Yes,
-            note: "a session may end before its guard knows: see \"for correctness\"",
-        },
-    };
-    Guarantees {
-        backend: "zookeeper",
-        scope: "all who use this ensemble and path, Curator's or kazoo's locks included",
-        records: Records::like(&correctness),
-        correctness,
-        fifo: true,
-        wake: "each waits for the one before it to go (a watch)",
-        clock: "the leader's monotonic clock",
-        longest: Ttl::MAX,
-        lengthens: false,
-        found: Vec::new(),
-        under: [
-            Kept::both(
-                "the lock is free when its session has timed out: one and a half TTLs and a tick and a half at most; a failover starts it anew",
-            ),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both("every write is synced on a majority before it is answered"),
-            // beat.rs says when.
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::Yes,
-                note: "the new leader has every grant, and gives each session its whole timeout again; but a \
-                       leader that stood still and goes on may end sessions early: fence the resource",
-            },
-            Kept::none_such("no lock goes by a wall clock; records are kept by the leader's"),
-            in_time,
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::No,
-                note: "servers restored from old data grant again, with old tokens",
-            },
-        ],
     }
 }
 
@@ -239,24 +194,5 @@ impl Observe for ZooKeeper {
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ZooKeeper({}{})", self.shared.servers.shown(), self.shared.chroot)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::guarantees::Fault;
-
-    #[test]
-    fn sessions_that_may_end_too_early_are_declared() {
-        let unfit = Correctness::Unfit { why: String::new(), remedy: String::new() };
-        for (correctness, exclusion) in [(Correctness::Fit, Holds::Yes), (unfit, Holds::No)] {
-            let kept = guarantees(correctness);
-            let (_, partition) = kept.rows().find(|(it, _)| *it == Fault::Partition).unwrap();
-            assert_eq!((partition.exclusion, partition.tokens), (exclusion, Holds::Yes));
-            // A leader that stood still, whatever the limits are.
-            let (_, failover) = kept.rows().find(|(it, _)| *it == Fault::Failover).unwrap();
-            assert_eq!((failover.exclusion, failover.tokens), (Holds::No, Holds::Yes));
-        }
     }
 }
