@@ -1,11 +1,5 @@
 //! The stores that can arbitrate, one module each.
 
-#[cfg(feature = "zookeeper")]
-#[cfg_attr(
-    not(feature = "zookeeper"),
-    allow(dead_code, reason = "each of them uses a part")
-)]
-mod bridge;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod ears;
 #[cfg(feature = "etcd")]
@@ -32,8 +26,6 @@ use std::time::Duration;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(feature = "zookeeper")]
-use self::bridge::Bridge;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
 use crate::backend::{Store, Surroundings};
@@ -72,9 +64,7 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
-        StoreUrl::Etcd(url) => {
-            Ok(Store::from(etcd::Etcd::open(*url, &around).await?))
-        }
+        StoreUrl::Etcd(url) => Ok(Store::from(etcd::Etcd::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(Store::from(redis::Redis::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
@@ -84,9 +74,7 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
-        StoreUrl::ZooKeeper(url) => {
-            Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
-        }
+        StoreUrl::ZooKeeper(url) => Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?)),
     }
 }
 

@@ -38,8 +38,6 @@ mod client;
 pub mod clock;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
-#[cfg(feature = "zookeeper")]
-mod counted;
 mod counts;
 #[cfg(unix)]
 mod disk;

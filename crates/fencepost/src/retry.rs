@@ -72,20 +72,22 @@ where
     loop {
         let start = clock.now();
         let stop = (start + ATTEMPT_TIMEOUT).min(limit);
-        let error = match race(attempt(number), clock.alarm(stop)).await {
+        let (error, cut_short) = match race(attempt(number), clock.alarm(stop)).await {
             First::Left(Ok((value, sent))) => {
                 return Ok(Reply { value, sent, retried: outcome == Outcome::Unknown });
             }
-            First::Left(Err(error)) => error,
+            First::Left(Err(error)) => {
+                let cut_short = error.is_interrupted() && clock.now() >= limit;
+                (error, cut_short)
+            }
             First::Right(()) => {
-                StoreError::no_reply(format!("no answer within {}", short(stop.since(start))))
+                let message = format!("no answer within {}", short(stop.since(start)));
+                (StoreError::no_reply(message), true)
             }
         };
-        // An attempt that the limit cut short says less than the one before it.
-        let error = match last {
-            Some(earlier) if error.is_interrupted() && clock.now() >= limit => {
-                earlier.with_outcome(error.outcome())
-            }
+        // An attempt that was cut short says less than the one before it.
+        let error = match last.take() {
+            Some(earlier) if cut_short => earlier.with_outcome(error.outcome()),
             _ => error,
         };
         // Once unknown, always unknown: a later refusal says nothing about the first request.

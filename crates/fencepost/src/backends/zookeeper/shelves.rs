@@ -5,13 +5,14 @@
 use fencepost_core::LockName;
 use futures_util::future::join_all;
 
-use super::faults::{Code, Fault};
+use super::error::readable;
 use super::names::name_of_part;
 use super::ops::{Make, Op};
 use super::record::Record;
 use super::session::Session;
 use super::shared::Shared;
 use super::wire::Stat;
+use crate::backend::StoreError;
 use crate::ledger::Entry;
 
 /// How many records are read at once for a list. Each may have 64 KiB.
@@ -39,7 +40,7 @@ impl Shelved {
 impl Shared {
     /// Makes a directory of records, and what is missing above it: to stay, since the version of one that was
     /// made anew would begin anew.
-    pub(super) async fn make_shelf(&self, session: &Session, dir: &str) -> Result<(), Fault> {
+    pub(super) async fn make_shelf(&self, session: &Session, dir: &str) -> Result<(), StoreError> {
         self.make_path(session, dir, |_| Make::Persistent, self.access).await
     }
 
@@ -50,7 +51,7 @@ impl Shared {
         shard: &str,
         mut generation: i32,
         over: &[(String, i32)],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), StoreError> {
         for bunch in over.chunks(BURIED) {
             let mut bunch = bunch.to_vec();
             while !bunch.is_empty() {
@@ -80,7 +81,7 @@ impl Shared {
         session: &Session,
         mut found: Shelved,
         gone: &mut usize,
-    ) -> Result<(Vec<Entry>, Shelved, usize), Fault> {
+    ) -> Result<(Vec<Entry>, Shelved, usize), StoreError> {
         let (mut now, mut may) = (self.leader_time(session).await?, 0);
         if found.records.iter().any(|(_, _, record, stat)| record.is_over(stat, now)) {
             (now, may) = self.time_to_bury(session).await?;
@@ -98,7 +99,7 @@ impl Shared {
         session: &Session,
         shard: &str,
         nodes: &[String],
-    ) -> Result<Option<Shelved>, Fault> {
+    ) -> Result<Option<Shelved>, StoreError> {
         let generation = session.data(shard);
         let asked: Vec<_> =
             nodes.iter().map(|node| session.data(&format!("{shard}/{node}"))).collect();
@@ -113,7 +114,7 @@ impl Shared {
         Ok(Some(Shelved { generation: generation.version, records }))
     }
 
-    pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, Fault> {
+    pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
         let (session, records) = (self.control(), self.records());
         let shards = self.children_now(&session, &records).await?;
         let mut entries = Vec::new();
@@ -136,22 +137,5 @@ impl Shared {
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
-    }
-}
-
-/// An answer, or none if there is no such node.
-pub(super) fn there<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(Fault::Said(Code::NoNode)) => Ok(None),
-        Err(fault) => Err(fault),
-    }
-}
-
-/// The same, and none if it is not for us to read.
-pub(super) fn readable<T>(answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
-    match answer {
-        Err(Fault::Said(Code::NoAuth)) => Ok(None),
-        answer => there(answer),
     }
 }

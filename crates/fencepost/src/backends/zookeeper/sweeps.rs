@@ -11,10 +11,10 @@ use std::time::Duration;
 use fencepost_core::Moment;
 use tokio::task::JoinHandle;
 
-use super::faults::Fault;
+use super::error::readable;
 use super::session::Session;
 use super::shared::Shared;
-use super::shelves::readable;
+use crate::backend::StoreError;
 
 /// How often a client that finishes looks, and how often one that does not.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -68,8 +68,8 @@ impl Shared {
         let Some(count) = sweeps.due(self.now()) else { return };
         let shared = Arc::clone(self);
         sweeps.task = Some(self.around.runtime.spawn(async move {
-            if let Err(fault) = shared.sweep_records(count).await {
-                tracing::debug!(?fault, "records were not swept");
+            if let Err(error) = shared.sweep_records(count).await {
+                tracing::debug!(%error, "records were not swept");
             }
         }));
     }
@@ -88,7 +88,7 @@ impl Shared {
     }
 
     /// Looks at this many records of each of two directories, the next ones in turn.
-    pub(super) async fn sweep_records(&self, count: usize) -> Result<(), Fault> {
+    pub(super) async fn sweep_records(&self, count: usize) -> Result<(), StoreError> {
         let (session, records) = (self.control(), self.records());
         let mut shelves = self.children_now(&session, &records).await?;
         shelves.retain(|shelf| shelf.len() == 2);
@@ -106,7 +106,12 @@ impl Shared {
         Ok(())
     }
 
-    async fn sweep_shelf(&self, session: &Session, shard: &str, count: usize) -> Result<(), Fault> {
+    async fn sweep_shelf(
+        &self,
+        session: &Session,
+        shard: &str,
+        count: usize,
+    ) -> Result<(), StoreError> {
         let Some(nodes) = readable(session.children(shard).await)? else { return Ok(()) };
         let first = somewhere(nodes.len());
         let turn: Vec<_> = nodes.iter().cycle().skip(first).take(nodes.len()).cloned().collect();
@@ -141,9 +146,7 @@ mod tests {
     use super::super::record::Site;
     use super::super::time::Reading;
     use super::*;
-    use crate::backend::BoxFuture;
-    use crate::backends::bridge::Backend as _;
-    use crate::backends::bridge::Ledger as _;
+    use crate::backend::{Backend as _, BoxFuture};
     use crate::backends::zookeeper::ZooKeeper;
     use crate::clock::{BootClock, Clock};
     use crate::ledger::{Claim, Claimed, Finish, Outcome};
@@ -173,10 +176,10 @@ mod tests {
         let token = Token::new(1).unwrap();
         for name in names {
             let claim = Claim { name: name.clone(), token, ..claim_of(1) };
-            assert_eq!(store.claim(claim).await.unwrap(), Claimed::Ours);
+            assert_eq!(store.claims(claim).await, Claimed::Ours);
             let keep = Duration::from_millis(1);
             let finish = Finish { name, keep, ..finish_of(1, Outcome::Done(Vec::new())) };
-            assert!(store.finish(finish).await.unwrap());
+            assert!(store.finishes(finish).await);
         }
         BootClock.alarm(BootClock.now() + Duration::from_millis(20)).await;
         let nodes = store.shared.control().children(&shard).await.unwrap();
@@ -235,12 +238,12 @@ mod tests {
         for ahead in [2 * 60_000, -2 * 60_000] {
             steady(&store, ahead).await;
             store.shared.sweep_records(1).await.unwrap();
-            assert!(store.entries("").await.unwrap().is_empty());
+            assert!(store.lists().await.is_empty());
             store.shared.sweep_records(1).await.unwrap();
             assert_eq!(left(&store, &shard).await, 40, "{ahead}");
         }
         // What is asked for by its name is judged all the same, and goes.
-        let found = store.look_up(LockName::new("once/0").unwrap()).await.unwrap();
+        let found = store.looks_up(&LockName::new("once/0").unwrap()).await;
         assert_eq!(found, None);
         let end = BootClock.now() + Duration::from_secs(30);
         while left(&store, &shard).await > 39 {
@@ -265,7 +268,7 @@ mod tests {
             std::future::pending::<()>().await;
         }));
         store.drained().await;
-        assert!(store.shared.sessions().is_empty());
+        assert!(store.shared.sessions.lock().is_empty());
     }
 
     #[test]

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use fencepost_core::Moment;
 
-use super::faults::{Code, Fault};
+use super::error::{Code, code, found};
 use super::ops::Make;
 use super::session::Session;
 use super::shared::Shared;
+use crate::backend::StoreError;
 
 /// For how long a reading is used.
 const USED: Duration = Duration::from_secs(5);
@@ -91,7 +92,7 @@ impl Reading {
 
 impl Shared {
     /// The leader's time, in milliseconds; a little late, if anything.
-    pub(super) async fn leader_time(&self, session: &Session) -> Result<i64, Fault> {
+    pub(super) async fn leader_time(&self, session: &Session) -> Result<i64, StoreError> {
         let reading = *self.reading();
         match reading.map(|it| (it.time, self.now().since(it.heard))) {
             Some((time, age)) if age < USED => {
@@ -102,33 +103,28 @@ impl Shared {
     }
 
     /// The same, asked for now.
-    pub(super) async fn leader_time_now(&self, session: &Session) -> Result<i64, Fault> {
+    pub(super) async fn leader_time_now(&self, session: &Session) -> Result<i64, StoreError> {
         let node = format!("{}/clock", self.records());
         for _ in 0..VANISHED {
             let asked = self.now();
-            match session.set(&node, b"").await {
-                Ok((stat, _)) => {
-                    let read = Reading::new(stat.mtime, asked, self.now());
-                    let mut reading = self.reading();
-                    *reading = Some(read.after(*reading));
-                    return Ok(stat.mtime);
-                }
-                Err(Fault::Said(Code::NoNode)) => {
-                    self.make_shelf(session, &self.records()).await?;
-                    match session.create(&node, b"", Make::Persistent, self.access).await {
-                        Ok(_) | Err(Fault::Said(Code::NodeExists)) => {}
-                        Err(fault) => return Err(fault),
-                    }
-                }
-                Err(fault) => return Err(fault),
+            if let Some((stat, _)) = found(session.set(&node, b"").await)? {
+                let read = Reading::new(stat.mtime, asked, self.now());
+                let mut reading = self.reading();
+                *reading = Some(read.after(*reading));
+                return Ok(stat.mtime);
+            }
+            self.make_shelf(session, &self.records()).await?;
+            match session.create(&node, b"", Make::Persistent, self.access).await {
+                Err(error) if code(&error) != Some(Code::NodeExists) => return Err(error),
+                _ => {}
             }
         }
-        Err(Fault::NotNow(format!("the node {node} keeps vanishing")))
+        Err(StoreError::busy(format!("the node {node} keeps vanishing")))
     }
 
     /// The leader's time, asked for now, and how many records of one directory may be removed by it that nobody
     /// asked for.
-    pub(super) async fn time_to_bury(&self, session: &Session) -> Result<(i64, usize), Fault> {
+    pub(super) async fn time_to_bury(&self, session: &Session) -> Result<(i64, usize), StoreError> {
         loop {
             let now = self.leader_time_now(session).await?;
             // One reading alone says nothing of the clock.

@@ -10,30 +10,29 @@
 //! the owner's bits make. A candidate has no room for that: its grant ends with its process.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use fencepost_core::{Label, LockName, OwnerId, Ttl, Value};
+use fencepost_core::{Label, Ttl, Value};
 
+use super::super::client::{Key, Stat};
 use super::nodes::{Contender, hash, hex, token_of};
-use super::wire::Stat;
-use crate::backend::{HolderInfo, strangers_label};
-use crate::error::{Error, Result};
+use crate::backend::{GrantId, HolderInfo, StoreError, strangers_label};
 
 /// What is written in a node of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    pub(super) label: Label,
-    pub(super) ttl: Ttl,
+pub(crate) struct Note {
+    pub(crate) label: Label,
+    pub(crate) ttl: Ttl,
     /// For a grant that outlives its process.
-    pub(super) sealed: Option<Vec<u8>>,
+    pub(crate) sealed: Option<Vec<u8>>,
 }
 
 impl Note {
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let sealed = self.sealed.as_ref().map_or_else(|| "-".to_owned(), |sealed| hex(sealed));
         format!("{}\nfencepost 1 {} {sealed}", self.label, self.ttl.as_millis()).into_bytes()
     }
 
     /// `None` for another client's.
-    pub(super) fn read(data: &[u8]) -> Option<Self> {
+    pub(crate) fn read(data: &[u8]) -> Option<Self> {
         let (label, line) = std::str::from_utf8(data).ok()?.split_once('\n')?;
         let mut words = line.strip_prefix("fencepost 1 ")?.split(' ');
         let millis: u64 = words.next()?.parse().ok()?;
@@ -47,9 +46,9 @@ impl Note {
 }
 
 /// Refuses a value that would be taken for the note of a lock.
-pub(super) fn check_value(value: Option<&Value>) -> Result<()> {
+pub(crate) fn check_value(value: Option<&Value>) -> Result<(), StoreError> {
     match value.and_then(|value| Note::read(value.as_bytes())) {
-        Some(_) => Err(Error::invalid(
+        Some(_) => Err(StoreError::invalid(
             "this value can not be told from what a lock has in its node: begin its second line with \
              another word than fencepost",
         )),
@@ -63,7 +62,7 @@ fn note_in(node: &Contender, data: &[u8]) -> Option<Note> {
 }
 
 /// What a person is told of who holds, by its node.
-pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
+pub(crate) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
     let (token, label) = (token_of(stat), label(node, data));
     if let Some(Note { ttl, .. }) = note_in(node, data) {
         return HolderInfo { label, token, ttl: Some(ttl), ..HolderInfo::stranger() };
@@ -74,7 +73,7 @@ pub(super) fn holder(node: &Contender, data: &[u8], stat: &Stat) -> HolderInfo {
 }
 
 /// What a person reads as whose node this is.
-pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
+pub(crate) fn label(node: &Contender, data: &[u8]) -> Label {
     if let Some(Note { label, .. }) = note_in(node, data) {
         return label;
     }
@@ -86,39 +85,32 @@ pub(super) fn label(node: &Contender, data: &[u8]) -> Label {
     }
 }
 
-/// A session as another process needs it.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Key {
-    pub(super) session: i64,
-    pub(super) password: Vec<u8>,
-}
-
 impl Key {
     /// Only who knows the owner can read it. A waiter whose session ended seals another one with the same
     /// key, so the nonce is drawn.
-    pub(super) fn seal(&self, name: &LockName, owner: OwnerId) -> Option<Vec<u8>> {
+    pub(crate) fn seal(&self, grant: &GrantId) -> Option<Vec<u8>> {
         let mut nonce = [0; 12];
         getrandom::fill(&mut nonce).ok()?;
         let mut text = self.session.to_be_bytes().to_vec();
         text.extend(&self.password);
-        let sealing = sealing(name, owner)?;
+        let sealing = sealing(grant)?;
         let whole = Nonce::assume_unique_for_key(nonce);
         sealing.seal_in_place_append_tag(whole, Aad::empty(), &mut text).ok()?;
         Some([&nonce[..], &text].concat())
     }
 
-    pub(super) fn unseal(sealed: &[u8], name: &LockName, owner: OwnerId) -> Option<Self> {
+    pub(crate) fn unseal(sealed: &[u8], grant: &GrantId) -> Option<Self> {
         let (nonce, text) = sealed.split_first_chunk::<12>()?;
         let mut text = text.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = sealing(name, owner)?.open_in_place(nonce, Aad::empty(), &mut text).ok()?;
+        let opened = sealing(grant)?.open_in_place(nonce, Aad::empty(), &mut text).ok()?;
         let (session, password) = opened.split_first_chunk::<8>()?;
         Some(Self { session: i64::from_be_bytes(*session), password: password.to_vec() })
     }
 }
 
-fn sealing(name: &LockName, owner: OwnerId) -> Option<LessSafeKey> {
-    let key = hash("fencepost zookeeper session", name, owner);
+fn sealing(grant: &GrantId) -> Option<LessSafeKey> {
+    let key = hash("fencepost zookeeper session", grant);
     UnboundKey::new(&AES_256_GCM, &key).ok().map(LessSafeKey::new)
 }
 
@@ -130,14 +122,12 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::{LockName, OwnerId};
+
     use super::*;
 
-    fn name(text: &str) -> LockName {
-        LockName::new(text).unwrap()
-    }
-
-    fn owner(bits: u128) -> OwnerId {
-        OwnerId::from_bits(bits)
+    fn grant(name: &str, owner: u128) -> GrantId {
+        GrantId { name: LockName::new(name).unwrap(), owner: OwnerId::from_bits(owner) }
     }
 
     #[test]
@@ -165,20 +155,20 @@ mod tests {
     #[test]
     fn only_the_owner_opens_the_seal() {
         let key = Key { session: -5, password: vec![9; 16] };
-        let sealed = key.seal(&name("a"), owner(1)).unwrap();
-        assert!(Key::unseal(&sealed, &name("a"), owner(1)) == Some(key.clone()));
-        assert!(Key::unseal(&sealed, &name("a"), owner(2)).is_none());
-        assert!(Key::unseal(&sealed, &name("b"), owner(1)).is_none());
+        let sealed = key.seal(&grant("a", 1)).unwrap();
+        assert!(Key::unseal(&sealed, &grant("a", 1)) == Some(key.clone()));
+        assert!(Key::unseal(&sealed, &grant("a", 2)).is_none());
+        assert!(Key::unseal(&sealed, &grant("b", 1)).is_none());
         assert!(!sealed.windows(16).any(|bytes| bytes == key.password));
         for cut in 0..sealed.len() {
-            assert!(Key::unseal(&sealed[..cut], &name("a"), owner(1)).is_none(), "{cut}");
+            assert!(Key::unseal(&sealed[..cut], &grant("a", 1)).is_none(), "{cut}");
         }
-        assert!(key.seal(&name("a"), owner(1)).unwrap() != sealed, "a nonce of its own");
+        assert!(key.seal(&grant("a", 1)).unwrap() != sealed, "a nonce of its own");
     }
 
     #[test]
     fn a_node_tells_whose_it_is_and_what_it_says() {
-        use super::super::address::Style;
+        use super::super::super::config::Style;
         use super::super::nodes::Mark;
         let stat = Stat { czxid: 7, ctime: 0, mtime: 0, version: 0, session: 1 };
         let seen = |node: &str, data: &[u8]| {
@@ -189,7 +179,7 @@ mod tests {
         let ttl = Ttl::new(std::time::Duration::from_secs(30)).unwrap();
         let note = Note { label: Label::new("me").unwrap(), ttl, sealed: None }.bytes();
         for style in Style::ALL {
-            let ours = format!("{}0000000001", Mark::of(&name("a"), owner(9)).prefix(style));
+            let ours = format!("{}0000000001", Mark::of(&grant("a", 9)).prefix(style));
             assert_eq!(seen(&ours, &note), ("me".into(), None, true));
             let value = Some(b"10.0.0.7".to_vec());
             assert_eq!(seen(&ours, b"10.0.0.7"), ("10.0.0.7".into(), value, false));

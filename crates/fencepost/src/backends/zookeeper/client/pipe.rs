@@ -8,15 +8,15 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::address::Host;
 use super::wire::{Malformed, frame, frame_end};
 use crate::tls::Tls;
+use crate::url::Host;
 
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A connection that is cut into frames.
-pub(super) struct Pipe {
+pub(crate) struct Pipe {
     stream: Box<dyn Duplex>,
     inbox: Vec<u8>,
     /// How much of the inbox was taken already.
@@ -28,7 +28,7 @@ pub(super) struct Pipe {
 
 impl Pipe {
     /// Connects; with TLS if so asked.
-    pub(super) async fn open(host: &Host, tls: Option<&Tls>) -> io::Result<Self> {
+    pub(crate) async fn open(host: &Host, tls: Option<&Tls>) -> io::Result<Self> {
         let stream = TcpStream::connect(host.to_string()).await?;
         stream.set_nodelay(true)?;
         let stream: Box<dyn Duplex> = match tls {
@@ -44,12 +44,12 @@ impl Pipe {
     }
 
     /// Puts bytes without a frame around them.
-    pub(super) fn put_raw(&mut self, bytes: &[u8]) {
+    pub(crate) fn put_raw(&mut self, bytes: &[u8]) {
         self.outbox.extend(bytes);
     }
 
     /// Sends what there is to send.
-    pub(super) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.outbox.len() {
             let stream = Pin::new(&mut *self.stream);
             match ready!(stream.poll_write(context, &self.outbox[self.sent..]))? {
@@ -65,7 +65,7 @@ impl Pipe {
     }
 
     /// Reads what has come; an error at the end of the stream.
-    pub(super) fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut space = [const { MaybeUninit::uninit() }; 16 << 10];
         let mut space = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut *self.stream).poll_read(context, &mut space))?;
@@ -89,7 +89,7 @@ impl Pipe {
     }
 
     /// All that has come and was not taken.
-    pub(super) fn rest(&self) -> &[u8] {
+    pub(crate) fn rest(&self) -> &[u8] {
         &self.inbox[self.taken..]
     }
 }

@@ -14,12 +14,12 @@ use fencepost_core::Moment;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
-use super::faults::{Fault, malformed};
 use super::ops::{CLOSE, Op, PING, Watched};
 use super::pipe::Pipe;
 use super::session::{Core, Heard, Order};
 use super::wire::{In, Malformed, ReplyHeader};
-use crate::backend::BoxFuture;
+use crate::backend::{BoxFuture, Outcome, StoreError};
+use crate::backends::zookeeper::error::{Code, code, malformed, server_error};
 
 /// The numbers of what is not asked for by us, or not by anybody in particular.
 const EVENT: i32 = -1;
@@ -46,7 +46,7 @@ pub(super) struct Conn {
     /// When an answer came, or when somebody began to wait for one.
     last_heard: Moment,
     /// Somebody waits until the session is closed.
-    closing: Option<oneshot::Sender<Result<(), Fault>>>,
+    closing: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
 
 struct Flying {
@@ -55,13 +55,13 @@ struct Flying {
     writes: bool,
     watches_nothing: bool,
     watch: Option<((Watched, String), Watch)>,
-    answer: oneshot::Sender<Result<Heard, Fault>>,
+    answer: oneshot::Sender<Result<Heard, StoreError>>,
 }
 
 /// Why a connection is over.
 pub(super) enum Over {
     /// It broke, or was given up.
-    Cut(Fault),
+    Cut(StoreError),
     /// Nobody uses it.
     Unused,
     /// The session was closed.
@@ -119,15 +119,17 @@ impl Conn {
             }
         })
         .await;
-        let fault = match &over {
-            Over::Cut(fault) => fault.clone(),
-            Over::Closed => Fault::Gone,
-            Over::Unused | Over::Left => Fault::Cut(format!("we left {}", self.shown)),
+        let error = match &over {
+            Over::Cut(error) => error.clone(),
+            Over::Closed => Code::SessionGone.into(),
+            Over::Unused | Over::Left => StoreError::busy(format!("we left {}", self.shown)),
         };
         // Whoever hears of the break must see that there is no connection.
         self.core.disconnected();
         for flying in self.flying.drain(..) {
-            let _ = flying.answer.send(Err(fault.clone()));
+            // It has left: a write may have been carried out.
+            let outcome = if flying.writes { Outcome::Unknown } else { Outcome::NotApplied };
+            let _ = flying.answer.send(Err(error.clone().with_outcome(outcome)));
         }
         if let Some(closing) = self.closing.take() {
             match &over {
@@ -179,7 +181,12 @@ impl Conn {
         }
     }
 
-    fn ask(&mut self, op: Op, watch: Option<Watch>, answer: oneshot::Sender<Result<Heard, Fault>>) {
+    fn ask(
+        &mut self,
+        op: Op,
+        watch: Option<Watch>,
+        answer: oneshot::Sender<Result<Heard, StoreError>>,
+    ) {
         // Read before it leaves, so that what is counted from it can not be too late.
         let sent = self.core.clock.now();
         self.number = self.number.wrapping_add(1).max(1);
@@ -219,7 +226,7 @@ impl Conn {
                     }
                 }
                 AUTH_NUMBER if header.error == 0 => {}
-                AUTH_NUMBER => return Ok(Some(Over::Cut(Fault::of(-115, &self.shown)))),
+                AUTH_NUMBER => return Ok(Some(Over::Cut(server_error(-115, &self.shown)))),
                 number => {
                     if self.flying.is_empty() && self.closing.is_some() {
                         return Ok(Some(Over::Closed));
@@ -241,29 +248,24 @@ impl Conn {
 
     fn answer(&mut self, flying: Flying, header: ReplyHeader, body: Vec<u8>) -> Option<Over> {
         let counts = self.core.confirmed(header.zxid, flying.sent, flying.writes);
-        let fault = (header.error != 0).then(|| Fault::of(header.error, &self.shown));
-        let none = fault == Some(Fault::Said(super::faults::Code::NoNode));
+        let error = (header.error != 0).then(|| server_error(header.error, &self.shown));
+        let said = error.as_ref().and_then(code);
         if let Some((key, watch)) = flying.watch
-            && (fault.is_none() || none && flying.watches_nothing)
+            && (error.is_none() || said == Some(Code::NoNode) && flying.watches_nothing)
         {
             let watches = self.watches.entry(key).or_default();
             watches.retain(|watch| !watch.is_closed());
             watches.push(watch);
         }
-        let Some(fault) = fault else {
+        let Some(error) = error else {
             let _ = flying.answer.send(Ok(Heard { body, counts }));
             return None;
         };
         // After these the connection is of no use; a session that is gone is told so when it connects.
-        let over = match &fault {
-            Fault::Gone | Fault::Cut(_) => {
-                let why = format!("{} ended the connection", self.shown);
-                Some(Over::Cut(Fault::Cut(why)))
-            }
-            _ => None,
-        };
-        let _ = flying.answer.send(Err(fault));
-        over
+        let unusable = said == Some(Code::SessionGone) || error.outcome() == Outcome::Unknown;
+        let _ = flying.answer.send(Err(error));
+        unusable
+            .then(|| Over::Cut(StoreError::busy(format!("{} ended the connection", self.shown))))
     }
 
     /// Pings, and gives up a server that does not answer. Pending until there is something to do.
@@ -277,7 +279,7 @@ impl Conn {
         if self.waits() && now.since(self.last_heard) >= hang {
             self.core.hung();
             let why = format!("{} did not answer within {hang:?}", self.shown);
-            return Poll::Ready(Some(Over::Cut(Fault::Cut(why))));
+            return Poll::Ready(Some(Over::Cut(StoreError::busy(why))));
         }
         let kept = self.core.kept();
         // Often enough that a write finds a base that is hardly older than it has to be (beat.rs).
@@ -310,7 +312,7 @@ impl Conn {
     }
 
     fn broken(&self, error: &std::io::Error) -> Over {
-        Over::Cut(Fault::Cut(format!("the connection to {} broke ({error})", self.shown)))
+        Over::Cut(StoreError::busy(format!("the connection to {} broke ({error})", self.shown)))
     }
 }
 

@@ -1,19 +1,19 @@
-//! Looks after a grant once it is made: in the same task that stood in line for it.
+//! Looks after a grant once it is made, in a task of its own.
 
 use std::sync::Arc;
 
 use fencepost_core::Moment;
 use tokio::sync::oneshot;
 
-use super::faults::{Code, Fault};
-use super::grants::go;
-use super::places::Place;
-use super::shared::Shared;
+use super::super::error::{Code, code};
+use super::super::places::Place;
+use super::super::shared::Shared;
+use super::go;
 use crate::backend::{Liveness, LossCause};
 use crate::race::{First, race};
 
 /// Tells the guard when its node or its session goes; takes a grant back that is not renewed.
-pub(super) async fn look_after(
+pub(crate) async fn look_after(
     shared: &Arc<Shared>,
     place: &Arc<Place>,
     own: oneshot::Receiver<()>,
@@ -45,13 +45,15 @@ pub(super) async fn look_after(
         }
         match session.children_watched(&node).await {
             Ok((_, _, told)) => own = Some(told),
-            Err(Fault::Said(Code::NoNode)) if place.is_over() => return,
-            Err(Fault::Said(Code::NoNode)) => {
-                shared.ended(place, &session).await;
-                return;
-            }
-            Err(Fault::Gone) => return shared.lost(place, LossCause::SessionGone),
-            Err(_) => shared.breathe().await,
+            Err(error) => match code(&error) {
+                Some(Code::NoNode) if place.is_over() => return,
+                Some(Code::NoNode) => {
+                    shared.ended(place, &session).await;
+                    return;
+                }
+                Some(Code::SessionGone) => return shared.lost(place, LossCause::SessionGone),
+                _ => shared.pause().await,
+            },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of ZooKeeper's protocol, as much of it as a lock needs.
+//! The bytes of ZooKeeper's protocol, as much of it as we use.
 //!
 //! ```text
 //! frame      i32 length | what follows              all numbers are big-endian
@@ -46,7 +46,7 @@ impl Out {
     }
 
     pub(super) fn buffer(self, bytes: &[u8]) -> Self {
-        // What we send is a path, a label or a password: far below 2 GB.
+        // What we send is far below 2 GB.
         let mut out = self.i32(i32::try_from(bytes.len()).unwrap_or(i32::MAX));
         out.0.extend(bytes);
         out
@@ -114,21 +114,20 @@ impl<'a> In<'a> {
 
 /// What a server tells of a node, as much as we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stat {
+pub(crate) struct Stat {
     /// The number of the transaction that made it.
-    pub(super) czxid: i64,
+    pub(crate) czxid: i64,
     /// By the server's wall clock, in milliseconds.
-    pub(super) ctime: i64,
-    pub(super) mtime: i64,
-    pub(super) version: i32,
+    pub(crate) ctime: i64,
+    pub(crate) mtime: i64,
+    pub(crate) version: i32,
     /// The session that it ends with; 0 if it stays.
-    pub(super) session: i64,
+    pub(crate) session: i64,
 }
 
 impl Stat {
-    /// Whether it ends with a session, as every contender does. A container stays too, and says so with a number
-    /// that no session has.
-    pub(super) fn ends(&self) -> bool {
+    /// Whether it ends with a session. A container stays too, and says so with a number that no session has.
+    pub(crate) fn ends(&self) -> bool {
         self.session != 0 && self.session != i64::MIN
     }
 }

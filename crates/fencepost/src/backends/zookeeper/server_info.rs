@@ -7,13 +7,12 @@ use std::future::poll_fn;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use super::address::Host;
-use super::dial::Servers;
-use super::pipe::Pipe;
+use super::client::{Pipe, Servers};
 use super::shared::Shared;
 use crate::backend::short;
 use crate::guarantees::Correctness;
 use crate::race::{First, race};
+use crate::url::Host;
 
 /// How long a server may take to tell of itself.
 const TELL: Duration = Duration::from_millis(500);
@@ -155,7 +154,7 @@ impl Found {
             };
         }
         // What a server says of its clients reaches the leader within half a tick, from an observer within one
-        // (beat.rs).
+        // (client/beat.rs).
         let observed = self
             .servers
             .iter()

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::LockName;
+use fencepost_core::{LockName, Moment};
 use tokio::sync::oneshot;
 
-use super::faults::{Code, Fault};
-use super::names::{RESERVED, name_of, path_of};
-use super::nodes::{Contender, in_order};
-use super::notes::{holder, label};
-use super::session::Session;
-use super::shared::{PATIENCE, Shared};
-use crate::backend::{BoxFuture, Glimpse, HolderInfo, LockInfo, WaiterInfo};
-use crate::error::Result;
+use super::client::Session;
+use super::error::{Code, code, found, readable};
+use super::layout::{Contender, RESERVED, holder, in_order, label, name_of, path_of};
+use super::shared::Shared;
+use crate::backend::{Glimpse, HolderInfo, LockInfo, StoreError, StoreResult, WaiterInfo};
 use crate::race::race;
+use crate::retry::CALL_TIMEOUT;
 
 /// How many directories are asked for at once.
 const AT_ONCE: usize = 64;
@@ -22,20 +20,17 @@ const AT_ONCE: usize = 64;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// One lock.
-    pub(super) async fn inspect(&self, name: &LockName, shown: usize) -> Result<LockInfo> {
-        self.look(name, shown).await.map(|(info, _)| info)
-    }
-
-    /// The same, with the node of who holds it.
-    async fn look(&self, name: &LockName, shown: usize) -> Result<(LockInfo, Option<String>)> {
-        let dir = path_of(&self.chroot, name);
-        let dir = dir.as_str();
-        self.persist(|control| {
-            Box::pin(async move {
-                let children = self.children_now(&control, dir).await?;
-                self.info(&control, name.clone(), dir, &in_order(&children), shown).await
-            })
+    /// One lock, with the node of who holds it.
+    pub(super) async fn look(
+        &self,
+        name: &LockName,
+        limit: Moment,
+    ) -> StoreResult<(LockInfo, Option<String>)> {
+        let dir = &*path_of(&self.chroot, name);
+        self.call(limit, |control| async move {
+            let children = self.children_now(&control, dir).await?;
+            let line = in_order(&children);
+            self.info(&control, name.clone(), dir, &line, LockInfo::SHOWN_WAITERS).await
         })
         .await
     }
@@ -47,7 +42,7 @@ impl Shared {
         dir: &str,
         line: &[Contender],
         shown: usize,
-    ) -> Result<(LockInfo, Option<String>), Fault> {
+    ) -> Result<(LockInfo, Option<String>), StoreError> {
         let path = |one: &Contender| format!("{dir}/{}", one.node);
         // Of those that are not read, the ones that no make calls so may be none.
         let odd = line.iter().skip(shown + 1).filter(|one| !one.is_of_a_make());
@@ -57,17 +52,18 @@ impl Shared {
         let mut found = Vec::new();
         let mut left = line.len();
         for (one, answer) in line.iter().zip(asked) {
-            match answer.await {
-                // It stays, so it is no contender, whatever it is called.
-                Ok((_, stat)) if !stat.ends() => left -= 1,
-                Ok((data, stat)) => found.push((one, Some((data, stat)))),
-                // Gone since the list was made.
-                Err(Fault::Said(Code::NoNode)) => left -= 1,
-                Err(Fault::Said(Code::NoAuth)) => match control.exists(&path(one)).await? {
-                    Some(stat) if stat.ends() => found.push((one, None)),
-                    _ => left -= 1,
+            let (said, stat) = match answer.await {
+                Ok((data, stat)) => (Some((data, stat)), Some(stat)),
+                Err(error) => match code(&error) {
+                    Some(Code::NoNode) => (None, None),
+                    Some(Code::NoAuth) => (None, control.exists(&path(one)).await?),
+                    _ => return Err(error),
                 },
-                Err(fault) => return Err(fault),
+            };
+            match stat {
+                Some(stat) if stat.ends() => found.push((one, said)),
+                // Gone since the list was made; or it stays, so it is no contender, whatever it is called.
+                _ => left -= 1,
             }
         }
         for answer in odd {
@@ -97,11 +93,11 @@ impl Shared {
     }
 
     /// All locks below the chroot: every directory has to be looked at.
-    pub(super) async fn list(&self) -> Result<Vec<LockInfo>> {
-        self.persist(|control| Box::pin(self.walk(control))).await
+    pub(super) async fn list(&self, limit: Moment) -> StoreResult<Vec<LockInfo>> {
+        self.call(limit, |control| self.walk(control)).await
     }
 
-    async fn walk(&self, control: Arc<Session>) -> Result<Vec<LockInfo>, Fault> {
+    async fn walk(&self, control: Arc<Session>) -> Result<Vec<LockInfo>, StoreError> {
         let root = if self.chroot.is_empty() { "/" } else { &self.chroot };
         control.sync(root).await?;
         let (mut locks, mut level) = (Vec::new(), vec![self.chroot.clone()]);
@@ -122,17 +118,13 @@ impl Shared {
         bunch: &[String],
         locks: &mut Vec<LockInfo>,
         below: &mut Vec<String>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), StoreError> {
         let path = |dir: &String| if dir.is_empty() { "/".to_owned() } else { dir.clone() };
         let asked: Vec<_> = bunch.iter().map(|dir| control.children(&path(dir))).collect();
         let mut found = Vec::new();
         for (dir, answer) in bunch.iter().zip(asked) {
-            let children = match answer.await {
-                Ok(children) => children,
-                // Gone since, or none of our business.
-                Err(Fault::Said(Code::NoNode | Code::NoAuth)) => continue,
-                Err(fault) => return Err(fault),
-            };
+            // Gone since, or none of our business.
+            let Some(children) = readable(answer.await)? else { continue };
             let line = in_order(&children);
             let top = *dir == self.chroot;
             let system = |child: &str| {
@@ -161,15 +153,22 @@ impl Shared {
     }
 
     /// Resolves once the lock looks different.
-    pub(super) async fn changed(&self, name: LockName, seen: Option<Glimpse>) -> Result<LockInfo> {
-        let dir = path_of(&self.chroot, &name);
+    pub(super) async fn changed(
+        &self,
+        name: LockName,
+        seen: Option<Glimpse>,
+    ) -> StoreResult<LockInfo> {
+        let dir = &*path_of(&self.chroot, &name);
         loop {
             // Before the look, so that nothing is missed in between.
-            let mut told = self.persist(|control| Box::pin(watch(control, dir.clone()))).await?;
-            let (info, held_by) = self.look(&name, LockInfo::SHOWN_WAITERS).await?;
-            if seen != Some(info.glimpse()) {
-                return Ok(info);
+            let limit = self.now() + CALL_TIMEOUT;
+            let told = self.call(limit, |control| async move { watch(&control, dir).await });
+            let mut told = told.await?.value;
+            let reply = self.look(&name, self.now() + CALL_TIMEOUT).await?;
+            if seen != Some(reply.value.0.glimpse()) {
+                return Ok(reply.map(|(info, _)| info));
             }
+            let (info, held_by) = reply.value;
             let moved = race(&mut told, self.around.clock.alarm(self.now() + LOOK_AGAIN));
             let value = info.holder.and_then(|holder| holder.value);
             match value.zip(held_by) {
@@ -191,34 +190,21 @@ impl Shared {
             match self.control().data_watched(node).await {
                 Ok((data, set)) if data == value => drop(set.await),
                 // Not for us to read: then it is not for us to follow.
-                Err(Fault::Said(Code::NoAuth)) => return std::future::pending().await,
-                Ok(_) | Err(Fault::Said(Code::NoNode)) => return,
-                Err(_) => return self.breathe().await,
-            }
-        }
-    }
-
-    /// Asks until there is an answer, over connections and sessions that break in between.
-    pub(super) async fn persist<'a, T>(
-        &self,
-        ask: impl Fn(Arc<Session>) -> BoxFuture<'a, Result<T, Fault>>,
-    ) -> Result<T> {
-        let give_up = self.now() + PATIENCE;
-        loop {
-            match ask(self.control()).await {
-                Ok(answer) => return Ok(answer),
-                Err(Fault::Cut(_) | Fault::Gone) if self.now() < give_up => self.breathe().await,
-                Err(fault) => return Err(fault.into_error()),
+                Err(error) if code(&error) == Some(Code::NoAuth) => {
+                    return std::future::pending().await;
+                }
+                Ok(_) => return,
+                Err(error) if code(&error) == Some(Code::NoNode) => return,
+                Err(_) => return self.pause().await,
             }
         }
     }
 }
 
 /// Tells when contenders come or go, or the directory does.
-async fn watch(control: Arc<Session>, dir: String) -> Result<oneshot::Receiver<()>, Fault> {
-    match control.children_watched(&dir).await {
-        Ok((_, _, told)) => Ok(told),
-        Err(Fault::Said(Code::NoNode)) => Ok(control.exists_watched(&dir).await?.1),
-        Err(fault) => Err(fault),
+async fn watch(control: &Session, dir: &str) -> Result<oneshot::Receiver<()>, StoreError> {
+    match found(control.children_watched(dir).await)? {
+        Some((_, _, told)) => Ok(told),
+        None => Ok(control.exists_watched(dir).await?.1),
     }
 }

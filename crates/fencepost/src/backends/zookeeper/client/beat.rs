@@ -7,7 +7,7 @@
 //! the leader counts from `s`. It does prove that what was said to the *same* follower half a tick earlier has
 //! arrived: the link keeps order, and a ping's answer went over it in between. "Earlier" is by when its answer
 //! was heard: what was sent may have lain on the way for long. A quarter of the timeout is half a tick at least
-//! where a server grants no timeout below two ticks, which is its default; found.rs looks whether it was
+//! where a server grants no timeout below two ticks, which is its default; `server_info.rs` looks whether it was
 //! changed. An observer may be two links away from the leader, and needs four.
 //!
 //! Hence, for a write sent at `s`:

@@ -1,45 +1,58 @@
 //! One session: what it is called, who keeps it, and the task that moves it from server to server.
 //!
-//! A session is the lease: its ephemeral nodes go when the leader has not heard of it for its timeout. The
-//! task connects, serves, and connects to the next server when that breaks, always to the same session.
-//! Requests that were not sent yet wait for the next connection; those that were sent fail as cut.
+//! A session's ephemeral nodes go when the leader has not heard of it for its timeout. The task connects, serves,
+//! and connects to the next server when that breaks, always to the same session. Requests that were not sent yet wait
+//! for the next connection; those that were sent fail.
 //!
-//! A session that carries grants of this process is *kept*: pinged, and connected again at once. One that
-//! carries a grant of a script is not, once it is granted: only renewals lengthen it. It is connected when
-//! somebody asks something.
+//! A session that is *kept* is pinged, and connected again at once. Any other is connected when it is asked something,
+//! and only requests lengthen it.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use fencepost_core::{Moment, Ttl};
+use fencepost_core::Moment;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
+use super::asks::Answer;
 use super::beat::Beat;
 use super::conn::{Conn, Over, Watch};
 use super::dial::{Greeting, Servers};
-use super::faults::{Fault, malformed};
-use super::notes::Key;
 use super::ops::Op;
 use super::patience::Patience;
 use super::wire::{Hello, Malformed};
-use crate::backend::LossSignal;
+use crate::backend::{StoreError, StoreErrorKind};
+use crate::backends::zookeeper::error::{Code, code, malformed};
 use crate::clock::Clock;
+use crate::retry::CALL_TIMEOUT;
 
-/// How long requests wait for a connection before they fail.
-const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to wait between rounds over all servers, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 /// A connection that has lived for this long was a good one.
 const SETTLED: Duration = Duration::from_secs(1);
 
+/// A session as another process needs it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) session: i64,
+    pub(crate) password: Vec<u8>,
+}
+
+/// Who depends on how long a session lasts.
+pub(crate) trait OnShorter: Send + Sync {
+    /// From the request on that left at `sent` the servers keep it for `timeout` only, less than before.
+    fn shortened(&self, sent: Moment, timeout: Duration);
+
+    /// Whether anybody still depends on it.
+    fn is_connected(&self) -> bool;
+}
+
 /// A handle on one session.
-pub(super) struct Session {
+pub(crate) struct Session {
     core: Arc<Core>,
     orders: UnboundedSender<Order>,
 }
@@ -51,9 +64,8 @@ pub(super) struct Core {
     /// The timeout to ask for, in milliseconds.
     asked: i32,
     facts: Mutex<Facts>,
-    /// Whose grants it carries, to be told when it becomes shorter.
-    carried: Mutex<Vec<LossSignal>>,
-    runtime: Handle,
+    /// Who is told when it becomes shorter.
+    dependents: Mutex<Vec<Box<dyn OnShorter>>>,
     state: watch::Sender<State>,
     /// How many want it kept alive.
     keepers: AtomicUsize,
@@ -86,14 +98,14 @@ pub(super) enum Order {
     Ask {
         op: Op,
         watch: Option<Watch>,
-        answer: oneshot::Sender<Result<Heard, Fault>>,
+        answer: oneshot::Sender<Result<Heard, StoreError>>,
     },
     /// Answered once there is a connection.
-    Ready(oneshot::Sender<Result<(), Fault>>),
+    Ready(oneshot::Sender<Result<(), StoreError>>),
     /// Whether it is kept may have changed.
     Nudge,
     /// Ends the session at the server. All its nodes go.
-    Close(oneshot::Sender<Result<(), Fault>>),
+    Close(oneshot::Sender<Result<(), StoreError>>),
     /// Ends the task and leaves the session as it is.
     Leave,
 }
@@ -106,7 +118,7 @@ pub(super) struct Heard {
 }
 
 /// While it lives, the session is kept.
-pub(super) struct Kept(Arc<Session>);
+pub(crate) struct Kept(Arc<Session>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
@@ -117,7 +129,7 @@ impl Drop for Kept {
 
 impl Session {
     /// A new session, or one that exists. It connects when it is kept or asked.
-    pub(super) fn start(
+    pub(crate) fn start(
         servers: &Arc<Servers>,
         asked: Duration,
         key: Option<Key>,
@@ -133,8 +145,7 @@ impl Session {
             clock,
             asked: i32::try_from(asked.as_millis()).unwrap_or(i32::MAX),
             facts: Mutex::new(facts),
-            carried: Mutex::default(),
-            runtime: runtime.clone(),
+            dependents: Mutex::default(),
             state: watch::Sender::new(State::Down),
             keepers: AtomicUsize::new(usize::from(kept)),
             used: AtomicU64::new(now.as_nanos()),
@@ -144,87 +155,77 @@ impl Session {
         Arc::new(Self { core, orders })
     }
 
-    pub(super) fn keep(self: &Arc<Self>) -> Kept {
+    pub(crate) fn keep(self: &Arc<Self>) -> Kept {
         self.core.keepers.fetch_add(1, Ordering::SeqCst);
         let _ = self.orders.send(Order::Nudge);
         Kept(Arc::clone(self))
     }
 
     /// Its number; 0 before it is ready.
-    pub(super) fn id(&self) -> i64 {
+    pub(crate) fn id(&self) -> i64 {
         self.core.facts().id
     }
 
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         let facts = self.core.facts();
         Key { session: facts.id, password: facts.password.clone() }
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         self.core.timeout()
     }
 
     /// The timeout that it asked for, and the one that it was given; `None` before it is ready.
-    pub(super) fn timeouts(&self) -> Option<(Duration, Duration)> {
+    pub(crate) fn timeouts(&self) -> Option<(Duration, Duration)> {
         let facts = self.core.facts();
         let asked = u64::from(self.core.asked.unsigned_abs());
         (facts.id != 0).then_some((Duration::from_millis(asked), facts.timeout))
     }
 
-    /// The lease that it carries: two thirds of its timeout.
-    pub(super) fn ttl(&self) -> Result<Ttl, Fault> {
-        let timeout = self.timeout();
-        lease(timeout).ok_or_else(|| {
-            Fault::Refused(format!(
-                "the server keeps a session for {timeout:?} only: raise its maxSessionTimeout"
-            ))
-        })
-    }
-
-    /// From now on it carries this guard's grant, or place.
-    pub(super) fn carry(&self, guard: &LossSignal) {
-        let mut carried = self.core.carried();
-        if carried.len() == carried.capacity() {
-            carried.retain(LossSignal::is_heard);
+    /// From now on this one is told when it becomes shorter.
+    pub(crate) fn tell_if_shorter(&self, dependent: Box<dyn OnShorter>) {
+        let mut dependents = self.core.dependents.lock();
+        if dependents.len() == dependents.capacity() {
+            dependents.retain(|one| one.is_connected());
         }
-        carried.push(guard.clone());
+        dependents.push(dependent);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         *self.core.state.borrow() == State::Over
     }
 
-    pub(super) fn unused_for(&self) -> Duration {
+    pub(crate) fn unused_for(&self) -> Duration {
         let used = Moment::from_nanos(self.core.used.load(Ordering::Relaxed));
         self.core.clock.now().since(used)
     }
 
     /// Resolves once it is connected (`true`) or over (`false`), after a connection broke.
-    pub(super) async fn up_or_over(&self) -> bool {
+    pub(crate) async fn up_or_over(&self) -> bool {
         let mut state = self.core.state.subscribe();
         let settled = state.wait_for(|state| *state != State::Down).await;
         settled.is_ok_and(|state| *state == State::Up)
     }
 
     /// Resolves once there is a connection.
-    pub(super) async fn ready(&self) -> Result<(), Fault> {
+    pub(crate) async fn ready(&self) -> Result<(), StoreError> {
         if *self.core.state.borrow() == State::Up {
             return Ok(());
         }
         let (ready, told) = oneshot::channel();
         let _ = self.orders.send(Order::Ready(ready));
-        told.await.unwrap_or(Err(Fault::Gone))
+        told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))
     }
 
     /// Ends it at the server.
-    pub(super) fn close(&self) -> impl Future<Output = Result<(), Fault>> + Send + use<> {
+    pub(crate) fn close(&self) -> impl Answer<()> + use<> {
         let (closing, closed) = oneshot::channel();
         let _ = self.orders.send(Order::Close(closing));
         async move { closed.await.unwrap_or(Ok(())) }
     }
 
     /// Lets go of it, and leaves it to run out.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         let _ = self.orders.send(Order::Leave);
     }
 
@@ -234,12 +235,12 @@ impl Session {
         op: Op,
         watch: Option<Watch>,
         read: fn(&[u8]) -> Result<T, Malformed>,
-    ) -> impl Future<Output = Result<(T, Moment), Fault>> + Send + use<T> {
+    ) -> impl Answer<(T, Moment)> + use<T> {
         self.core.used.store(self.core.clock.now().as_nanos(), Ordering::Relaxed);
         let (answer, told) = oneshot::channel();
         let _ = self.orders.send(Order::Ask { op, watch, answer });
         async move {
-            let heard = told.await.unwrap_or(Err(Fault::Gone))?;
+            let heard = told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))?;
             let value = read(&heard.body).map_err(|Malformed| malformed("the server"))?;
             Ok((value, heard.counts))
         }
@@ -251,33 +252,20 @@ impl Core {
         self.facts.lock()
     }
 
-    fn carried(&self) -> MutexGuard<'_, Vec<LossSignal>> {
-        self.carried.lock()
-    }
-
     pub(super) fn timeout(&self) -> Duration {
         self.facts().timeout
     }
 
-    /// The server keeps the session for less than the one before it: no guard may count on more, from now on.
-    /// What the leader does with it counts from the hello, whose answer we have just heard.
+    /// The server keeps the session for less than the one before it. What the leader does with it counts from the
+    /// hello, whose answer we have just heard.
     fn shorten(&self, sent: Moment, timeout: Duration) {
         tracing::warn!(
             "a server of {} keeps a session for {timeout:?}, less than the one before: give all the same \
              minSessionTimeout and maxSessionTimeout",
             self.servers.shown()
         );
-        let ttl = lease(timeout).unwrap_or(Ttl::MIN);
-        for guard in self.carried().iter().filter(|guard| guard.is_heard()) {
-            let Some(end) = guard.shorten(sent, ttl).filter(|end| *end < Moment::NEVER) else {
-                continue;
-            };
-            // Whoever keeps the lease may sleep for longer than it lasts now.
-            let (guard, alarm) = (guard.clone(), self.clock.alarm(end));
-            self.runtime.spawn(async move {
-                alarm.await;
-                guard.settle();
-            });
+        for dependent in self.dependents.lock().iter().filter(|one| one.is_connected()) {
+            dependent.shortened(sent, timeout);
         }
     }
 
@@ -326,7 +314,7 @@ impl Core {
     async fn connect(self: &Arc<Self>, turn: usize) -> Result<Conn, Greeting> {
         let hosts = &self.servers.hosts;
         let Some(host) = hosts.get(turn % hosts.len().max(1)) else {
-            return Err(Greeting::Failed(Fault::Away("the URL names no server".into())));
+            return Err(Greeting::Failed(StoreError::unavailable("the URL names no server")));
         };
         let (id, zxid, password, patience) = {
             let facts = self.facts();
@@ -355,20 +343,13 @@ impl Core {
     }
 
     /// Why nothing was asked, with all servers that were tried.
-    fn away(&self, last: &Fault) -> Fault {
-        match last {
-            Fault::Away(why) | Fault::Cut(why) | Fault::NotNow(why) => Fault::Away(format!(
-                "no ZooKeeper server of {} takes us: {why}",
-                self.servers.shown()
-            )),
-            other => other.clone(),
+    fn away(&self, last: &StoreError) -> StoreError {
+        if !last.is_transient() {
+            return last.clone();
         }
+        let servers = self.servers.shown();
+        StoreError::unavailable(format!("no ZooKeeper server of {servers} takes us: {last}"))
     }
-}
-
-/// The lease that a session of this timeout carries; `None` if it is too short for any.
-fn lease(timeout: Duration) -> Option<Ttl> {
-    Ttl::new((timeout * 2 / 3).min(Ttl::MAX.as_duration())).ok()
 }
 
 /// The task of a session, until it is over.
@@ -408,8 +389,10 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                 match conn.serve(&mut waiting, &mut orders).await {
                     Over::Closed | Over::Left => break,
                     Over::Unused => continue,
-                    Over::Cut(Fault::Refused(why)) => fail(&mut waiting, &Fault::Refused(why)),
-                    Over::Cut(fault) => tracing::debug!(?fault, "connection lost"),
+                    Over::Cut(error) if error.kind() == StoreErrorKind::Refused => {
+                        fail(&mut waiting, &error);
+                    }
+                    Over::Cut(error) => tracing::debug!(%error, "connection lost"),
                 }
                 turn += 1;
                 down_since = clock.now();
@@ -417,17 +400,17 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                     nap = BACKOFF.0;
                 }
             }
-            Err(Greeting::Failed(Fault::Gone)) => break,
+            Err(Greeting::Failed(error)) if code(&error) == Some(Code::SessionGone) => break,
             Err(greeting) => {
                 failed += 1;
-                let fault = match greeting {
+                let error = match greeting {
                     Greeting::Late(why) => {
                         core.hung();
-                        Fault::Away(why)
+                        StoreError::unavailable(why)
                     }
-                    Greeting::Failed(fault) => fault,
+                    Greeting::Failed(error) => error,
                 };
-                tracing::debug!(?fault, "no connection");
+                tracing::debug!(%error, "no connection");
                 let mut left = false;
                 while let Ok(order) = orders.try_recv() {
                     left |= matches!(order, Order::Leave);
@@ -437,8 +420,8 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                     break;
                 }
                 let round = failed % count == 0;
-                if round || clock.now().since(down_since) >= PATIENCE {
-                    fail(&mut waiting, &core.away(&fault));
+                if round || clock.now().since(down_since) >= CALL_TIMEOUT {
+                    fail(&mut waiting, &core.away(&error));
                 }
                 turn += 1;
                 if !round {
@@ -456,8 +439,8 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
     }
     for order in waiting {
         match order {
-            Order::Ask { answer, .. } => drop(answer.send(Err(Fault::Gone))),
-            Order::Ready(ready) => drop(ready.send(Err(Fault::Gone))),
+            Order::Ask { answer, .. } => drop(answer.send(Err(Code::SessionGone.into()))),
+            Order::Ready(ready) => drop(ready.send(Err(Code::SessionGone.into()))),
             Order::Close(closing) => drop(closing.send(Ok(()))),
             Order::Nudge | Order::Leave => {}
         }
@@ -465,12 +448,12 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
 }
 
 /// Tells all who wait that there is no connection.
-fn fail(waiting: &mut VecDeque<Order>, fault: &Fault) {
+fn fail(waiting: &mut VecDeque<Order>, error: &StoreError) {
     for order in waiting.drain(..) {
         match order {
-            Order::Ask { answer, .. } => drop(answer.send(Err(fault.clone()))),
-            Order::Ready(ready) => drop(ready.send(Err(fault.clone()))),
-            Order::Close(closing) => drop(closing.send(Err(fault.clone()))),
+            Order::Ask { answer, .. } => drop(answer.send(Err(error.clone()))),
+            Order::Ready(ready) => drop(ready.send(Err(error.clone()))),
+            Order::Close(closing) => drop(closing.send(Err(error.clone()))),
             Order::Nudge | Order::Leave => {}
         }
     }

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use fencepost_core::Moment;
 
-use super::address::Host;
 use super::conn::AUTH_NUMBER;
-use super::faults::{Fault, malformed};
 use super::ops::AUTH;
 use super::pipe::Pipe;
 use super::wire::{Hello, Out, Welcome};
-use crate::backend::short;
+use crate::backend::{StoreError, short};
+use crate::backends::zookeeper::error::{Code, malformed};
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::tls::Tls;
+use crate::url::Host;
 
 /// How long a server may take to accept a connection.
 const ACCEPT: Duration = Duration::from_secs(1);
@@ -25,11 +25,11 @@ const ACCEPT: Duration = Duration::from_secs(1);
 const GREET: Duration = Duration::from_secs(2);
 
 /// The servers of one URL, and who we are to them.
-pub(super) struct Servers {
-    pub(super) hosts: Vec<Host>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) tls: Option<Tls>,
-    pub(super) credentials: Option<String>,
+pub(crate) struct Servers {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) credentials: Option<String>,
 }
 
 /// A connection that is greeted.
@@ -44,21 +44,12 @@ pub(super) struct Greeted {
 pub(super) enum Greeting {
     /// It did not answer in time.
     Late(String),
-    Failed(Fault),
+    Failed(StoreError),
 }
 
 impl Servers {
-    pub(super) fn new(
-        hosts: Vec<Host>,
-        clock: Arc<dyn Clock>,
-        tls: Option<Tls>,
-        credentials: Option<String>,
-    ) -> Self {
-        Self { hosts, clock, tls, credentials }
-    }
-
     /// All of them, for people.
-    pub(super) fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         let hosts: Vec<String> = self.hosts.iter().map(ToString::to_string).collect();
         hosts.join(", ")
     }
@@ -71,7 +62,7 @@ impl Servers {
         u32::from_ne_bytes(bits) as usize % self.hosts.len().max(1)
     }
 
-    /// Connects to one server. [`Fault::Gone`] if it says that the session has ended.
+    /// Connects to one server. [`Code::SessionGone`] if it says that the session has ended.
     pub(super) async fn greet(
         &self,
         host: &Host,
@@ -86,12 +77,14 @@ impl Servers {
                     0 => "",
                     _ => ", or data that is older than what this session has seen (restored?)",
                 };
-                Greeting::Failed(Fault::Away(format!(
+                Greeting::Failed(StoreError::unavailable(format!(
                     "no connection to {host}: it closed the connection: it may have no quorum, or too \
                      many connections (maxClientCnxns){older}"
                 )))
             }
-            _ => Greeting::Failed(Fault::Away(format!("no connection to {host}: {error}"))),
+            _ => Greeting::Failed(StoreError::unavailable(format!(
+                "no connection to {host}: {error}"
+            ))),
         };
         let late =
             |what: &str, limit: Duration| format!("{host} did not {what} within {}", short(limit));
@@ -138,7 +131,7 @@ impl Servers {
         };
         let another = hello.session != 0 && welcome.session != hello.session;
         if welcome.timeout_ms <= 0 || welcome.session == 0 || another {
-            return Err(Greeting::Failed(Fault::Gone));
+            return Err(Greeting::Failed(Code::SessionGone.into()));
         }
         if let Some(credentials) = &self.credentials {
             let auth = Out::default().i32(AUTH_NUMBER).i32(AUTH).i32(0);

@@ -29,17 +29,17 @@ pub(super) enum Watched {
 
 /// How a node is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Make {
+pub(crate) enum Make {
     Persistent,
     /// Goes by itself, some time after its last child.
     Container,
     /// Ends with its session, and gets a number behind its name.
-    Contender,
+    Ephemeral,
 }
 
 /// Who may do what to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Everybody everything, as Curator and kazoo leave it.
     Open,
     /// Its maker's credentials everything, others nothing.
@@ -48,7 +48,7 @@ pub(super) enum Access {
 
 /// One request.
 #[derive(Clone, Debug)]
-pub(super) struct Op {
+pub(crate) struct Op {
     pub(super) code: i32,
     pub(super) body: Vec<u8>,
     /// What it asks to be told of.
@@ -60,11 +60,11 @@ impl Op {
         Self { code, body: out.0, watch: None }
     }
 
-    pub(super) fn create(path: &str, data: &[u8], make: Make, access: Access) -> Self {
+    pub(crate) fn create(path: &str, data: &[u8], make: Make, access: Access) -> Self {
         let (code, flags) = match make {
             Make::Persistent => (CREATE, 0),
             Make::Container => (CREATE_CONTAINER, 4),
-            Make::Contender => (CREATE, 3),
+            Make::Ephemeral => (CREATE, 3),
         };
         let (scheme, id) = match access {
             Access::Open => ("world", "anyone"),
@@ -75,11 +75,11 @@ impl Op {
     }
 
     /// Whatever its version.
-    pub(super) fn delete(path: &str) -> Self {
+    pub(crate) fn delete(path: &str) -> Self {
         Self::delete_version(path, -1)
     }
 
-    pub(super) fn delete_version(path: &str, version: i32) -> Self {
+    pub(crate) fn delete_version(path: &str, version: i32) -> Self {
         Self::new(DELETE, Out::default().string(path).i32(version))
     }
 
@@ -88,51 +88,51 @@ impl Op {
         Self { watch: watch.map(|watched| (watched, path.to_owned())), ..op }
     }
 
-    pub(super) fn exists(path: &str) -> Self {
+    pub(crate) fn exists(path: &str) -> Self {
         Self::read(EXISTS, path, None)
     }
 
-    pub(super) fn exists_watched(path: &str) -> Self {
+    pub(crate) fn exists_watched(path: &str) -> Self {
         Self::read(EXISTS, path, Some(Watched::Node))
     }
 
-    pub(super) fn data(path: &str) -> Self {
+    pub(crate) fn data(path: &str) -> Self {
         Self::read(GET_DATA, path, None)
     }
 
-    pub(super) fn data_watched(path: &str) -> Self {
+    pub(crate) fn data_watched(path: &str) -> Self {
         Self::read(GET_DATA, path, Some(Watched::Node))
     }
 
-    pub(super) fn children(path: &str) -> Self {
+    pub(crate) fn children(path: &str) -> Self {
         Self::read(GET_CHILDREN, path, None)
     }
 
-    pub(super) fn children_watched(path: &str) -> Self {
+    pub(crate) fn children_watched(path: &str) -> Self {
         Self::read(GET_CHILDREN, path, Some(Watched::Children))
     }
 
     /// Whatever its version.
-    pub(super) fn set(path: &str, data: &[u8]) -> Self {
+    pub(crate) fn set(path: &str, data: &[u8]) -> Self {
         Self::set_version(path, data, -1)
     }
 
-    pub(super) fn set_version(path: &str, data: &[u8], version: i32) -> Self {
+    pub(crate) fn set_version(path: &str, data: &[u8], version: i32) -> Self {
         Self::new(SET_DATA, Out::default().string(path).buffer(data).i32(version))
     }
 
     /// Fails unless the node has this version. In a multi only.
-    pub(super) fn check(path: &str, version: i32) -> Self {
+    pub(crate) fn check(path: &str, version: i32) -> Self {
         Self::new(CHECK, Out::default().string(path).i32(version))
     }
 
     /// What comes after it on this connection is read no earlier than now.
-    pub(super) fn sync(path: &str) -> Self {
+    pub(crate) fn sync(path: &str) -> Self {
         Self::new(SYNC, Out::default().string(path))
     }
 
     /// All of these or none.
-    pub(super) fn multi(ops: &[Self]) -> Self {
+    pub(crate) fn multi(ops: &[Self]) -> Self {
         let mut out = Out::default();
         for op in ops {
             out = out.i32(op.code).bool(false).i32(-1);
@@ -142,12 +142,12 @@ impl Op {
     }
 
     /// Whether it changes something, and so is answered only with the leader's word.
-    pub(super) fn writes(&self) -> bool {
+    pub(crate) fn writes(&self) -> bool {
         matches!(self.code, CREATE | CREATE_CONTAINER | DELETE | SET_DATA | MULTI)
     }
 
     /// Whether a watch is set also where there is no node.
-    pub(super) fn watches_nothing(&self) -> bool {
+    pub(crate) fn watches_nothing(&self) -> bool {
         self.code == EXISTS
     }
 }
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_request_is_what_the_protocol_says() {
-        let op = Op::create("/a", b"x", Make::Contender, Access::Open);
+        let op = Op::create("/a", b"x", Make::Ephemeral, Access::Open);
         let mut fields = In(&op.body);
         assert_eq!(op.code, 1);
         assert_eq!(fields.string().as_deref(), Ok("/a"));

@@ -7,8 +7,7 @@ use super::names::check_chroot;
 use super::ops::Access;
 use crate::error::{Error, Result};
 use crate::tls::{Tls, TlsFiles, Verify};
-use crate::url::Form;
-pub(super) use crate::url::Host;
+use crate::url::{Form, Host};
 
 const FORM: Form<'_> =
     Form::ensemble("zookeeper", 2181, &["style", "acl", "tls", "ca", "cert", "key"]);

@@ -22,11 +22,11 @@ use super::nodes::looks_like_contender;
 use crate::error::{Error, Result};
 
 /// What lies beside the locks and is ours.
-pub(super) const RESERVED: &str = ".fencepost";
+pub(crate) const RESERVED: &str = ".fencepost";
 const SYSTEM: &str = "zookeeper";
 
 /// Refuses a chroot that ZooKeeper would.
-pub(super) fn check_chroot(chroot: &str) -> Result<()> {
+pub(crate) fn check_chroot(chroot: &str) -> Result<()> {
     let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(refused);
     let parts = || chroot.split('/').skip(1);
     if parts().any(bad) {
@@ -45,7 +45,7 @@ pub(super) fn check_chroot(chroot: &str) -> Result<()> {
 }
 
 /// The lock's directory.
-pub(super) fn path_of(chroot: &str, name: &LockName) -> String {
+pub(crate) fn path_of(chroot: &str, name: &LockName) -> String {
     let mut path = String::with_capacity(chroot.len() + name.as_str().len() + 8);
     path.push_str(chroot);
     for (number, part) in name.as_str().split('/').enumerate() {
@@ -77,7 +77,7 @@ fn push_part(path: &mut String, part: &str, reserved: bool) {
 }
 
 /// A whole name as one part of a path, for a record.
-pub(super) fn one_part(name: &LockName) -> String {
+pub(crate) fn one_part(name: &LockName) -> String {
     let mut part = String::with_capacity(name.as_str().len() + 8);
     for (number, piece) in name.as_str().split('/').enumerate() {
         if number > 0 {
@@ -91,7 +91,7 @@ pub(super) fn one_part(name: &LockName) -> String {
 }
 
 /// The name that has this part; `None` if none has.
-pub(super) fn name_of_part(part: &str) -> Option<LockName> {
+pub(crate) fn name_of_part(part: &str) -> Option<LockName> {
     let name = LockName::new(&read_part(part)?).ok()?;
     (one_part(&name) == part).then_some(name)
 }
@@ -102,7 +102,7 @@ fn refused(sign: char) -> bool {
 }
 
 /// The name whose directory this is; `None` if no name has it.
-pub(super) fn name_of(chroot: &str, path: &str) -> Option<LockName> {
+pub(crate) fn name_of(chroot: &str, path: &str) -> Option<LockName> {
     let inside = path.strip_prefix(chroot)?.strip_prefix('/')?;
     let parts: Option<Vec<String>> = inside.split('/').map(read_part).collect();
     let name = LockName::new(&parts?.join("/")).ok()?;

@@ -14,18 +14,19 @@
 //! version 4. So a node of ours is known by its name, whatever is written in it (notes.rs).
 
 use aws_lc_rs::digest::{Context, SHA256};
-use fencepost_core::{LockName, OwnerId, Token};
+use fencepost_core::Token;
 
-use super::address::Style;
-use super::wire::Stat;
+use super::super::client::Stat;
+use super::super::config::Style;
+use crate::backend::GrantId;
 
 /// Which nodes are an owner's: what stands in their names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark([u8; 16]);
+pub(crate) struct Mark([u8; 16]);
 
 impl Mark {
-    pub(super) fn of(name: &LockName, owner: OwnerId) -> Self {
-        let hash = hash("fencepost zookeeper node", name, owner);
+    pub(crate) fn of(grant: &GrantId) -> Self {
+        let hash = hash("fencepost zookeeper node", grant);
         let mut bits = [0; 16];
         bits.copy_from_slice(&hash[..16]);
         // The version and the variant of a UUID that is a hash of its maker's choice.
@@ -34,7 +35,7 @@ impl Mark {
     }
 
     /// The name of a new node, up to its number.
-    pub(super) fn prefix(self, style: Style) -> String {
+    pub(crate) fn prefix(self, style: Style) -> String {
         let hex = hex(&self.0);
         let (a, b, c, d) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]);
         let kind = match style {
@@ -46,23 +47,23 @@ impl Mark {
     }
 
     /// Says of a node whether it is of this owner, in any style.
-    pub(super) fn finder(self) -> impl Fn(&str) -> bool {
+    pub(crate) fn finder(self) -> impl Fn(&str) -> bool {
         let prefixes = Style::ALL.map(|style| self.prefix(style));
         move |node| prefixes.iter().any(|prefix| node.starts_with(prefix))
     }
 }
 
-pub(super) fn hash(purpose: &str, name: &LockName, owner: OwnerId) -> [u8; 32] {
+pub(crate) fn hash(purpose: &str, grant: &GrantId) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
     context.update(purpose.as_bytes());
-    context.update(&owner.bits().to_be_bytes());
-    context.update(name.as_str().as_bytes());
+    context.update(&grant.owner.bits().to_be_bytes());
+    context.update(grant.name.as_str().as_bytes());
     let mut hash = [0; 32];
     hash.copy_from_slice(context.finish().as_ref());
     hash
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: [char; 16] =
         ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     let digits = |byte: &u8| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
@@ -71,30 +72,30 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 
 /// One who wants the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Contender {
-    pub(super) node: String,
+pub(crate) struct Contender {
+    pub(crate) node: String,
     number: i32,
 }
 
 impl Contender {
     /// `None` for a child that is something else: the directory of a lock below this one, or a stranger's.
-    pub(super) fn read(node: &str) -> Option<Self> {
+    pub(crate) fn read(node: &str) -> Option<Self> {
         let (_, number) = split(node)?;
         Some(Self { node: node.to_owned(), number })
     }
 
     /// The node's name without its number.
-    pub(super) fn prefix(&self) -> &str {
+    pub(crate) fn prefix(&self) -> &str {
         split(&self.node).map_or("", |(prefix, _)| prefix)
     }
 
     /// Whether one of us made it, going by its name.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.uuid().and_then(|digits| digits.get(12).copied()) == Some(b'8')
     }
 
     /// Whether it is called as one of us, Curator or kazoo calls it.
-    pub(super) fn is_of_a_make(&self) -> bool {
+    pub(crate) fn is_of_a_make(&self) -> bool {
         self.uuid().is_some()
     }
 
@@ -121,12 +122,12 @@ fn split(node: &str) -> Option<(&str, i32)> {
     Some((prefix, number.parse().ok()?))
 }
 
-pub(super) fn looks_like_contender(part: &str) -> bool {
+pub(crate) fn looks_like_contender(part: &str) -> bool {
     split(part).is_some()
 }
 
 /// The contenders among these children, the holder first.
-pub(super) fn in_order(children: &[String]) -> Vec<Contender> {
+pub(crate) fn in_order(children: &[String]) -> Vec<Contender> {
     let mut found: Vec<Contender> =
         children.iter().filter_map(|child| Contender::read(child)).collect();
     // All that live at one time lie within half of the counter's range.
@@ -137,25 +138,23 @@ pub(super) fn in_order(children: &[String]) -> Vec<Contender> {
 }
 
 /// The fencing token of a node; `None` beyond what JSON keeps whole (an epoch of 2^21).
-pub(super) fn token_of(stat: &Stat) -> Option<Token> {
+pub(crate) fn token_of(stat: &Stat) -> Option<Token> {
     u64::try_from(stat.czxid).ok().and_then(|czxid| Token::new(czxid).ok())
 }
 
 #[cfg(test)]
 mod tests {
+    use fencepost_core::{LockName, OwnerId};
+
     use super::*;
 
-    fn name(text: &str) -> LockName {
-        LockName::new(text).unwrap()
-    }
-
-    fn owner(bits: u128) -> OwnerId {
-        OwnerId::from_bits(bits)
+    fn grant(name: &str, owner: u128) -> GrantId {
+        GrantId { name: LockName::new(name).unwrap(), owner: OwnerId::from_bits(owner) }
     }
 
     #[test]
     fn names_are_those_of_curator_and_kazoo() {
-        let mark = Mark::of(&name("a"), owner(7));
+        let mark = Mark::of(&grant("a", 7));
         let curator = mark.prefix(Style::Curator);
         let (start, uuid, end) = (&curator[..3], &curator[3..39], &curator[39..]);
         assert_eq!((start, end), ("_c_", "-lock-"));
@@ -165,9 +164,9 @@ mod tests {
         for style in [Style::Curator, Style::Kazoo] {
             let node = format!("{}0000000003", mark.prefix(style));
             assert!(mark.finder()(&node));
-            assert!(!Mark::of(&name("b"), owner(7)).finder()(&node), "an owner is for one name");
-            assert!(!Mark::of(&name("a"), owner(8)).finder()(&node));
-            assert!(!node.contains(&owner(7).reveal()));
+            assert!(!Mark::of(&grant("b", 7)).finder()(&node), "an owner is for one name");
+            assert!(!Mark::of(&grant("a", 8)).finder()(&node));
+            assert!(!node.contains(&grant("a", 7).owner.reveal()));
         }
     }
 
