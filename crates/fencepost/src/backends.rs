@@ -74,7 +74,9 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
-        StoreUrl::ZooKeeper(url) => Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?)),
+        StoreUrl::ZooKeeper(url) => {
+            Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?))
+        }
     }
 }
 

@@ -56,7 +56,13 @@ impl<T> Reply<T> {
 /// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
 /// returns its value and when its request left.
 #[cfg_attr(
-    not(any(test, feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    not(any(
+        test,
+        feature = "etcd",
+        feature = "postgres",
+        feature = "redis",
+        feature = "zookeeper"
+    )),
     expect(dead_code, reason = "the stores without a server do not retry")
 )]
 pub(crate) async fn retry<T, F>(

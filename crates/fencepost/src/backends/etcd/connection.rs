@@ -23,7 +23,7 @@ use crate::backend::{Outcome, StoreError, StoreResult, Surroundings, short};
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::retry::{ATTEMPT_TIMEOUT, retry};
-use crate::url::servers::User;
+use crate::url::User;
 
 /// The timeout of the first attempt: short enough that every member is asked before the limit comes. In the next round
 /// it is twice that, and so on.

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 use super::client::{Access, Key, Make, OnShorter, Servers, Session};
-use super::config::{self, Style, ZooKeeperUrl};
+use super::config::{Style, ZooKeeperUrl};
 use super::error::{Code, code, found, said};
 use super::layout::{Contender, Mark, RESERVED, in_order};
 use super::places::{Place, Places};
