@@ -14,7 +14,7 @@
 //! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the record is lost and
 //! the clock is behind where it was: that of a replica that took over, or one that was ahead for longer than the
 //! retention and was then set back. So a lock here is for correctness only on a server that syncs every
-//! write, has no replicas, evicts nothing, and has a clock like ours (server_info.rs).
+//! write, has no replicas, evicts nothing, and has a clock like ours (`server_info.rs`).
 //!
 //! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every
 //! 250 ms. A release tells the first of them, and only that one; a free lock is given to nobody else of

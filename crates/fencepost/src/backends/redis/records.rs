@@ -8,7 +8,7 @@
 //! to the first. Only an end that finds no record the second time can not tell, and says so.
 //! *Where that ends:* with the key. A server that restarts or fails over without its last writes, evicts, or is
 //! flushed forgets what was done, and it is done again. A record ends by the server's wall clock: a leap
-//! forwards ends it early. So records are kept only where a lock is for correctness (server_info.rs).
+//! forwards ends it early. So records are kept only where a lock is for correctness (`server_info.rs`).
 
 use std::time::Duration;
 
