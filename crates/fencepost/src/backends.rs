@@ -86,7 +86,9 @@ pub(crate) async fn open(url: Url, around: Surroundings) -> Result<Store> {
         Url::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
         Url::ZooKeeper(url) => {
-            Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
+            let store = zookeeper::ZooKeeper::open(*url, &around).await?;
+            let ledger = Some(store.clone() as _);
+            Ok(Store { ledger, ..Bridge::without_ledger(store, &around.clock) })
         }
     }
 }

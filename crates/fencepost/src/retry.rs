@@ -55,7 +55,10 @@ impl<T> Reply<T> {
 
 /// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
 /// returns its value and when its request left.
-#[cfg_attr(not(test), expect(dead_code, reason = "Redis, etcd and ZooKeeper come to it next"))]
+#[cfg_attr(
+    not(any(test, feature = "zookeeper")),
+    expect(dead_code, reason = "Redis and etcd come to it next")
+)]
 pub(crate) async fn retry<T, F>(
     clock: &dyn Clock,
     limit: Moment,

@@ -49,10 +49,10 @@ mod patience;
 mod pipe;
 mod places;
 mod record;
+mod record_gc;
 mod session;
 mod shared;
 mod shelves;
-mod sweeps;
 mod time;
 mod tls;
 mod views;
@@ -205,7 +205,6 @@ impl Backend for ZooKeeper {
 
     fn drained(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            self.shared.stop_sweeps().await;
             self.shared.close_idle(Duration::ZERO);
             let mut closing = self.shared.closing.subscribe();
             let none = closing.wait_for(|count| *count == 0);

@@ -14,30 +14,34 @@
 //! the records in them. And a server that was cut off with a leader that is none any more may show, for as long
 //! as it does not know, a record as it was.
 //!
-//! *What is left behind:* a record whose time is over is removed by whoever asks for it, and clients that use records
-//! look for others now and then (sweeps.rs).
+//! *What is left behind:* a record whose time is over is removed by whoever asks for it or lists it, and each write
+//! removes a few others (`record_gc.rs`).
 
+use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fencepost_core::records::{self, Decision, Past};
-use fencepost_core::{LockName, Token};
+use fencepost_core::{LockName, Moment, Token};
 
 use super::ZooKeeper;
 use super::faults::{Code, Fault};
 use super::names::RESERVED;
 use super::ops::{Make, Op};
 use super::record::{Record, Site};
+use super::record_gc::{FEW, removal};
 use super::session::Session;
-use super::shared::{PATIENCE, Shared};
+use super::shared::Shared;
 use super::shelves::there;
 use super::wire::Stat;
-use crate::backend::BoxFuture;
-use crate::backends::bridge::Ledger;
-use crate::error::{Error, Result};
-use crate::ledger::{Claim, Claimed, Entry, Finish};
+use crate::backend::{StoreCall, StoreError, StoreResult};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::retry::retry;
 
 /// The version of a node is not the one that was read; there is none; there is one.
 const LATE: [i32; 3] = [-103, -101, -110];
+/// How often in a row a step begins again at once, since another client was faster.
+const CONFLICTS: usize = 16;
 
 /// A record as it was read.
 struct Found {
@@ -57,53 +61,70 @@ impl Shared {
         format!("{}/{RESERVED}/records", self.chroot)
     }
 
-    /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile; as often as it
-    /// takes, over servers that are away for a while.
+    /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile.
     async fn step<T>(
-        self: &Arc<Self>,
+        &self,
         name: &LockName,
+        limit: Moment,
         decide: impl Fn(Option<Entry>, Past) -> Decision<T>,
-    ) -> Result<T> {
-        self.uses_records(0);
-        let site = Site::of(&self.records(), name);
-        let (give_up, mut retried) = (self.now() + PATIENCE, false);
-        loop {
-            let (session, mut writing) = (self.control(), false);
-            let attempt = async {
-                let found = self.read_record(&session, &site).await?;
+    ) -> StoreResult<T> {
+        let site = &Site::of(&self.records(), name);
+        // A write was sent and not answered, here or in an attempt before.
+        let (unanswered, decide) = (&AtomicBool::new(false), &decide);
+        self.retried(limit, |session| async move {
+            for _ in 0..CONFLICTS {
+                let found = self.read_record(&session, site).await?;
                 let entry = found.record.as_ref();
                 let entry = entry.map(|(record, stat)| record.entry(name, stat, found.now));
+                let retried = unanswered.load(Ordering::Relaxed);
                 let decision = decide(entry, Past { retried, finished_by: found.settled_by });
-                writing = !matches!(decision, Decision::Answer(_));
-                self.carry_out(&session, &site, &found, decision).await
-            };
-            match attempt.await {
-                Ok(Some(answer)) => return Ok(answer),
-                // Somebody was faster: what they did decides.
-                Ok(None) if self.now() < give_up => {}
-                Ok(None) => {
-                    return Err(Error::unreachable(format!(
-                        "the record of \"{name}\" keeps changing at ZooKeeper: try again"
-                    )));
+                let writes = !matches!(decision, Decision::Answer(_));
+                // Before it leaves: this attempt may be dropped at any await.
+                unanswered.store(retried || writes, Ordering::Relaxed);
+                let carried_out = self.carry_out(&session, site, &found, decision).await;
+                if !matches!(carried_out, Err(Fault::Cut(_) | Fault::Gone)) {
+                    unanswered.store(retried, Ordering::Relaxed);
                 }
-                Err(fault) if fault.may_be_tried_again() && self.now() < give_up => {
-                    retried |= writing && matches!(fault, Fault::Cut(_) | Fault::Gone);
-                    self.breathe().await;
+                // If another client was faster, what it did decides.
+                if let Some(answer) = carried_out? {
+                    return Ok(answer);
                 }
-                Err(fault) => return Err(self.refusal(fault)),
             }
-        }
+            Err(Fault::NotNow(format!(
+                "the record of \"{name}\" keeps changing at ZooKeeper: try again"
+            )))
+        })
+        .await
+    }
+
+    /// Asks over servers that are away for a while, in a new session if the last one has ended.
+    pub(super) async fn retried<T, F>(
+        &self,
+        limit: Moment,
+        ask: impl Fn(Arc<Session>) -> F,
+    ) -> StoreResult<T>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        retry(&*self.around.clock, limit, |_| {
+            let (sent, asked) = (self.now(), ask(self.control()));
+            async move { Ok((asked.await.map_err(|fault| self.refusal(fault))?, sent)) }
+        })
+        .await
     }
 
     /// The error of a fault that came of asking for records.
-    fn refusal(&self, fault: Fault) -> Error {
+    fn refusal(&self, fault: Fault) -> StoreError {
         match fault {
-            Fault::Said(Code::NoAuth) => Error::refused(format!(
+            Fault::Said(Code::NoAuth) => StoreError::refused(format!(
                 "ZooKeeper does not let us use the records in {}, which are somebody else's: write their \
                  USER:PASSWORD@ before the hosts in the URL, or widen their ACL (setAcl)",
                 self.records()
             )),
-            fault => fault.into_error(),
+            Fault::Cut(why) => StoreError::no_reply(why),
+            Fault::Away(why) | Fault::NotNow(why) => StoreError::busy(why),
+            Fault::Gone => StoreError::no_reply(fault.into_error().to_string()),
+            fault => fault.into_error().into(),
         }
     }
 
@@ -111,9 +132,11 @@ impl Shared {
         // In this order: a session is answered in the order in which it asks.
         let synced = session.sync(&site.node);
         let (generation, node) = (session.data(&site.shard), session.data(&site.node));
+        let neighbours = self.list_neighbours(session, &site.shard);
         let (synced, generation, node) =
             (synced.await, there(generation.await)?, there(node.await)?);
         synced?;
+        neighbours.await;
         let generation = generation.map(|(_, stat)| stat.version);
         let mut found = Found { generation, version: None, record: None, settled_by: None, now: 0 };
         if let Some((data, stat)) = node {
@@ -139,106 +162,99 @@ impl Shared {
 
     /// None if something happened to the record since it was read.
     async fn carry_out<T>(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
+        &self,
+        session: &Session,
         site: &Site,
         found: &Found,
         decision: Decision<T>,
     ) -> Result<Option<T>, Fault> {
         let known = found.generation.zip(found.version);
-        let (ops, answer) = match (decision, known) {
+        match (decision, known) {
             (Decision::Answer(answer), known) => {
                 if let Some((generation, version)) = known.filter(|_| found.record.is_none()) {
-                    // In the background. Whoever meets it next tries again.
-                    let set = Op::set_version(&site.shard, b"", generation);
-                    let asked = session.multi(&[set, Op::delete_version(&site.node, version)]);
-                    self.around.runtime.spawn(asked);
+                    let removal = removal(&site.shard, generation, [(site, version)]);
+                    self.remove_later(session, &removal);
                 }
-                return Ok(Some(answer));
+                Ok(Some(answer))
             }
-            (Decision::Write(record, answer), None) => {
+            (Decision::Write(record, answer), known) => {
+                if found.generation.is_none() {
+                    self.make_shelf(session, &site.shard).await?;
+                }
                 let data = Record::of(record).bytes();
-                let made = session.create(&site.node, &data, Make::Persistent, self.access);
-                return match made.await {
-                    Ok(_) => Ok(Some(answer)),
-                    Err(Fault::Said(Code::NodeExists)) => Ok(None),
-                    Err(Fault::Said(Code::NoNode)) => {
-                        self.make_shelf(session, &site.shard).await?;
-                        Ok(None)
-                    }
-                    Err(fault) => Err(fault),
+                let ops = match known {
+                    None => vec![Op::create(&site.node, &data, Make::Persistent, self.access)],
+                    Some((generation, version)) => vec![
+                        Op::check(&site.shard, generation),
+                        Op::set_version(&site.node, &data, version),
+                    ],
                 };
-            }
-            (Decision::Write(record, answer), Some((generation, version))) => {
-                let data = Record::of(record).bytes();
-                let set = Op::set_version(&site.node, &data, version);
-                ([Op::check(&site.shard, generation), set], answer)
+                let (neighbours, asked) = (self.read_neighbours(session), self.now());
+                let (written, stat) = (session.multi(&ops), session.exists(&site.node));
+                if !applied(written.await?)? {
+                    return Ok(None);
+                }
+                let neighbours = neighbours.await;
+                if let Ok(Some(stat)) = stat.await {
+                    self.take_reading(stat.mtime, asked);
+                    if let Some(found) = neighbours {
+                        self.remove_expired(session, &found, stat.mtime, FEW);
+                    }
+                }
+                Ok(Some(answer))
             }
             (Decision::Remove(answer), Some((generation, version))) => {
-                let set = Op::set_version(&site.shard, b"", generation);
-                ([set, Op::delete_version(&site.node, version)], answer)
+                let removal = removal(&site.shard, generation, [(site, version)]);
+                Ok(applied(session.multi(&removal).await?)?.then_some(answer))
             }
-            (Decision::Remove(_), None) => return Ok(None),
-        };
-        match session.multi(&ops).await? {
-            None => Ok(Some(answer)),
-            Some((_, error)) if LATE.contains(&error) => Ok(None),
-            Some((_, error)) => Err(Fault::of(error, "the server")),
+            (Decision::Remove(_), None) => Ok(None),
         }
     }
 }
 
+/// Whether a multi was carried out. If not, something happened since its versions were read.
+fn applied(failed: Option<(usize, i32)>) -> Result<bool, Fault> {
+    match failed {
+        None => Ok(true),
+        Some((_, error)) if LATE.contains(&error) => Ok(false),
+        Some((_, error)) => Err(Fault::of(error, "the server")),
+    }
+}
+
 impl Ledger for ZooKeeper {
-    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed>> {
+    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
         Box::pin(async move {
-            let claimed =
-                self.shared.step(&claim.name, |found, _| records::claim(found, &claim)).await;
-            // One that lives for no longer than this run does its part meanwhile.
-            self.shared.sweep_if_due();
-            claimed
+            self.shared.step(&claim.name, limit, |found, _| records::claim(found, &claim)).await
         })
     }
 
-    fn finish(&self, finish: Finish) -> BoxFuture<'_, Result<bool>> {
+    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move {
             let decide =
                 |found: Option<Entry>, past| records::finish(found.as_ref(), past, &finish);
-            let finished = self.shared.step(&finish.name, decide).await?;
-            self.shared.uses_records(1);
-            self.shared.sweep_if_due();
-            Ok(finished)
+            self.shared.step(&finish.name, limit, decide).await
         })
     }
 
-    fn look_up(&self, name: LockName) -> BoxFuture<'_, Result<Option<Entry>>> {
-        Box::pin(async move { self.shared.step(&name, |found, _| Decision::Answer(found)).await })
+    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
+        Box::pin(
+            async move { self.shared.step(&name, limit, |found, _| Decision::Answer(found)).await },
+        )
     }
 
-    fn entries(&self, prefix: &str) -> BoxFuture<'_, Result<Vec<Entry>>> {
+    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move {
-            self.shared.uses_records(0);
-            let give_up = self.shared.now() + PATIENCE;
-            loop {
-                match self.shared.all_entries(&prefix).await {
-                    Ok(entries) => return Ok(entries),
-                    Err(fault) if fault.may_be_tried_again() && self.shared.now() < give_up => {
-                        self.shared.breathe().await;
-                    }
-                    Err(fault) => return Err(self.shared.refusal(fault)),
-                }
-            }
-        })
+        Box::pin(async move { self.shared.entries(&prefix, limit).await })
     }
 
-    fn forget(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<bool>> {
+    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move {
             let decide = |found: Option<Entry>, past: Past| match found {
                 Some(entry) if entry.token == token => Decision::Remove(true),
                 // If we asked before, it may have gone by that, and another have come.
                 _ => Decision::Answer(past.retried),
             };
-            self.shared.step(&name, decide).await
+            self.shared.step(&name, limit, decide).await
         })
     }
 }
@@ -258,6 +274,28 @@ pub(super) mod tests {
     use crate::backends::zookeeper::ZooKeeperUrl;
     use crate::clock::{BootClock, Clock};
     use crate::ledger::{Outcome, Over};
+
+    impl ZooKeeper {
+        pub(crate) async fn claims(&self, claim: Claim) -> Claimed {
+            self.claim(claim, Moment::NEVER).await.unwrap().value
+        }
+
+        pub(crate) async fn finishes(&self, finish: Finish) -> bool {
+            self.finish(finish, Moment::NEVER).await.unwrap().value
+        }
+
+        pub(crate) async fn looks_up(&self, name: &LockName) -> Option<Entry> {
+            self.look_up(name.clone(), Moment::NEVER).await.unwrap().value
+        }
+
+        pub(crate) async fn lists(&self) -> Vec<Entry> {
+            self.entries("", Moment::NEVER).await.unwrap().value
+        }
+
+        async fn forgets(&self, name: &LockName, token: Token) -> bool {
+            self.forget(name.clone(), token, Moment::NEVER).await.unwrap().value
+        }
+    }
 
     pub(crate) async fn open(server: &Server) -> Arc<ZooKeeper> {
         open_at(server.address(), Arc::new(BootClock)).await
@@ -291,27 +329,27 @@ pub(super) mod tests {
         let server = Server::builder().start().unwrap();
         let (slow, quick) = (open(&server).await, open(&server).await);
         let site = Site::of(&slow.shared.records(), &claim_of(1).name);
-        assert_eq!(quick.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        assert_eq!(quick.claims(claim_of(1)).await, Claimed::Ours);
         let session = slow.shared.control();
         let read = slow.shared.read_record(&session, &site).await.unwrap();
         let (record, stat) = read.record.as_ref().unwrap();
         let seen = record.entry(&claim_of(2).name, stat, read.now);
-        assert!(quick.finish(finish_of(1, Outcome::Abandoned)).await.unwrap());
-        assert_eq!(quick.claim(claim_of(3)).await.unwrap(), Claimed::Ours);
+        assert!(quick.finishes(finish_of(1, Outcome::Abandoned)).await);
+        assert_eq!(quick.claims(claim_of(3)).await, Claimed::Ours);
         let next = records::claim(Some(seen), &claim_of(2));
         assert!(matches!(next, Decision::Write(..)));
         let carried = slow.shared.carry_out(&session, &site, &read, next).await.unwrap();
         assert_eq!(carried, None, "it wrote over a record that it had not read");
-        assert_eq!(slow.claim(claim_of(2)).await.unwrap(), Claimed::Overtaken);
-        assert!(quick.finish(finish_of(3, Outcome::Done(b"x".to_vec()))).await.unwrap());
-        assert!(!slow.finish(finish_of(1, Outcome::Done(b"y".to_vec()))).await.unwrap());
+        assert_eq!(slow.claims(claim_of(2)).await, Claimed::Overtaken);
+        assert!(quick.finishes(finish_of(3, Outcome::Done(b"x".to_vec()))).await);
+        assert!(!slow.finishes(finish_of(1, Outcome::Done(b"y".to_vec()))).await);
         // Asked again, it says the same; another's token is another's.
-        assert!(quick.finish(finish_of(3, Outcome::Done(b"z".to_vec()))).await.unwrap());
-        let entry = slow.look_up(claim_of(1).name).await.unwrap().unwrap();
+        assert!(quick.finishes(finish_of(3, Outcome::Done(b"z".to_vec()))).await);
+        let entry = slow.looks_up(&claim_of(1).name).await.unwrap();
         assert_eq!((entry.token.get(), &*entry.result), (3, &b"x"[..]));
-        assert!(!slow.forget(entry.name.clone(), Token::new(2).unwrap()).await.unwrap());
-        assert!(slow.forget(entry.name.clone(), entry.token).await.unwrap());
-        assert!(!slow.forget(entry.name, entry.token).await.unwrap());
+        assert!(!slow.forgets(&entry.name, Token::new(2).unwrap()).await);
+        assert!(slow.forgets(&entry.name, entry.token).await);
+        assert!(!slow.forgets(&entry.name, entry.token).await);
     }
 
     /// Nobody takes us for a while, as while a leader is elected: the step is not lost by that.
@@ -320,7 +358,7 @@ pub(super) mod tests {
         let server = Server::builder().start().unwrap();
         let proxy = Proxy::to(server.address()).unwrap();
         let store = open_at(proxy.address(), Arc::new(BootClock)).await;
-        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        assert_eq!(store.claims(claim_of(1)).await, Claimed::Ours);
         let (name, done) = (claim_of(1).name, Outcome::Done(b"x".to_vec()));
         for away in 0..3 {
             proxy.set_mode(Mode::Refuse);
@@ -330,14 +368,14 @@ pub(super) mod tests {
                 proxy.set_mode(Mode::Pass);
             };
             let steps = async {
-                let finished = store.finish(finish_of(1, done.clone())).await;
-                let entries = store.entries("").await;
-                (finished, store.look_up(name.clone()).await, entries)
+                let finished = store.finishes(finish_of(1, done.clone())).await;
+                let entries = store.lists().await;
+                (finished, store.looks_up(&name).await, entries)
             };
             let ((finished, found, entries), ()) = tokio::join!(steps, away());
-            assert!(finished.unwrap());
-            assert_eq!(found.unwrap().unwrap().result, b"x");
-            assert_eq!(entries.unwrap().len(), 1);
+            assert!(finished);
+            assert_eq!(found.unwrap().result, b"x");
+            assert_eq!(entries.len(), 1);
         }
     }
 
@@ -346,14 +384,14 @@ pub(super) mod tests {
     async fn a_finish_that_was_kept_for_a_moment_is_found_done() {
         let server = Server::builder().start().unwrap();
         let store = open(&server).await;
-        assert_eq!(store.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
+        assert_eq!(store.claims(claim_of(1)).await, Claimed::Ours);
         let brief = |number| Finish {
             keep: Duration::from_millis(1),
             ..finish_of(number, Outcome::Done(b"x".to_vec()))
         };
-        assert!(store.finish(brief(1)).await.unwrap());
+        assert!(store.finishes(brief(1)).await);
         BootClock.alarm(BootClock.now() + Duration::from_millis(20)).await;
-        assert!(store.finish(brief(1)).await.unwrap(), "it was recorded");
+        assert!(store.finishes(brief(1)).await, "it was recorded");
     }
 
     /// Without a lock between them: each that claims with the highest token yet runs, and of all who finish one is
@@ -370,12 +408,12 @@ pub(super) mod tests {
                     tokio::spawn(async move {
                         let token = u64::try_from(number).unwrap();
                         let claim = Claim { name: name.clone(), ..claim_of(token) };
-                        if store.claim(claim).await.unwrap() != Claimed::Ours {
+                        if store.claims(claim).await != Claimed::Ours {
                             return None;
                         }
                         let outcome = Outcome::Done(token.to_string().into_bytes());
                         let finish = Finish { name, ..finish_of(token, outcome) };
-                        store.finish(finish).await.unwrap().then_some(token)
+                        store.finishes(finish).await.then_some(token)
                     })
                 })
                 .collect();
@@ -383,7 +421,7 @@ pub(super) mod tests {
             for task in tasks {
                 done.extend(task.await.unwrap());
             }
-            let entry = stores[0].look_up(name).await.unwrap().unwrap();
+            let entry = stores[0].looks_up(&name).await.unwrap();
             assert_eq!(done, [entry.token.get()], "round {round}");
             assert_eq!(entry.result, entry.token.to_string().into_bytes());
         }

@@ -19,8 +19,8 @@ use super::nodes::{Contender, Mark, in_order};
 use super::notes::Key;
 use super::ops::{Access, Make};
 use super::places::{Place, Places};
+use super::record_gc::Neighbours;
 use super::session::Session;
-use super::sweeps::Sweeps;
 use super::time::Reading;
 use crate::backend::{Liveness, LossCause, Surroundings};
 use crate::backends::bridge::Grant;
@@ -54,7 +54,8 @@ pub(super) struct Shared {
     found: Mutex<(Found, Moment)>,
     /// What time it was at the leader, when it was last asked.
     reading: Mutex<Option<Reading>>,
-    sweeps: Mutex<Sweeps>,
+    /// Records that may be over.
+    pub(super) neighbours: Mutex<Neighbours>,
 }
 
 impl Shared {
@@ -73,7 +74,7 @@ impl Shared {
             closing: watch::Sender::new(0),
             found: Mutex::default(),
             reading: Mutex::default(),
-            sweeps: Mutex::default(),
+            neighbours: Mutex::default(),
         }
     }
 
@@ -96,10 +97,6 @@ impl Shared {
 
     pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
         self.reading.lock()
-    }
-
-    pub(super) fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
-        self.sweeps.lock()
     }
 
     /// Reads what kind of servers these are.
@@ -164,7 +161,6 @@ impl Shared {
     /// Lets go of what nobody uses.
     pub(super) fn tidy(self: &Arc<Self>) {
         self.close_idle(IDLE);
-        self.sweep_if_due();
         // A script's grant that is not renewed here is kept by others, or ends. Whoever renews it here
         // again finds it again.
         let forgotten = self.places.all(|place| {

@@ -1,38 +1,60 @@
-//! The directories of records: made once, listed, and rid of what is over.
-//!
-//! Whoever removes records sets their directory in the same step: ledger.rs tells why.
+//! The directories of records: made once, read, and listed.
 
-use fencepost_core::LockName;
-use futures_util::future::join_all;
+use std::future::Future;
+use std::sync::Arc;
+
+use fencepost_core::{LockName, Moment};
 
 use super::faults::{Code, Fault};
 use super::names::name_of_part;
-use super::ops::{Make, Op};
-use super::record::Record;
+use super::ops::Make;
+use super::record::{Record, Site};
+use super::record_gc::FEW;
 use super::session::Session;
 use super::shared::Shared;
 use super::wire::Stat;
+use crate::backend::StoreResult;
 use crate::ledger::Entry;
 
 /// How many records are read at once for a list. Each may have 64 KiB.
 const AT_ONCE: usize = 16;
-/// How many go in one step.
-const BURIED: usize = 64;
 
 /// Some records of a directory.
 pub(super) struct Shelved {
     /// The directory's version, read before them.
     pub(super) generation: i32,
-    pub(super) records: Vec<(String, LockName, Record, Stat)>,
+    pub(super) records: Vec<(Site, LockName, Record, Stat)>,
 }
 
 impl Shelved {
-    /// At most so many of their nodes, with their versions.
-    pub(super) fn nodes(&self, shard: &str, most: usize) -> Vec<(String, i32)> {
-        let node = |(node, _, _, stat): &(String, LockName, Record, Stat)| {
-            (format!("{shard}/{node}"), stat.version)
-        };
-        self.records.iter().take(most).map(node).collect()
+    /// Those whose time is over, with the versions of their nodes.
+    pub(super) fn over(&self, now: i64) -> impl Iterator<Item = (&Site, i32)> {
+        let over =
+            self.records.iter().filter(move |(_, _, record, stat)| record.is_over(stat, now));
+        over.map(|(site, _, _, stat)| (site, stat.version))
+    }
+}
+
+/// Asks for what can be read of these nodes and is ours; `None` if the directory can not be read.
+pub(super) fn read_some(
+    session: &Session,
+    shard: &str,
+    nodes: &[String],
+) -> impl Future<Output = Result<Option<Shelved>, Fault>> + Send + use<> {
+    let generation = session.data(shard);
+    let ask = |node: &String| {
+        let site = Site { shard: shard.to_owned(), node: format!("{shard}/{node}") };
+        Some((name_of_part(node)?, session.data(&site.node), site))
+    };
+    let asked: Vec<_> = nodes.iter().filter_map(ask).collect();
+    async move {
+        let Some((_, generation)) = readable(generation.await)? else { return Ok(None) };
+        let mut records = Vec::new();
+        for (name, answer, site) in asked {
+            let Some((data, stat)) = readable(answer.await)? else { continue };
+            records.extend(Record::read(&data).map(|record| (site, name, record, stat)));
+        }
+        Ok(Some(Shelved { generation: generation.version, records }))
     }
 }
 
@@ -43,98 +65,49 @@ impl Shared {
         self.make_path(session, dir, |_| Make::Persistent, self.access).await
     }
 
-    /// Takes records away whose time is over, unless something happens to them first.
-    pub(super) async fn bury(
-        &self,
-        session: &Session,
-        shard: &str,
-        mut generation: i32,
-        over: &[(String, i32)],
-    ) -> Result<(), Fault> {
-        for bunch in over.chunks(BURIED) {
-            let mut bunch = bunch.to_vec();
-            while !bunch.is_empty() {
-                let mut ops = vec![Op::set_version(shard, b"", generation)];
-                ops.extend(bunch.iter().map(|(node, version)| Op::delete_version(node, *version)));
-                match session.multi(&ops).await? {
-                    None => {
-                        generation = generation.wrapping_add(1);
-                        break;
-                    }
-                    // It has changed, is gone, or somebody put a node below it: the others can go.
-                    Some((failed @ 1.., _)) if failed <= bunch.len() => {
-                        bunch.remove(failed - 1);
-                    }
-                    // Others remove records of this directory. Whoever meets these next tries again.
-                    Some(_) => return Ok(()),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Which of these live, with the leader's time, and which are over; and how many of those may go, if so many of
-    /// their directory went before.
-    pub(super) async fn part(
-        &self,
-        session: &Session,
-        mut found: Shelved,
-        gone: &mut usize,
-    ) -> Result<(Vec<Entry>, Shelved, usize), Fault> {
-        let (mut now, mut may) = (self.leader_time(session).await?, 0);
-        if found.records.iter().any(|(_, _, record, stat)| record.is_over(stat, now)) {
-            (now, may) = self.time_to_bury(session).await?;
-            may = may.saturating_sub(*gone);
-        }
-        let live = found.records.extract_if(.., |(_, _, record, stat)| !record.is_over(stat, now));
-        let live = live.map(|(_, name, record, stat)| record.entry(&name, &stat, now)).collect();
-        *gone += may.min(found.records.len());
-        Ok((live, found, may))
-    }
-
-    /// What can be read of these nodes and is ours; none if the directory can not be read.
-    pub(super) async fn read_some(
-        &self,
-        session: &Session,
-        shard: &str,
-        nodes: &[String],
-    ) -> Result<Option<Shelved>, Fault> {
-        let generation = session.data(shard);
-        let asked: Vec<_> =
-            nodes.iter().map(|node| session.data(&format!("{shard}/{node}"))).collect();
-        let Some((_, generation)) = readable(generation.await)? else { return Ok(None) };
-        let mut records = Vec::new();
-        for (node, answer) in nodes.iter().zip(join_all(asked).await) {
-            let Some((data, stat)) = readable(answer)? else { continue };
-            if let Some((record, name)) = Record::read(&data).zip(name_of_part(node)) {
-                records.push((node.clone(), name, record, stat));
-            }
-        }
-        Ok(Some(Shelved { generation: generation.version, records }))
-    }
-
-    pub(super) async fn all_entries(&self, prefix: &str) -> Result<Vec<Entry>, Fault> {
-        let (session, records) = (self.control(), self.records());
-        let shards = self.children_now(&session, &records).await?;
+    pub(super) async fn entries(&self, prefix: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
+        let records = &self.records();
+        let list =
+            |session: Arc<Session>| async move { self.children_now(&session, records).await };
+        let dirs = self.retried(limit, list).await?;
         let mut entries = Vec::new();
-        for shard in shards.iter().filter(|shard| shard.len() == 2) {
-            let shard = format!("{records}/{shard}");
-            let (synced, nodes) = (session.sync(&shard), session.children(&shard));
-            let (synced, nodes) = (synced.await, readable(nodes.await)?.unwrap_or_default());
-            synced?;
-            let named = |node: &&String| {
-                name_of_part(node).is_some_and(|name| name.as_str().starts_with(prefix))
-            };
-            let wanted: Vec<_> = nodes.iter().filter(named).cloned().collect();
-            let mut gone = 0;
-            for bunch in wanted.chunks(AT_ONCE) {
-                let Some(found) = self.read_some(&session, &shard, bunch).await? else { break };
-                let (live, over, may) = self.part(&session, found, &mut gone).await?;
-                entries.extend(live.into_iter().map(|it| Entry { result: Vec::new(), ..it }));
-                self.bury(&session, &shard, over.generation, &over.nodes(&shard, may)).await?;
-            }
+        for dir in dirs.value.iter().filter(|dir| dir.len() == 2) {
+            let dir = &format!("{records}/{dir}");
+            let read =
+                |session: Arc<Session>| async move { self.entries_of(&session, dir, prefix).await };
+            entries.extend(self.retried(limit, read).await?.value);
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(dirs.map(|_| entries))
+    }
+
+    /// The records of a directory whose names start so. Of those whose time is over it removes a few.
+    async fn entries_of(
+        &self,
+        session: &Session,
+        shard: &str,
+        prefix: &str,
+    ) -> Result<Vec<Entry>, Fault> {
+        let nodes = readable(self.children_now(session, shard).await)?.unwrap_or_default();
+        let named = |node: &String| {
+            name_of_part(node).is_some_and(|name| name.as_str().starts_with(prefix))
+        };
+        let wanted: Vec<_> = nodes.into_iter().filter(named).collect();
+        let (mut entries, mut may_go) = (Vec::new(), FEW);
+        for batch in wanted.chunks(AT_ONCE) {
+            let Some(found) = read_some(session, shard, batch).await? else { break };
+            let mut now = self.leader_time(session).await?;
+            if found.over(now).next().is_some() {
+                now = self.leader_time_now(session).await?;
+                may_go -= self.remove_expired(session, &found, now, may_go);
+            }
+            let live =
+                found.records.iter().filter(|(_, _, record, stat)| !record.is_over(stat, now));
+            entries.extend(live.map(|(_, name, record, stat)| Entry {
+                result: Vec::new(),
+                ..record.entry(name, stat, now)
+            }));
+        }
         Ok(entries)
     }
 }
