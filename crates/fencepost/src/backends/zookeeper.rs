@@ -23,7 +23,7 @@
 //! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
 //! that another process can carry on.
 //! *Elections:* the same line, but that a candidate's node has its value and nothing else (notes.rs), as Curator's
-//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (ledger.rs).
+//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (records.rs).
 //! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
 //! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
 //! attached to another server nothing sent through the old one is. So after a break we look whether a node with
@@ -39,7 +39,6 @@ mod faults;
 mod found;
 mod grants;
 mod keep;
-mod ledger;
 mod line;
 mod names;
 mod nodes;
@@ -49,10 +48,11 @@ mod patience;
 mod pipe;
 mod places;
 mod record;
+mod record_dirs;
 mod record_gc;
+mod records;
 mod session;
 mod shared;
-mod shelves;
 mod time;
 mod tls;
 mod views;

@@ -16,9 +16,9 @@ use std::future::Future;
 
 use super::ops::Op;
 use super::record::Site;
+use super::record_dirs::{Shelved, read_some};
 use super::session::Session;
 use super::shared::Shared;
-use super::shelves::{Shelved, read_some};
 
 /// How many records a write looks at, and how many of a directory a list removes.
 pub(super) const FEW: usize = 4;
@@ -31,7 +31,7 @@ pub(super) struct Neighbours {
 }
 
 /// Removes records of a directory, all or none, if they and the directory have still these versions; that of the
-/// directory was read before them. It gets another one, so that nobody takes a later record for one of these (ledger.rs).
+/// directory was read before them. It gets another one, so that nobody takes a later record for one of these (records.rs).
 pub(super) fn removal<'a>(
     shard: &str,
     generation: i32,
@@ -110,7 +110,7 @@ mod tests {
     use fencepost_core::LockName;
     use fencepost_testbed::ZooKeeper as Server;
 
-    use super::super::ledger::tests::{claim_of, finish_of, open};
+    use super::super::records::tests::{claim_of, finish_of, open};
     use super::super::time::Reading;
     use super::*;
     use crate::backends::bridge::Backend as _;
