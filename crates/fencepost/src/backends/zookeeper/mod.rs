@@ -23,7 +23,7 @@
 //! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
 //! that another process can carry on.
 //! *Elections:* the same line, but that a candidate's node has its value and nothing else (layout/notes.rs), as Curator's
-//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (ledger.rs).
+//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (records.rs).
 //! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
 //! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
 //! attached to another server nothing sent through the old one is. So after a break we look whether a node with
@@ -40,15 +40,15 @@ mod error;
 mod guarantees;
 mod inspect;
 mod layout;
-mod ledger;
 mod locks;
 mod places;
 mod queue;
 mod record;
+mod record_dirs;
+mod record_gc;
+mod records;
 mod server_info;
 mod shared;
-mod shelves;
-mod sweeps;
 mod time;
 
 use std::fmt;
@@ -169,10 +169,7 @@ impl Backend for ZooKeeper {
 
     /// Closes the sessions that carry nothing: they would stay until they time out.
     fn drained(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            self.shared.stop_sweeps().await;
-            self.shared.close_idle(Duration::ZERO).await;
-        })
+        Box::pin(self.shared.close_idle(Duration::ZERO))
     }
 }
 

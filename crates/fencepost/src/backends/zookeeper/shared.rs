@@ -16,8 +16,8 @@ use super::config::{Style, ZooKeeperUrl};
 use super::error::{Code, code, found, said};
 use super::layout::{Contender, Mark, RESERVED, in_order};
 use super::places::{Place, Places};
+use super::record_gc::Neighbours;
 use super::server_info::Found;
-use super::sweeps::Sweeps;
 use super::time::Reading;
 use crate::backend::{Liveness, LossCause, LossSignal, StoreError, StoreResult, Surroundings};
 use crate::clock::Clock;
@@ -44,7 +44,8 @@ pub(super) struct Shared {
     pub(super) found: Mutex<(Found, Moment)>,
     /// What time it was at the leader, when it was last asked.
     reading: Mutex<Option<Reading>>,
-    sweeps: Mutex<Sweeps>,
+    /// Records that may be over.
+    pub(super) neighbours: Mutex<Neighbours>,
 }
 
 impl Shared {
@@ -66,7 +67,7 @@ impl Shared {
             containers: AtomicBool::new(true),
             found: Mutex::default(),
             reading: Mutex::default(),
-            sweeps: Mutex::default(),
+            neighbours: Mutex::default(),
         }
     }
 
@@ -98,10 +99,6 @@ impl Shared {
 
     pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
         self.reading.lock()
-    }
-
-    pub(super) fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
-        self.sweeps.lock()
     }
 
     /// Reads what kind of servers these are.
@@ -175,7 +172,6 @@ impl Shared {
     /// Lets go of what nobody uses.
     pub(super) fn tidy(self: &Arc<Self>) {
         self.around.tasks.spawn_on(self.close_idle(IDLE), &self.around.runtime);
-        self.sweep_if_due();
         // A script's grant that is not renewed here is kept by others, or ends. Whoever renews it here
         // again finds it again.
         let forgotten = self.places.all(|place| {

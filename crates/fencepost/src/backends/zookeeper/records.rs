@@ -14,27 +14,32 @@
 //! the records in them. And a server that was cut off with a leader that is none any more may show, for as long
 //! as it does not know, a record as it was.
 //!
-//! *What is left behind:* a record whose time is over is removed by whoever asks for it, and clients that use records
-//! look for others now and then (sweeps.rs).
+//! *What is left behind:* a record whose time is over is removed by whoever asks for it or lists it, and each write
+//! removes a few others (`record_gc.rs`).
 
+use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fencepost_core::records::{self, Decision, Past};
 use fencepost_core::{LockName, Moment, Token};
 
 use super::ZooKeeper;
-use super::error::{Code, code, found as there, server_error};
+use super::error::{Code, code, found as there, retry_if_unavailable, server_error};
 use super::names::RESERVED;
 use super::ops::{Make, Op};
 use super::record::{Record, Site};
+use super::record_gc::{FEW, removal};
 use super::session::Session;
 use super::shared::Shared;
 use super::wire::Stat;
-use crate::backend::{Outcome as Sent, Reply, StoreCall, StoreError, StoreResult};
+use crate::backend::{self, StoreCall, StoreError, StoreResult};
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 
 /// The version of a node is not the one that was read; there is none; there is one.
 const LATE: [i32; 3] = [-103, -101, -110];
+/// How often in a row a step begins again at once, since another client was faster.
+const CONFLICTS: usize = 16;
 
 /// A record as it was read.
 struct Found {
@@ -54,43 +59,57 @@ impl Shared {
         format!("{}/{RESERVED}/records", self.chroot)
     }
 
-    /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile; as often as it
-    /// takes, over servers that are away for a while.
+    /// Reads the record, asks what is to be done, and does it if nothing has happened meanwhile.
     async fn step<T>(
-        self: &Arc<Self>,
+        &self,
         name: &LockName,
         limit: Moment,
         decide: impl Fn(Option<Entry>, Past) -> Decision<T>,
     ) -> StoreResult<T> {
-        self.uses_records(0);
-        let site = Site::of(&self.records(), name);
-        let mut retried = false;
-        loop {
-            let (session, sent, mut writing) = (self.control(), self.now(), false);
-            let attempt = async {
-                let found = self.read_record(&session, &site).await?;
+        let site = &Site::of(&self.records(), name);
+        // A write was sent and not answered, here or in an attempt before.
+        let (unanswered, decide) = (&AtomicBool::new(false), &decide);
+        self.record_call(limit, |session| async move {
+            for _ in 0..CONFLICTS {
+                let found = self.read_record(&session, site).await?;
                 let entry = found.record.as_ref();
                 let entry = entry.map(|(record, stat)| record.entry(name, stat, found.now));
+                let retried = unanswered.load(Ordering::Relaxed);
                 let decision = decide(entry, Past { retried, finished_by: found.settled_by });
-                writing = !matches!(decision, Decision::Answer(_));
-                self.carry_out(&session, &site, &found, decision).await
-            };
-            match attempt.await {
-                Ok(Some(value)) => return Ok(Reply { value, sent, retried }),
-                // Somebody was faster: what they did decides.
-                Ok(None) if self.now() < limit => {}
-                Ok(None) => {
-                    return Err(StoreError::busy(format!(
-                        "the record of \"{name}\" keeps changing at ZooKeeper: try again"
-                    )));
+                let writes = !matches!(decision, Decision::Answer(_));
+                // Before it leaves: this attempt may be dropped at any await.
+                unanswered.store(retried || writes, Ordering::Relaxed);
+                let carried_out = self.carry_out(&session, site, &found, decision).await;
+                if !carried_out.as_ref().is_err_and(may_be_applied) {
+                    unanswered.store(retried, Ordering::Relaxed);
                 }
-                Err(error) if error.is_transient() && self.now() < limit => {
-                    retried |= writing && error.outcome() == Sent::Unknown;
-                    self.pause().await;
+                // If another client was faster, what it did decides.
+                if let Some(answer) = carried_out? {
+                    return Ok(answer);
                 }
-                Err(error) => return Err(self.refusal(error)),
             }
-        }
+            Err(StoreError::busy(format!(
+                "the record of \"{name}\" keeps changing at ZooKeeper: try again"
+            )))
+        })
+        .await
+    }
+
+    /// As [`Shared::call`], with the errors of records.
+    pub(super) async fn record_call<T, F>(
+        &self,
+        limit: Moment,
+        ask: impl Fn(Arc<Session>) -> F,
+    ) -> StoreResult<T>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        self.call(limit, |session| {
+            // Boxed: several layers would each have a copy of it.
+            let asked = Box::pin(ask(session));
+            async move { asked.await.map_err(|error| self.refusal(error)) }
+        })
+        .await
     }
 
     /// The error of one that came of asking for records.
@@ -101,7 +120,8 @@ impl Shared {
                  USER:PASSWORD@ before the hosts in the URL, or widen their ACL (setAcl)",
                 self.records()
             )),
-            _ => error,
+            _ if may_be_applied(&error) => error.with_outcome(backend::Outcome::Unknown),
+            _ => retry_if_unavailable(error),
         }
     }
 
@@ -109,9 +129,11 @@ impl Shared {
         // In this order: a session is answered in the order in which it asks.
         let synced = session.sync(&site.node);
         let (generation, node) = (session.data(&site.shard), session.data(&site.node));
+        let neighbours = self.list_neighbours(session, &site.shard);
         let (synced, generation, node) =
             (synced.await, there(generation.await)?, there(node.await)?);
         synced?;
+        neighbours.await;
         let generation = generation.map(|(_, stat)| stat.version);
         let mut found = Found { generation, version: None, record: None, settled_by: None, now: 0 };
         if let Some((data, stat)) = node {
@@ -137,65 +159,75 @@ impl Shared {
 
     /// None if something happened to the record since it was read.
     async fn carry_out<T>(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
+        &self,
+        session: &Session,
         site: &Site,
         found: &Found,
         decision: Decision<T>,
     ) -> Result<Option<T>, StoreError> {
         let known = found.generation.zip(found.version);
-        let (ops, answer) = match (decision, known) {
+        match (decision, known) {
             (Decision::Answer(answer), known) => {
                 if let Some((generation, version)) = known.filter(|_| found.record.is_none()) {
-                    // In the background. Whoever meets it next tries again.
-                    let set = Op::set_version(&site.shard, b"", generation);
-                    let asked = session.multi(&[set, Op::delete_version(&site.node, version)]);
-                    self.around.runtime.spawn(asked);
+                    let removal = removal(&site.shard, generation, [(site, version)]);
+                    self.remove_later(session, &removal);
                 }
-                return Ok(Some(answer));
+                Ok(Some(answer))
             }
-            (Decision::Write(record, answer), None) => {
+            (Decision::Write(record, answer), known) => {
+                if found.generation.is_none() {
+                    self.make_shelf(session, &site.shard).await?;
+                }
                 let data = Record::of(record).bytes();
-                let made = session.create(&site.node, &data, Make::Persistent, self.access);
-                return match made.await {
-                    Ok(_) => Ok(Some(answer)),
-                    Err(error) => match code(&error) {
-                        Some(Code::NodeExists) => Ok(None),
-                        Some(Code::NoNode) => {
-                            self.make_shelf(session, &site.shard).await?;
-                            Ok(None)
-                        }
-                        _ => Err(error),
-                    },
+                let ops = match known {
+                    None => vec![Op::create(&site.node, &data, Make::Persistent, self.access)],
+                    Some((generation, version)) => vec![
+                        Op::check(&site.shard, generation),
+                        Op::set_version(&site.node, &data, version),
+                    ],
                 };
-            }
-            (Decision::Write(record, answer), Some((generation, version))) => {
-                let data = Record::of(record).bytes();
-                let set = Op::set_version(&site.node, &data, version);
-                ([Op::check(&site.shard, generation), set], answer)
+                let (neighbours, asked) = (self.read_neighbours(session), self.now());
+                let (written, stat) = (session.multi(&ops), session.exists(&site.node));
+                if !applied(written.await?)? {
+                    return Ok(None);
+                }
+                let neighbours = neighbours.await;
+                if let Ok(Some(stat)) = stat.await {
+                    self.take_reading(stat.mtime, asked);
+                    if let Some(found) = neighbours {
+                        self.remove_expired(session, &found, stat.mtime, FEW);
+                    }
+                }
+                Ok(Some(answer))
             }
             (Decision::Remove(answer), Some((generation, version))) => {
-                let set = Op::set_version(&site.shard, b"", generation);
-                ([set, Op::delete_version(&site.node, version)], answer)
+                let removal = removal(&site.shard, generation, [(site, version)]);
+                Ok(applied(session.multi(&removal).await?)?.then_some(answer))
             }
-            (Decision::Remove(_), None) => return Ok(None),
-        };
-        match session.multi(&ops).await? {
-            None => Ok(Some(answer)),
-            Some((_, error)) if LATE.contains(&error) => Ok(None),
-            Some((_, error)) => Err(server_error(error, "the server")),
+            (Decision::Remove(_), None) => Ok(None),
         }
+    }
+}
+
+/// Whether a write that failed so may have been carried out: also if its session ended before the answer, since a record
+/// outlives the session that wrote it.
+fn may_be_applied(error: &StoreError) -> bool {
+    error.outcome() == backend::Outcome::Unknown || code(error) == Some(Code::SessionGone)
+}
+
+/// Whether a multi was carried out. If not, something happened since its versions were read.
+fn applied(failed: Option<(usize, i32)>) -> Result<bool, StoreError> {
+    match failed {
+        None => Ok(true),
+        Some((_, error)) if LATE.contains(&error) => Ok(false),
+        Some((_, error)) => Err(server_error(error, "the server")),
     }
 }
 
 impl Ledger for ZooKeeper {
     fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
         Box::pin(async move {
-            let decide = |found, _| records::claim(found, &claim);
-            let claimed = self.shared.step(&claim.name, limit, decide).await;
-            // One that lives for no longer than this run does its part meanwhile.
-            self.shared.sweep_if_due();
-            claimed
+            self.shared.step(&claim.name, limit, |found, _| records::claim(found, &claim)).await
         })
     }
 
@@ -203,10 +235,7 @@ impl Ledger for ZooKeeper {
         Box::pin(async move {
             let decide =
                 |found: Option<Entry>, past| records::finish(found.as_ref(), past, &finish);
-            let finished = self.shared.step(&finish.name, limit, decide).await?;
-            self.shared.uses_records(1);
-            self.shared.sweep_if_due();
-            Ok(finished)
+            self.shared.step(&finish.name, limit, decide).await
         })
     }
 
@@ -218,19 +247,7 @@ impl Ledger for ZooKeeper {
 
     fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move {
-            self.shared.uses_records(0);
-            loop {
-                let sent = self.shared.now();
-                match self.shared.all_entries(&prefix).await {
-                    Ok(entries) => return Ok(Reply::new(entries, sent)),
-                    Err(error) if error.is_transient() && self.shared.now() < limit => {
-                        self.shared.pause().await;
-                    }
-                    Err(error) => return Err(self.shared.refusal(error)),
-                }
-            }
-        })
+        Box::pin(async move { self.shared.entries(&prefix, limit).await })
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
@@ -261,32 +278,25 @@ pub(super) mod tests {
     use crate::clock::{BootClock, Clock};
     use crate::ledger::{Outcome, Over};
 
-    use crate::retry::CALL_TIMEOUT;
-
-    /// The steps, with the limit that the library gives them.
     impl ZooKeeper {
-        fn limit(&self) -> Moment {
-            self.shared.now() + CALL_TIMEOUT
-        }
-
         pub(crate) async fn claims(&self, claim: Claim) -> Claimed {
-            self.claim(claim, self.limit()).await.unwrap().value
+            self.claim(claim, Moment::NEVER).await.unwrap().value
         }
 
         pub(crate) async fn finishes(&self, finish: Finish) -> bool {
-            self.finish(finish, self.limit()).await.unwrap().value
+            self.finish(finish, Moment::NEVER).await.unwrap().value
         }
 
         pub(crate) async fn looks_up(&self, name: &LockName) -> Option<Entry> {
-            self.look_up(name.clone(), self.limit()).await.unwrap().value
+            self.look_up(name.clone(), Moment::NEVER).await.unwrap().value
         }
 
         pub(crate) async fn lists(&self) -> Vec<Entry> {
-            self.entries("", self.limit()).await.unwrap().value
+            self.entries("", Moment::NEVER).await.unwrap().value
         }
 
         async fn forgets(&self, name: &LockName, token: Token) -> bool {
-            self.forget(name.clone(), token, self.limit()).await.unwrap().value
+            self.forget(name.clone(), token, Moment::NEVER).await.unwrap().value
         }
     }
 
