@@ -149,10 +149,12 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        if let Some(source) = &self.source {
-            write!(f, " ({source})")?;
+        // A message that quotes its source does not repeat it.
+        let source = self.source.as_ref().map(ToString::to_string);
+        match source.filter(|source| !self.message.contains(source)) {
+            Some(source) => write!(f, " ({source})"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

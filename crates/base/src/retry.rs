@@ -16,11 +16,11 @@ use crate::store_error::{Outcome, StoreError};
 /// The timeout of one call. No backend has its own.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// The timeout of one attempt: a server that is silent for so long is asked again, over another connection.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub const RETRY_DELAY: Duration = Duration::from_millis(10);
-/// The longest pause between two attempts.
-const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
+/// The longest pause between two attempts, and the pause before a call that failed is made again.
+pub const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a store answered.
 #[derive(Clone, Copy, Debug)]
@@ -67,17 +67,27 @@ where
     F: Future<Output = Result<(T, Moment), StoreError>>,
 {
     let (mut number, mut delay, mut outcome) = (0, RETRY_DELAY, Outcome::NotApplied);
+    let mut last: Option<StoreError> = None;
     loop {
         let start = clock.now();
         let stop = (start + ATTEMPT_TIMEOUT).min(limit);
-        let error = match race(attempt(number), clock.alarm(stop)).await {
+        let (error, cut_short) = match race(attempt(number), clock.alarm(stop)).await {
             First::Left(Ok((value, sent))) => {
                 return Ok(Reply { value, sent, retried: outcome == Outcome::Unknown });
             }
-            First::Left(Err(error)) => error,
-            First::Right(()) => {
-                StoreError::no_reply(format!("no answer within {}", short(stop.since(start))))
+            First::Left(Err(error)) => {
+                let cut_short = error.is_interrupted() && clock.now() >= limit;
+                (error, cut_short)
             }
+            First::Right(()) => {
+                let message = format!("no answer within {}", short(stop.since(start)));
+                (StoreError::no_reply(message), true)
+            }
+        };
+        // An attempt that was cut short says less than the one before it.
+        let error = match last.take() {
+            Some(earlier) if cut_short => earlier.with_outcome(error.outcome()),
+            _ => error,
         };
         // Once unknown, always unknown: a later refusal says nothing about the first request.
         outcome = outcome.max(error.outcome());
@@ -87,6 +97,7 @@ where
         }
         clock.alarm(next).await;
         (number, delay) = (number + 1, (delay * 2).min(MAX_RETRY_DELAY));
+        last = Some(error);
     }
 }
 
@@ -134,6 +145,19 @@ mod tests {
     fn store_that_is_known_to_be_down_is_not_asked_again() {
         let (reply, made) = attempts(&[StoreError::unavailable("down")], LONG);
         assert_eq!((reply.unwrap_err().outcome(), made), (Outcome::NotApplied, 1));
+    }
+
+    #[test]
+    fn attempt_cut_short_by_the_limit_reports_the_earlier_error() {
+        let (clock, limit) = (BootClock, BootClock.now() + Duration::from_millis(30));
+        let reply: StoreResult<()> = block_on(retry(&clock, limit, |number| async move {
+            if number > 0 {
+                std::future::pending::<()>().await;
+            }
+            Err(StoreError::busy("row is locked"))
+        }));
+        let error = reply.unwrap_err();
+        assert_eq!((error.message(), error.outcome()), ("row is locked", Outcome::Unknown));
     }
 
     #[test]

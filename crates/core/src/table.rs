@@ -1,79 +1,51 @@
-//! A hash table that never stops to move all it has.
+//! The names that are held, in many hash maps instead of one.
 //!
-//! A hash table doubles now and then, and with a million entries that one step took a quarter of a second:
-//! longer than the shortest lease. Here the entries are spread over many small tables, and one more is
-//! added, and half of one other moved into it, whenever they are full on average (linear hashing). So the
-//! longest step moves some hundred entries, however many there are.
+//! A hash map doubles now and then, and moves all it has in that one step. With a million names that took 0.3 to 0.5 s:
+//! longer than the shortest lease. So names are spread over a fixed number of maps, and the longest step moves one of
+//! them (docs/decisions/0012).
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash};
 
-#[derive(Clone, Debug)]
-pub(crate) struct Table<K, V> {
-    // The keys of the hash are random, because names come from callers. Nothing that the machine or the
-    // wheel answers depends on the order of entries.
-    hash: RandomState,
-    parts: Vec<HashMap<K, V, RandomState>>,
+/// A map in shards. Each has random keys of its own, because names come from callers; nothing that the machine answers
+/// depends on the order of entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table<K: Eq + Hash, V> {
+    shards: Vec<HashMap<K, V>>,
     len: usize,
 }
 
-/// Entries per part, on average, before there is one more. Those that are next to be split have up to
-/// twice as many, which still fits 1024 buckets.
-const FULL: usize = 400;
+/// So few that an empty table is small, and so many that a shard of ten million names moves in some 20 ms.
+const SHARDS: usize = 256;
 
-/// The one of `parts` where a key belongs. The first of them have been split already in this round, so
-/// one more bit of the hash counts for them and for what was split off.
-fn part<K: Hash>(hash: &RandomState, parts: usize, key: &K) -> usize {
-    // Inside a part the lowest bits of the same hash choose the bucket and the highest seven mark it, so
-    // the part is chosen by those between.
-    let bits = (hash.hash_one(key) >> 32) as usize;
-    let round = parts.next_power_of_two();
-    let part = bits % round;
-    if part < parts { part } else { part - round / 2 }
+/// Without random keys, so that equal tables have equal shards. Names that are chosen to fall into one shard cost what
+/// they would in a plain hash map.
+fn shard<K: Hash>(key: &K) -> usize {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(key) as usize % SHARDS
 }
 
 impl<K: Eq + Hash, V> Table<K, V> {
-    fn part(&self, key: &K) -> usize {
-        part(&self.hash, self.parts.len(), key)
-    }
-
-    /// Adds a part, and moves into it what belongs there now; all of that is in one other part.
-    fn split(&mut self) {
-        let new = self.parts.len();
-        let old = new - (1 << new.ilog2());
-        let mut moved = HashMap::with_capacity_and_hasher(FULL, self.hash.clone());
-        moved.extend(self.parts[old].extract_if(|key, _| part(&self.hash, new + 1, key) == new));
-        self.parts[old].shrink_to_fit();
-        self.parts.push(moved);
-    }
-
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        self.parts[self.part(key)].get(key)
+        self.shards[shard(key)].get(key)
     }
 
     pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        let part = self.part(key);
-        self.parts[part].get_mut(key)
+        self.shards[shard(key)].get_mut(key)
     }
 
     pub(crate) fn insert(&mut self, key: K, value: V) {
-        let part = self.part(&key);
-        let new = self.parts[part].insert(key, value).is_none();
-        self.len += usize::from(new);
-        if self.len > self.parts.len() * FULL {
-            self.split();
-        }
+        let replaced = self.shards[shard(&key)].insert(key, value);
+        self.len += usize::from(replaced.is_none());
     }
 
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
-        let part = self.part(key);
-        let removed = self.parts[part].remove(key)?;
+        let removed = self.shards[shard(key)].remove(key)?;
         self.len -= 1;
         Some(removed)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.parts.iter().flatten()
+        self.shards.iter().flatten()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -81,27 +53,17 @@ impl<K: Eq + Hash, V> Table<K, V> {
     }
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K: Eq + Hash, V> Default for Table<K, V> {
     fn default() -> Self {
-        let hash = RandomState::new();
-        Self { parts: vec![HashMap::with_hasher(hash.clone())], hash, len: 0 }
+        Self { shards: (0..SHARDS).map(|_| HashMap::new()).collect(), len: 0 }
     }
 }
-
-/// Equal in what they hold: two tables hash with different keys.
-impl<K: Eq + Hash, V: PartialEq> PartialEq for Table<K, V> {
-    fn eq(&self, other: &Self) -> bool {
-        self.len == other.len && self.iter().all(|(key, value)| other.get(key) == Some(value))
-    }
-}
-
-impl<K: Eq + Hash, V: Eq> Eq for Table<K, V> {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const COUNT: usize = 25 * FULL;
+    const COUNT: usize = 100 * SHARDS;
 
     #[test]
     fn it_is_one_table_to_whoever_uses_it() {
@@ -128,13 +90,10 @@ mod tests {
     }
 
     #[test]
-    fn no_part_is_much_fuller_than_the_others() {
+    fn no_shard_is_much_fuller_than_the_others() {
         let mut table = Table::default();
-        for key in 0..COUNT {
-            table.insert(key, key);
-            let fullest = table.parts.iter().map(HashMap::len).max().unwrap();
-            assert!(fullest < 3 * FULL, "{fullest} of {key} in one part");
-        }
-        assert_eq!(table.parts.len(), COUNT / FULL);
+        (0..COUNT).for_each(|key| table.insert(key, key));
+        let fullest = table.shards.iter().map(HashMap::len).max().unwrap();
+        assert!(fullest < 3 * COUNT / SHARDS, "{fullest} of {COUNT} in one shard");
     }
 }

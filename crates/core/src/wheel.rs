@@ -14,46 +14,36 @@
 //! *The caller's part.* The machine obeys an `Expire` whatever was renewed meanwhile, so whoever has taken
 //! one applies it before any later command on that lease, or drops it.
 //!
-//! Inside: a four-way heap of deadlines, each of which knows its lease and is known by it, so a renewal
-//! moves one entry and a release removes one: O(log n), and nothing stale is left to be skipped later.
-//! The vectors keep their capacity; 48 bytes a lease and a table of 17 a bucket.
+//! Inside: a set of all deadlines in order, and a map from each lease to its own. A renewal moves one entry and a release
+//! removes one: O(log n), and nothing stale is left to be skipped later. Trees, because they never stop to move all they
+//! have (docs/decisions/0012).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::command::{Command, Effect, Lease, Ticket};
 use crate::moment::Moment;
-use crate::table::Table;
 use crate::types::{LockName, Token};
 
 /// The deadlines of all live leases.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseWheel {
-    /// The earliest first; no entry is before its parent.
-    heap: Vec<Node>,
-    /// In no order, without gaps.
-    slots: Vec<Slot>,
-    /// Where a lease has its slot.
-    index: Table<Key, u32>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    at: Moment,
-    slot: u32,
+    /// The earliest first.
+    order: BTreeSet<(Moment, Key)>,
+    leases: BTreeMap<Key, Live>,
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct Live {
     name: LockName,
-    key: Key,
-    /// Where in the heap its deadline is.
-    node: u32,
-    /// Handed out already: the heap has the moment of the next offer, not the deadline.
+    /// Where in the order it stands.
+    at: Moment,
+    /// Handed out already: that is the moment of the next offer, not the deadline.
     offered: bool,
 }
 
 /// A [`Lease`] in eight bytes instead of sixteen: tokens end below 2^53, and the top bit marks a ticket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(u64);
 
 impl Key {
@@ -73,9 +63,6 @@ impl Key {
         }
     }
 }
-
-/// Children per heap entry: four deadlines share a cache line.
-const CHILDREN: usize = 4;
 
 impl LeaseWheel {
     /// How long after a lease was handed out, and its end was not observed, it is handed out again.
@@ -116,107 +103,56 @@ impl LeaseWheel {
 
     /// An `Expire` that is due at `now`, the one that has been due longest; `None` when there is no more.
     pub fn expired(&mut self, now: Moment) -> Option<Command> {
-        let Node { at, slot } = *self.heap.first()?;
-        if now < at {
-            return None;
-        }
-        let due = &mut self.slots[slot as usize];
-        due.offered = true;
-        let expire = Command::Expire { name: due.name.clone(), lease: due.key.lease() };
-        self.heap[0].at = now + Self::OFFERED_AGAIN_AFTER;
-        self.settle(0);
-        Some(expire)
+        let (_, key) = *self.order.first().filter(|(at, _)| *at <= now)?;
+        let live = self.leases.get_mut(&key)?;
+        (live.at, live.offered) = (now + Self::OFFERED_AGAIN_AFTER, true);
+        self.order.pop_first();
+        self.order.insert((live.at, key));
+        Some(Command::Expire { name: live.name.clone(), lease: key.lease() })
     }
 
     /// When to call [`LeaseWheel::expired`] next; `None` while there are no leases.
     #[must_use]
     pub fn next(&self) -> Option<Moment> {
-        self.heap.first().map(|node| node.at)
+        self.order.first().map(|(at, _)| *at)
     }
 
     /// When that lease runs out. For one that was handed out already it is the moment of that, which is
     /// past as well.
     #[must_use]
     pub fn deadline(&self, lease: Lease) -> Option<Moment> {
-        let slot = &self.slots[*self.index.get(&Key::new(lease))? as usize];
-        let at = self.heap[slot.node as usize].at;
-        Some(if slot.offered { at.back(Self::OFFERED_AGAIN_AFTER) } else { at })
+        let live = self.leases.get(&Key::new(lease))?;
+        Some(if live.offered { live.at.back(Self::OFFERED_AGAIN_AFTER) } else { live.at })
     }
 
     /// How many leases are live.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slots.len()
+        self.leases.len()
     }
 
     /// Whether no lease is live.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.leases.is_empty()
     }
 
     fn arm(&mut self, name: &LockName, lease: Lease, at: Moment) {
         let key = Key::new(lease);
-        let node = if let Some(&slot) = self.index.get(&key) {
-            let armed = &mut self.slots[slot as usize];
-            armed.offered = false;
-            let node = armed.node as usize;
-            self.heap[node].at = at;
-            node
+        if let Some(live) = self.leases.get_mut(&key) {
+            self.order.remove(&(live.at, key));
+            (live.at, live.offered) = (at, false);
         } else {
-            let (slot, node) = (self.slots.len() as u32, self.heap.len());
-            self.index.insert(key, slot);
-            self.slots.push(Slot { name: name.clone(), key, node: node as u32, offered: false });
-            self.heap.push(Node { at, slot });
-            node
-        };
-        self.settle(node);
+            self.leases.insert(key, Live { name: name.clone(), at, offered: false });
+        }
+        self.order.insert((at, key));
     }
 
-    /// Takes the lease out, and closes the two gaps it leaves with the last of each vector.
     fn disarm(&mut self, lease: Lease) {
-        let Some(slot) = self.index.remove(&Key::new(lease)) else { return };
-        let node = self.slots[slot as usize].node as usize;
-        self.heap.swap_remove(node);
-        if let Some(&moved) = self.heap.get(node) {
-            self.slots[moved.slot as usize].node = node as u32;
-            self.settle(node);
+        let key = Key::new(lease);
+        if let Some(live) = self.leases.remove(&key) {
+            self.order.remove(&(live.at, key));
         }
-        self.slots.swap_remove(slot as usize);
-        if let Some(moved) = self.slots.get(slot as usize) {
-            self.heap[moved.node as usize].slot = slot;
-            self.index.insert(moved.key, slot);
-        }
-    }
-
-    /// Moves the heap entry at `node`, whose time has changed, to where it belongs.
-    fn settle(&mut self, mut node: usize) {
-        let moving = self.heap[node];
-        while node > 0 {
-            let parent = (node - 1) / CHILDREN;
-            if self.heap[parent].at <= moving.at {
-                break;
-            }
-            self.put(node, self.heap[parent]);
-            node = parent;
-        }
-        loop {
-            let first = node * CHILDREN + 1;
-            let children = first..(first + CHILDREN).min(self.heap.len());
-            match children.min_by_key(|&child| self.heap[child].at) {
-                Some(child) if self.heap[child].at < moving.at => {
-                    self.put(node, self.heap[child]);
-                    node = child;
-                }
-                _ => break,
-            }
-        }
-        self.put(node, moving);
-    }
-
-    fn put(&mut self, node: usize, entry: Node) {
-        self.heap[node] = entry;
-        self.slots[entry.slot as usize].node = node as u32;
     }
 }
 

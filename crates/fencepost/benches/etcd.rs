@@ -14,7 +14,7 @@ mod common;
     reason = "generated"
 )]
 mod api {
-    tonic::include_proto!("etcdserverpb");
+    include!("../src/backends/etcd/api.rs");
 }
 
 use std::sync::atomic::{AtomicU64, Ordering};

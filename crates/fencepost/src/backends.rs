@@ -1,17 +1,11 @@
 //! The stores that can arbitrate, one module each.
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
-#[cfg_attr(
-    not(all(feature = "etcd", feature = "redis", feature = "zookeeper")),
-    allow(dead_code, reason = "each of them uses a part")
-)]
-mod bridge;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod ears;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod memory;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod polling;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -26,21 +20,19 @@ mod unanswered;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use std::time::Duration;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use fencepost_core::LockName;
 
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
-use self::bridge::Bridge;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
 use crate::backend::{Store, Surroundings};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::clock::Clock;
 use crate::error::Result;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::retry::CALL_TIMEOUT;
 use crate::store_url::StoreUrl;
 
@@ -72,29 +64,24 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, options } => sqlite::open(path, options, around).await,
         #[cfg(feature = "etcd")]
-        StoreUrl::Etcd(url) => {
-            Ok(Bridge::store(etcd::Etcd::open(*url, &around).await?, &around.clock))
-        }
+        StoreUrl::Etcd(url) => Ok(Store::from(etcd::Etcd::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
-        StoreUrl::Redis(url) => {
-            Ok(Bridge::store(redis::Redis::open(*url, &around).await?, &around.clock))
-        }
+        StoreUrl::Redis(url) => Ok(Store::from(redis::Redis::open(*url, &around).await?)),
         #[cfg(feature = "redis")]
         StoreUrl::Redlock(url) => {
-            let redlock = redlock::Redlock::open(*url, &around).await?;
-            Ok(Bridge::without_ledger(redlock, &around.clock))
+            Ok(Store::without_ledger(redlock::Redlock::open(*url, &around).await?))
         }
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => Ok(Store::from(postgres::Postgres::open(*url, &around).await?)),
         #[cfg(feature = "zookeeper")]
         StoreUrl::ZooKeeper(url) => {
-            Ok(Bridge::store(zookeeper::ZooKeeper::open(*url, &around).await?, &around.clock))
+            Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?))
         }
     }
 }
 
 /// For stores that notify nobody of a change: inspects until there is one.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 async fn inspect_until_changed(
     store: &dyn Observe,
     clock: &dyn Clock,

@@ -22,7 +22,7 @@ use crate::lock::Lock;
 use crate::options::acquire_options;
 
 /// How long `lead` leaves a store alone that could not be reached.
-const BREATH: Duration = Duration::from_secs(1);
+const CAMPAIGN_DELAY: Duration = Duration::from_secs(1);
 
 /// An election under one name. Made by [`Fencepost::election`](crate::Fencepost::election).
 ///
@@ -94,7 +94,7 @@ impl Election {
                 Ok(leadership) => leadership,
                 Err(error) if *error.kind() == ErrorKind::Unreachable => {
                     tracing::warn!(name = self.name, %error, "can not campaign; trying again");
-                    self.client.clock.alarm(self.client.clock.now() + BREATH).await;
+                    self.client.clock.alarm(self.client.clock.now() + CAMPAIGN_DELAY).await;
                     continue;
                 }
                 Err(error) => return Err(error),

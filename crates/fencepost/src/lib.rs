@@ -35,8 +35,6 @@ pub mod blocking;
 pub mod bounded_store;
 mod claims;
 mod client;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-mod counted;
 mod counts;
 mod election;
 mod fencepost;

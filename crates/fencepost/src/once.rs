@@ -29,6 +29,7 @@ use crate::ledger::{Claim, Claimed, Entry, LONGEST_RUN, Ledger, State};
 use crate::lock::Lock;
 use crate::options::acquire_options;
 use crate::race::{First, race};
+use crate::retry::MAX_RETRY_DELAY;
 
 /// What the locks and records of keys begin with.
 pub(crate) const PREFIX: &str = "once/";
@@ -36,8 +37,6 @@ pub(crate) const PREFIX: &str = "once/";
 pub const DEFAULT_KEEP: Duration = Duration::from_hours(7 * 24);
 /// The longest time that a record is kept: ten years.
 pub const LONGEST_KEEP: Duration = Duration::from_hours(10 * 366 * 24);
-/// How long to leave a store alone that did not take a claim.
-const BREATH: Duration = Duration::from_millis(200);
 /// How often one who waits looks whether it is done.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -316,7 +315,7 @@ impl Once {
                 Err(error)
                     if *error.kind() == ErrorKind::Unreachable && guard.trusted().is_ok() =>
                 {
-                    let again = clock.now() + BREATH;
+                    let again = clock.now() + MAX_RETRY_DELAY;
                     match wait {
                         Wait::No => return Err(error),
                         Wait::Until(until) if again >= until => return Err(error),

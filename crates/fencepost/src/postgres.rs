@@ -6,12 +6,11 @@
 
 mod address;
 mod environment;
-mod faults;
+pub(crate) mod error;
 pub(crate) mod install;
 mod pool;
 mod tls;
 pub(crate) mod trust;
 
 pub(crate) use self::address::PostgresUrl;
-pub(crate) use self::faults::{Fault, FaultKind};
 pub(crate) use self::pool::{Parameter, Pool, Use};

@@ -114,7 +114,11 @@ fn it_agrees_with_a_plain_map_over_many_steps() {
         }
         assert_eq!(wheel.next(), plain.values().min().copied());
         assert_eq!(wheel.len(), plain.len());
-        assert_eq!((wheel.heap.len(), wheel.index.len()), (plain.len(), plain.len()), "no garbage");
+        assert_eq!(
+            (wheel.order.len(), wheel.leases.len()),
+            (plain.len(), plain.len()),
+            "no garbage"
+        );
         assert_eq!(wheel.deadline(held(token)), plain.get(&token).copied());
     }
 }

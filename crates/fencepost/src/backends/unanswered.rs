@@ -10,6 +10,9 @@ use std::time::Duration;
 use fencepost_core::{Moment, OwnerId};
 use parking_lot::{Mutex, MutexGuard};
 
+#[cfg(feature = "redis")]
+use crate::backend::{Outcome, StoreResult};
+
 /// How many owners are noted. With more, every release leaves a note for a while.
 const MOST: usize = 1 << 16;
 
@@ -51,6 +54,19 @@ impl Unanswered {
             noted.full = (noted.sent.len() * 2).clamp(64, MOST);
         }
         noted.sent.insert(owner, now).is_none()
+    }
+
+    /// An acquire came back, which was the `first` one to be noted, or was not. Its owner stays noted while a request of
+    /// it may still be under way.
+    #[cfg(feature = "redis")]
+    pub(super) fn settle<T>(&self, owner: OwnerId, first: bool, reply: &StoreResult<T>) {
+        let open = match reply {
+            Ok(reply) => reply.retried,
+            Err(error) => error.outcome() == Outcome::Unknown,
+        };
+        if first && !open {
+            self.clear(owner);
+        }
     }
 
     /// Nothing of this owner is under way any more, or the server has a note of it.

@@ -55,8 +55,9 @@ use tokio_postgres::{Client, GenericClient, Row, Transaction};
 use super::contract::{Mark, Reset, checked_reset};
 use crate::clock::{BootClock, Clock as _};
 use crate::error::{Error, ErrorKind, Result};
-use crate::postgres::{Fault, PostgresUrl, trust};
+use crate::postgres::{PostgresUrl, error, trust};
 use crate::race::{First, race};
+use crate::store_error::StoreError;
 use fencepost_base::label::default_label;
 
 pub use install::{Installed, install};
@@ -72,14 +73,14 @@ pub async fn connect(url: &str) -> Result<Client> {
     let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
     let url = PostgresUrl::parse(scheme, rest)?;
     let open = async {
-        let opened = url.open().await.map_err(|error| Fault::of(&error, url.shown()));
-        let (client, connection) = opened?;
+        let failed = |error| error::explain(error, url.shown(), StoreError::unavailable);
+        let (client, connection) = url.open().await.map_err(failed)?;
         tokio::spawn(connection);
         trust::look(&client, url.owner(), url.shown()).await?;
         Ok(client)
     };
     match race(open, BootClock.alarm(BootClock.now() + CONNECT)).await {
-        First::Left(opened) => opened.map_err(Fault::into_error),
+        First::Left(opened) => opened,
         First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
     }
 }
@@ -92,7 +93,8 @@ pub async fn connect(url: &str) -> Result<Client> {
 /// since it would cost each transaction a round trip. Where there is no such schema it is fine, and there is nothing to
 /// enter.
 pub async fn check_owner(client: &impl GenericClient, owner: Option<&str>) -> Result<()> {
-    trust::look(client, owner, "this database").await.map(|_| ()).map_err(Fault::into_error)
+    trust::look(client, owner, "this database").await?;
+    Ok(())
 }
 
 /// How long a transaction of [`begin`] may do nothing before the server ends it.

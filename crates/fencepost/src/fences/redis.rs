@@ -58,7 +58,7 @@ pub use self::faults::explain;
 use self::place::Place;
 use self::script::RESET;
 use super::contract::{Mark, Reset, checked_reset};
-use crate::backends::redis::found::{Found, questions};
+use crate::backends::redis::server_info::{Found, questions};
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::guarantees::Correctness;

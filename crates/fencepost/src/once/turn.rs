@@ -13,10 +13,8 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
 use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State, nobody_knows};
+use crate::retry::MAX_RETRY_DELAY;
 use crate::transaction::Transaction;
-
-/// How long to leave a store alone that did not take a record.
-const BREATH: Duration = Duration::from_millis(200);
 
 /// What the work of one run can take with it. Cheap to clone; it does not keep the lock.
 #[derive(Clone)]
@@ -287,7 +285,7 @@ impl Turn {
                     Err(error) => {
                         tracing::warn!(key = self.key, %error, "not recorded yet; trying again");
                         in_doubt = true;
-                        client.clock.alarm(client.clock.now() + BREATH).await;
+                        client.clock.alarm(client.clock.now() + MAX_RETRY_DELAY).await;
                     }
                 }
             }

@@ -11,10 +11,11 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::faults::{Fault, FaultKind};
-use super::pool::{Pool, Use};
+use super::error::{explain, if_not_allowed, state};
+use super::pool::{Parameter, Pool, Use};
 use super::trust;
 use crate::race::{First, race};
+use crate::store_error::StoreError;
 
 /// "fencepos" in ASCII: whom we share advisory locks with is not known, and nobody else takes this number.
 const ADVISORY: i64 = 0x6665_6e63_6570_6f73;
@@ -77,7 +78,7 @@ impl Component {
     }
 
     /// Looks whether the component is there as this program knows it, and makes it so if need be.
-    pub(crate) async fn ready(&self, pool: &Pool) -> Result<Installed, Fault> {
+    pub(crate) async fn ready(&self, pool: &Pool) -> Result<Installed, StoreError> {
         let before = self.look(pool).await?;
         if before == self.version() {
             return Ok(Installed { before, now: before });
@@ -85,62 +86,48 @@ impl Component {
         self.check(before, pool.shown())?;
         let limit = pool.clock().now() + WITHIN;
         match race(self.install(pool), pool.clock().alarm(limit)).await {
-            First::Left(done) => done.map_err(|fault| self.explained(fault, pool)),
-            First::Right(()) => Err(Fault::new(
-                FaultKind::Cut,
-                format!(
-                    "{} did not make the schema \"fencepost\" in time: try again",
-                    pool.shown()
-                ),
-            )),
+            First::Left(done) => done.map_err(|error| self.explained(error, pool)),
+            First::Right(()) => Err(StoreError::no_reply(format!(
+                "{} did not make the schema \"fencepost\" in time: try again",
+                pool.shown()
+            ))),
         }
     }
 
     /// The version that is there, 0 if none is. Nothing is made; one that is newer than ours is refused.
-    pub(crate) async fn found(&self, pool: &Pool) -> Result<i32, Fault> {
+    pub(crate) async fn found(&self, pool: &Pool) -> Result<i32, StoreError> {
         let found = self.look(pool).await?;
         self.check(found, pool.shown())?;
         Ok(found)
     }
 
     /// The version that is there.
-    async fn look(&self, pool: &Pool) -> Result<i32, Fault> {
-        match pool.call(Use::Asking, VERSION, &[(&self.name, Type::TEXT)], pool.call_limit()).await
-        {
-            Ok(heard) => match heard.value.first().map(|row| row.try_get::<_, Option<i32>>(0)) {
+    async fn look(&self, pool: &Pool) -> Result<i32, StoreError> {
+        let name: [Parameter<'_>; 1] = [(&self.name, Type::TEXT)];
+        match pool.call(Use::Asking, VERSION, &name, pool.call_limit()).await {
+            Ok(reply) => match reply.value.first().map(|row| row.try_get::<_, Option<i32>>(0)) {
                 Some(Ok(version)) => Ok(version.unwrap_or(0)),
-                _ => Err(Fault::new(
-                    FaultKind::Refused,
-                    format!("{} gave an odd answer", pool.shown()),
-                )),
+                _ => Err(StoreError::refused(format!("{} gave an odd answer", pool.shown()))),
             },
-            Err(fault)
-                if matches!(
-                    fault.state,
-                    Some(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)
-                ) =>
-            {
-                Ok(0)
-            }
-            Err(fault) => Err(self.explained(fault, pool)),
+            Err(error) => match state(&error) {
+                Some(&(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => Ok(0),
+                _ => Err(self.explained(error, pool)),
+            },
         }
     }
 
-    fn check(&self, found: i32, shown: &str) -> Result<(), Fault> {
+    fn check(&self, found: i32, shown: &str) -> Result<(), StoreError> {
         if found <= self.version() {
             return Ok(());
         }
         let (name, ours) = (self.name, self.version());
-        Err(Fault::new(
-            FaultKind::Refused,
-            format!(
-                "the schema \"fencepost\" at {shown} has version {found} of \"{name}\", and this program knows \
-                 version {ours}: update this program"
-            ),
-        ))
+        Err(StoreError::refused(format!(
+            "the schema \"fencepost\" at {shown} has version {found} of \"{name}\", and this program knows \
+             version {ours}: update this program"
+        )))
     }
 
-    async fn install(&self, pool: &Pool) -> Result<Installed, Fault> {
+    async fn install(&self, pool: &Pool) -> Result<Installed, StoreError> {
         let conn = pool.open(pool.clock().now() + WITHIN).await?;
         // Without a commit, the end of the connection undoes it all.
         self.install_on(&conn.client, pool.owner(), pool.shown()).await
@@ -152,8 +139,8 @@ impl Component {
         client: &Client,
         owner: Option<&str>,
         shown: &str,
-    ) -> Result<Installed, Fault> {
-        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+    ) -> Result<Installed, StoreError> {
+        let failed = |error| explain(error, shown, StoreError::no_reply);
         let schema = trust::look(client, owner, shown).await?;
         if schema == trust::Schema::Missing {
             let row = client.query_typed_one(NAMESAKE, &[]).await.map_err(failed)?;
@@ -167,8 +154,8 @@ impl Component {
         let mut tries = 1;
         loop {
             match self.try_on(client, shown).await {
-                Err(fault)
-                    if fault.state == Some(SqlState::LOCK_NOT_AVAILABLE) && tries < TRIES =>
+                Err(error)
+                    if state(&error) == Some(&SqlState::LOCK_NOT_AVAILABLE) && tries < TRIES =>
                 {
                     // Those who queued behind us come first.
                     client.batch_execute("ROLLBACK").await.map_err(failed)?;
@@ -184,8 +171,8 @@ impl Component {
     }
 
     /// One try, which waits for nobody for long.
-    async fn try_on(&self, client: &Client, shown: &str) -> Result<Installed, Fault> {
-        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+    async fn try_on(&self, client: &Client, shown: &str) -> Result<Installed, StoreError> {
+        let failed = |error| explain(error, shown, StoreError::no_reply);
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL search_path = pg_catalog, pg_temp; \
              SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '{TURN}'; SELECT pg_advisory_xact_lock({ADVISORY}); SET LOCAL lock_timeout = '{TABLE}'"
@@ -209,7 +196,7 @@ impl Component {
         let note = "INSERT INTO fencepost.components (component, version) VALUES ($1, $2) \
                     ON CONFLICT (component) DO UPDATE SET version = excluded.version";
         let (name, now) = (self.name, self.version());
-        let values: [super::pool::Parameter<'_>; 2] = [(&name, Type::TEXT), (&now, Type::INT4)];
+        let values: [Parameter<'_>; 2] = [(&name, Type::TEXT), (&now, Type::INT4)];
         client.query_typed(note, &values).await.map_err(failed)?;
         client.batch_execute("COMMIT").await.map_err(failed)?;
         Ok(Installed { before, now })
@@ -226,8 +213,8 @@ impl Component {
 
     /// Whether the schema, and the table of components, are missing. Refuses to put anything where it would be in the
     /// hands of others.
-    async fn survey(&self, client: &Client, shown: &str) -> Result<(bool, bool), Fault> {
-        let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+    async fn survey(&self, client: &Client, shown: &str) -> Result<(bool, bool), StoreError> {
+        let failed = |error| explain(error, shown, StoreError::no_reply);
         // Looked at before it is asked for: to be told that it is there takes the right to make it.
         let ask = "SELECT to_regnamespace('fencepost') IS NULL,
                           to_regnamespace('fencepost') IS NULL OR to_regclass('fencepost.components') IS NULL";
@@ -238,41 +225,32 @@ impl Component {
         let Some(row) = found.first() else { return Ok(missing) };
         let owner: String = row.try_get(0).map_err(failed)?;
         let (name, how) = (self.name, self.how);
-        Err(Fault::new(
-            FaultKind::Refused,
-            format!(
-                "\"{name}\" is not in the schema \"fencepost\" at {shown}, which belongs to {owner}, or others may \
-                 create in it: what we put there would be in their hands. Install as {owner} (`{how}`), and let \
-                 nobody else create there"
-            ),
-        ))
+        Err(StoreError::refused(format!(
+            "\"{name}\" is not in the schema \"fencepost\" at {shown}, which belongs to {owner}, or others may \
+             create in it: what we put there would be in their hands. Install as {owner} (`{how}`), and let \
+             nobody else create there"
+        )))
     }
 
     /// What one can do about a role that may not.
-    fn explained(&self, fault: Fault, pool: &Pool) -> Fault {
-        if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
-            return fault;
-        }
-        let message = format!(
-            "this role may neither use nor make version {} of \"{}\" in the schema \"fencepost\" at {} ({}): run \
-             `{}` as a role that may create a schema, then grant this one what docs/backends/postgres.md lists",
-            self.version(),
-            self.name,
-            pool.shown(),
-            fault.said,
-            self.how
-        );
-        Fault { message, ..fault }
+    fn explained(&self, error: StoreError, pool: &Pool) -> StoreError {
+        if_not_allowed(error, |cause| {
+            format!(
+                "this role may neither use nor make version {} of \"{}\" in the schema \"fencepost\" at {} ({cause}): \
+                 run `{}` as a role that may create a schema, then grant this one what docs/backends/postgres.md lists",
+                self.version(),
+                self.name,
+                pool.shown(),
+                self.how
+            )
+        })
     }
 }
 
-fn namesake(shown: &str) -> Fault {
-    Fault::new(
-        FaultKind::Refused,
-        format!(
-            "this role is called \"fencepost\", as the schema at {shown} would be, and has \"$user\" in its \
-             search_path: the tables that it creates without naming a schema would land among ours. Run `ALTER ROLE \
-             fencepost SET search_path = public` and connect again, or install as another role"
-        ),
-    )
+fn namesake(shown: &str) -> StoreError {
+    StoreError::refused(format!(
+        "this role is called \"fencepost\", as the schema at {shown} would be, and has \"$user\" in its \
+         search_path: the tables that it creates without naming a schema would land among ours. Run `ALTER ROLE \
+         fencepost SET search_path = public` and connect again, or install as another role"
+    ))
 }

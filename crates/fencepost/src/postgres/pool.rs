@@ -19,26 +19,24 @@ use std::time::Duration;
 use fencepost_core::Moment;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use super::address::{Opened, PostgresUrl};
-use super::faults::{Fault, FaultKind};
+use super::error::{Kind, explain, no_schema};
 use super::trust::{self, Schema};
-use crate::backend::{Reply, Surroundings, short};
 use crate::block_on::is_waiting;
 use crate::clock::Clock;
 use crate::race::{First, race};
-use crate::retry::CALL_TIMEOUT;
+use crate::retry::{CALL_TIMEOUT, StoreResult, retry};
+use crate::store_error::{Outcome, StoreError, StoreErrorKind};
 
 /// How long a connection may be without an answer.
 const HANG: Duration = Duration::from_millis(1500);
-/// How long it may take to connect.
-const CONNECT: Duration = Duration::from_secs(2);
-/// How long to leave a server alone that can not do it now.
-const BREATH: Duration = Duration::from_millis(20);
+/// How long it may take to connect: less than an attempt, so that the error says that it was this.
+const CONNECT: Duration = Duration::from_millis(1900);
 /// How long a connection is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(30);
 /// How many connections there are for renewals alone, and for releases.
@@ -91,8 +89,7 @@ impl Drop for Conn {
 }
 
 impl Pool {
-    pub(crate) fn new(url: PostgresUrl, around: &Surroundings) -> Self {
-        let (clock, runtime) = (Arc::clone(&around.clock), around.runtime.clone());
+    pub(crate) fn new(url: PostgresUrl, clock: Arc<dyn Clock>, runtime: Handle) -> Self {
         let asking = Semaphore::new(url.pool);
         let [renewing, releasing] = [KEEPING; 2].map(Semaphore::new);
         let (idle, era) = (Mutex::default(), AtomicU64::new(0));
@@ -118,14 +115,15 @@ impl Pool {
         self.clock.now() + CALL_TIMEOUT
     }
 
-    /// Runs one statement, over connections that break in between. Only in a schema that is in trusted hands.
+    /// Runs one statement, in a schema that is in trusted hands. It must be safe to run twice: it is sent again over
+    /// another connection if one breaks.
     pub(crate) async fn call(
         &self,
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
         limit: Moment,
-    ) -> Result<Reply<Vec<Row>>, Fault> {
+    ) -> StoreResult<Vec<Row>> {
         self.call_in(true, usage, sql, parameters, limit).await
     }
 
@@ -134,7 +132,7 @@ impl Pool {
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Reply<Vec<Row>>, Fault> {
+    ) -> StoreResult<Vec<Row>> {
         self.call_in(false, Use::Asking, sql, parameters, self.call_limit()).await
     }
 
@@ -144,102 +142,83 @@ impl Pool {
         usage: Use,
         sql: &str,
         parameters: &[Parameter<'_>],
-        give_up: Moment,
-    ) -> Result<Reply<Vec<Row>>, Fault> {
-        let mut again = false;
-        let mut last: Option<Fault> = None;
-        loop {
-            let tried = self.try_once(schema, usage, sql, parameters, give_up, &mut again).await;
-            let fault = match tried {
-                Ok((value, sent, retried)) => return Ok(Reply { value, sent, retried }),
-                Err(fault) => fault,
-            };
-            let over = self.clock.now() >= give_up;
-            let fault = match last.take() {
-                // The last try had no time left: what the others failed of says more.
-                Some(told) if over && told.state.is_some() && fault.state.is_none() => told,
-                _ => fault,
-            };
-            if over || fault.kind.is_final() {
-                return Err(Fault { unanswered: again, ..fault });
+        limit: Moment,
+    ) -> StoreResult<Vec<Row>> {
+        let _room = self.room(usage, limit).await?;
+        let caller = self.home();
+        retry(&*self.clock, limit, |attempt| {
+            // The first attempt may have waited for the caller's runtime, not for the server.
+            let home = if attempt == 0 { caller.clone() } else { self.runtime.clone() };
+            async move {
+                let conn = self.connected(&home, schema, limit).await?;
+                self.send(conn, sql, parameters, limit).await
             }
-            if fault.kind == FaultKind::NotNow {
-                self.clock.alarm((self.clock.now() + BREATH).min(give_up)).await;
-            }
-            last = Some(fault);
-        }
+        })
+        .await
     }
 
-    /// One try. `again` is told whether any was sent without an answer; the rows come with what it was before.
-    async fn try_once(
+    /// A connection that the statement can be sent on.
+    async fn connected(
         &self,
+        home: &Handle,
         schema: bool,
-        usage: Use,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        give_up: Moment,
-        again: &mut bool,
-    ) -> Result<(Vec<Row>, Moment, bool), Fault> {
-        let _room = self.room(usage, give_up).await?;
-        // A try that had no answer may have waited for the caller's runtime, not for the server.
-        let home = if *again { self.runtime.clone() } else { self.home() };
-        let mut conn = match self.idle_one(home.id()) {
-            Some(conn) => conn,
-            None => self.open_near(&home, give_up).await?,
+        limit: Moment,
+    ) -> Result<Conn, StoreError> {
+        let mut conn = if let Some(conn) = self.idle_one(home.id()) {
+            conn
+        } else {
+            self.make_room();
+            self.open_at(home, limit).await?
         };
         if schema && !conn.trusted {
-            match self.look(&conn, give_up).await {
-                Ok(Schema::Trusted) => conn.trusted = true,
-                Ok(Schema::Missing) => {
+            let look = trust::look(&conn.client, self.url.owner(), self.shown());
+            match race(look, self.clock.alarm(self.clock.now() + HANG)).await {
+                First::Left(Ok(Schema::Trusted)) => conn.trusted = true,
+                First::Left(Ok(Schema::Missing)) => {
                     self.put_back(conn);
-                    return Err(trust::missing(self.shown()));
+                    return Err(no_schema(self.shown()));
                 }
-                // The call itself was not sent.
-                Err(fault) => return Err(fault),
+                First::Left(Err(error)) => return Err(error),
+                // The statement itself was not sent.
+                First::Right(()) => return Err(StoreError::busy(self.silence())),
             }
         }
-        let before = *again;
-        let sent = self.clock.now();
-        let limit = self.clock.alarm((sent + HANG).min(give_up));
-        match race(conn.client.query_typed(sql, parameters), limit).await {
+        Ok(conn)
+    }
+
+    async fn send(
+        &self,
+        conn: Conn,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        limit: Moment,
+    ) -> Result<(Vec<Row>, Moment), StoreError> {
+        let (home, sent) = (conn.home, self.clock.now());
+        let hang = self.clock.alarm((sent + HANG).min(limit));
+        match race(conn.client.query_typed(sql, parameters), hang).await {
             First::Left(Ok(rows)) => {
                 self.put_back(conn);
-                Ok((rows, sent, before))
+                Ok((rows, sent))
             }
             First::Left(Err(error)) => {
-                let fault = Fault::of(&error, self.shown());
-                match fault.kind {
-                    FaultKind::Cut | FaultKind::Away => *again = true,
-                    FaultKind::Again | FaultKind::NotNow => self.put_back(conn),
-                    // One that was demoted stays it: the name may lead to the new primary by now.
-                    FaultKind::ReadOnly | FaultKind::Refused => {}
+                let error = explain(error, self.shown(), StoreError::no_reply);
+                // Other connections go: if this server was demoted, a new one may lead to the new primary.
+                if error.is_interrupted() && error.outcome() == Outcome::NotApplied {
+                    self.put_back(conn);
                 }
-                Err(fault)
+                Err(error)
             }
             First::Right(()) => {
-                *again = true;
-                // The others may be as dead: on none of them is a second try worth the time. Those of another
+                // The others may be as dead: on none of them is a second attempt worth the time. Those of another
                 // runtime are not judged by this one's silence.
-                self.idle().retain(|conn| conn.home != home.id());
-                let span = short(self.clock.now().since(sent));
-                Err(Fault::new(
-                    FaultKind::Cut,
-                    format!("{} did not answer within {span}", self.shown()),
-                ))
+                self.idle().retain(|conn| conn.home != home);
+                Err(StoreError::no_reply(self.silence()))
             }
         }
     }
 
-    /// Whether the schema is there, and in trusted hands.
-    async fn look(&self, conn: &Conn, give_up: Moment) -> Result<Schema, Fault> {
-        let asking = trust::look(&conn.client, self.url.owner(), self.shown());
-        let limit = self.clock.alarm((self.clock.now() + HANG).min(give_up));
-        match race(asking, limit).await {
-            First::Left(looked) => looked,
-            First::Right(()) => {
-                Err(Fault::new(FaultKind::Cut, format!("{} did not answer", self.shown())))
-            }
-        }
+    fn silence(&self) -> String {
+        format!("{} did not answer in time", self.shown())
     }
 
     /// Looks again. If somebody else could have got hold of the schema, no connection from before is used.
@@ -249,7 +228,7 @@ impl Pool {
         match looked.and_then(|heard| trust::judge(&heard.value, self.shown())) {
             // Whoever makes it next may be anybody.
             Ok(Schema::Missing) => {}
-            Err(fault) if fault.kind == FaultKind::Refused => {}
+            Err(error) if error.kind() == StoreErrorKind::Refused => {}
             Ok(Schema::Trusted) | Err(_) => return,
         }
         self.era.fetch_add(1, Ordering::Relaxed);
@@ -257,22 +236,11 @@ impl Pool {
     }
 
     /// A connection of the caller's own, by the end of this time.
-    pub(crate) async fn open(&self, limit: Moment) -> Result<Conn, Fault> {
+    pub(crate) async fn open(&self, limit: Moment) -> Result<Conn, StoreError> {
         self.open_at(&self.runtime, limit).await
     }
 
-    /// One that the caller's runtime drives if it can: it may be blocked, or about to end.
-    async fn open_near(&self, home: &Handle, limit: Moment) -> Result<Conn, Fault> {
-        self.make_room();
-        match self.open_at(home, limit).await {
-            Err(fault) if fault.kind == FaultKind::Away && home.id() != self.runtime.id() => {
-                self.open(limit).await
-            }
-            done => done,
-        }
-    }
-
-    async fn open_at(&self, home: &Handle, limit: Moment) -> Result<Conn, Fault> {
+    async fn open_at(&self, home: &Handle, limit: Moment) -> Result<Conn, StoreError> {
         let (client, connection) = self.open_raw_at(home, limit).await?;
         let driver = home.spawn(async move {
             // Whoever asks on it hears of its end.
@@ -284,24 +252,20 @@ impl Pool {
     }
 
     /// The same, for one who drives the connection by itself, on the client's runtime.
-    pub(crate) async fn open_raw(&self, limit: Moment) -> Result<Opened, Fault> {
+    pub(crate) async fn open_raw(&self, limit: Moment) -> Result<Opened, StoreError> {
         self.open_raw_at(&self.runtime, limit).await
     }
 
-    async fn open_raw_at(&self, home: &Handle, limit: Moment) -> Result<Opened, Fault> {
+    async fn open_raw_at(&self, home: &Handle, limit: Moment) -> Result<Opened, StoreError> {
         let url = self.url.clone();
         // There, because a socket belongs to the runtime that made it.
         let mut opening = home.spawn(async move { url.open().await });
         let limit = limit.min(self.clock.now() + CONNECT);
-        let away = |message: String| Fault::new(FaultKind::Away, message);
+        // Nothing was sent. The caller's runtime may be blocked, or about to end: the next attempt is made on ours.
+        let away: Kind =
+            if home.id() == self.runtime.id() { StoreError::unavailable } else { StoreError::busy };
         match race(&mut opening, self.clock.alarm(limit)).await {
-            First::Left(Ok(Ok(opened))) => Ok(opened),
-            First::Left(Ok(Err(error))) => {
-                let fault = Fault::of(&error, self.shown());
-                // Nothing was asked yet.
-                let kind = if fault.kind == FaultKind::Cut { FaultKind::Away } else { fault.kind };
-                Err(Fault { kind, ..fault })
-            }
+            First::Left(Ok(opened)) => opened.map_err(|error| explain(error, self.shown(), away)),
             First::Left(Err(_)) => {
                 Err(away(format!("no connection to {}: this client ends", self.shown())))
             }
@@ -318,11 +282,7 @@ impl Pool {
         self.idle().retain(|conn| now.since(conn.used) < IDLE && !conn.client.is_closed());
     }
 
-    async fn room(
-        &self,
-        usage: Use,
-        limit: Moment,
-    ) -> Result<tokio::sync::SemaphorePermit<'_>, Fault> {
+    async fn room(&self, usage: Use, limit: Moment) -> Result<SemaphorePermit<'_>, StoreError> {
         let reserved = match usage {
             Use::Asking => None,
             Use::Renewing => Some(&self.renewing),
@@ -343,10 +303,10 @@ impl Pool {
         };
         match race(any, self.clock.alarm(limit)).await {
             First::Left(Ok(permit)) => Ok(permit),
-            _ => Err(Fault::new(
-                FaultKind::Away,
-                format!("all connections to {} are busy: use a larger pool (?pool=)", self.shown()),
-            )),
+            _ => Err(StoreError::unavailable(format!(
+                "all connections to {} are busy: use a larger pool (?pool=)",
+                self.shown()
+            ))),
         }
     }
 

@@ -15,11 +15,11 @@
 //! column's default may, depends on it too and is not in it. An object of a kind that is unknown here counts as
 //! nobody's.
 
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{GenericClient, Row};
 
-use super::faults::{Fault, FaultKind};
+use super::error::explain;
+use crate::store_error::StoreError;
 
 /// The parameter is a role that is trusted besides. The first row is the worst; none: there is no schema.
 pub(crate) const TRUST: &str = "
@@ -123,14 +123,14 @@ pub(crate) async fn look(
     client: &impl GenericClient,
     owner: Option<&str>,
     shown: &str,
-) -> Result<Schema, Fault> {
+) -> Result<Schema, StoreError> {
     let found = client.query_typed(TRUST, &[(&owner, Type::TEXT)]).await;
-    judge(&found.map_err(|error| Fault::of(&error, shown))?, shown)
+    judge(&found.map_err(|error| unread(error, shown))?, shown)
 }
 
 /// What the rows of [`TRUST`] say.
-pub(crate) fn judge(found: &[Row], shown: &str) -> Result<Schema, Fault> {
-    let failed = |error: tokio_postgres::Error| Fault::of(&error, shown);
+pub(crate) fn judge(found: &[Row], shown: &str) -> Result<Schema, StoreError> {
+    let failed = |error| unread(error, shown);
     let Some(row) = found.first() else { return Ok(Schema::Missing) };
     if row.try_get("strange").map_err(failed)? {
         return Err(refusal(row, shown).map_err(failed)?);
@@ -138,7 +138,12 @@ pub(crate) fn judge(found: &[Row], shown: &str) -> Result<Schema, Fault> {
     Ok(Schema::Trusted)
 }
 
-fn refusal(row: &Row, shown: &str) -> Result<Fault, tokio_postgres::Error> {
+/// A look changes nothing, so another may follow at once.
+fn unread(error: tokio_postgres::Error, shown: &str) -> StoreError {
+    explain(error, shown, StoreError::busy)
+}
+
+fn refusal(row: &Row, shown: &str) -> Result<StoreError, tokio_postgres::Error> {
     let (owner, what): (String, String) = (row.try_get("owner")?, row.try_get("what")?);
     let (owner, what) = (owner.escape_debug(), what.escape_debug());
     let message = if row.try_get("creates")? {
@@ -154,18 +159,5 @@ fn refusal(row: &Row, shown: &str) -> Result<Fault, tokio_postgres::Error> {
              ?owner={owner} to the URL; else drop it as a superuser, and install anew"
         )
     };
-    Ok(Fault::new(FaultKind::Refused, message))
-}
-
-/// There is no schema: as the server would say it.
-pub(crate) fn missing(shown: &str) -> Fault {
-    let said = "schema \"fencepost\" does not exist";
-    let message = format!(
-        "{shown} has no schema \"fencepost\": run `fencepost backend install --on URL` as a role that may create it"
-    );
-    Fault {
-        state: Some(SqlState::INVALID_SCHEMA_NAME),
-        said: said.to_owned(),
-        ..Fault::new(FaultKind::Refused, message)
-    }
+    Ok(StoreError::refused(message))
 }

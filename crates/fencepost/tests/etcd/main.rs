@@ -15,4 +15,5 @@ mod members;
 mod names;
 mod outages;
 mod records;
+mod stubs;
 mod superseded;

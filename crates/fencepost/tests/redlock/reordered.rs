@@ -88,8 +88,9 @@ async fn vote_is_overtaken(with_note: bool) {
     nodes.0[1].proxy.set_mode(Mode::Pass);
     // Not the position alone: it also ends if nobody refreshes the queue for a while.
     let noted = || {
-        let notes = late.server.command(&["KEYS", &format!("fencepost:gone:{}", "?".repeat(32))]);
-        !notes.unwrap().items().unwrap().is_empty()
+        let pattern = format!("fencepost:gone:{}", "?".repeat(32));
+        let found = late.server.command(&["KEYS", &pattern]).unwrap();
+        !found.items().unwrap().is_empty()
     };
     let released = async || position() == 1 && noted();
     until("the release arrives over the new connection", released).await;

@@ -12,19 +12,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment};
+use fencepost_core::Moment;
 use futures_util::stream;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tonic::{Request, Streaming};
 
-use super::api::{self, watch_client::WatchClient, watch_request::RequestUnion};
-use super::faults::Fault;
-use super::line::{Place, deletion_of};
-use super::{BREATH, Desk, PATIENCE};
-use crate::backend::LossSignal;
+use super::api::{self, watch_request::RequestUnion};
+use super::requests::{WatchStream, deletion_of};
+use super::{REWATCH_DELAY, Shared};
+use crate::backend::{LossSignal, StoreError};
 use crate::race::{First, race};
+use crate::retry::CALL_TIMEOUT;
 
 /// How long a grant is held before its key is watched.
 const SETTLED: Duration = Duration::from_millis(100);
@@ -32,8 +31,8 @@ const SETTLED: Duration = Duration::from_millis(100);
 const BATCH: Duration = Duration::from_millis(20);
 /// How often grants that nobody has any more are dropped, and the stream is checked.
 const GC_EVERY: Duration = Duration::from_secs(5);
-/// How long to leave the members alone at most after a stream failed.
-const LONGEST_BREATH: Duration = Duration::from_secs(2);
+/// The longest pause after a stream failed.
+const MAX_REWATCH_DELAY: Duration = Duration::from_secs(2);
 /// A stream on which a watch was refused is replaced after this long: its login may have ended.
 const REFUSED_FOR: Duration = Duration::from_mins(1);
 
@@ -67,12 +66,9 @@ struct Held {
 }
 
 /// An open stream.
-struct Open {
+struct Open<'a> {
     requests: UnboundedSender<api::WatchRequest>,
-    answers: Streaming<api::WatchResponse>,
-    at: usize,
-    /// Of the link, when it was opened.
-    failures: usize,
+    answers: WatchStream<'a>,
     replace_at: Moment,
 }
 
@@ -160,116 +156,104 @@ fn cancel(lease: i64) -> api::WatchRequest {
     api::WatchRequest { request_union: Some(RequestUnion::CancelRequest(cancel)) }
 }
 
-impl Desk {
-    /// From now on this grant's guard is notified when its key goes.
-    pub(super) fn watch_holder(
-        self: &Arc<Self>,
-        name: &LockName,
-        place: &Place,
-        loss: &LossSignal,
-    ) {
-        let (key, made) = (self.prefix.queue(name).key(place.lease), place.made);
-        let held = Held { key, made, loss: loss.clone(), watched: false, restored: false };
-        let mut grants = self.holders.grants();
-        let watched = grants.by_lease.get(&place.lease).is_some_and(|old| old.watched);
-        grants.by_lease.insert(place.lease, Held { watched, ..held });
-        if grants.new.is_empty() {
-            self.holders.added.notify_one();
-        }
-        grants.new.push_back((self.now() + SETTLED, place.lease));
-        if !std::mem::replace(&mut grants.running, true) {
-            let desk = Arc::clone(self);
-            self.around.runtime.spawn(async move { desk.watch_holders().await });
-        }
+/// From now on this grant's guard is notified when its key goes.
+pub(super) fn watch_holder(
+    etcd: &Arc<Shared>,
+    lease: i64,
+    key: Vec<u8>,
+    made: i64,
+    loss: LossSignal,
+) {
+    let mut grants = etcd.holders.grants();
+    let watched = grants.by_lease.get(&lease).is_some_and(|old| old.watched);
+    grants.by_lease.insert(lease, Held { key, made, loss, watched, restored: false });
+    if grants.new.is_empty() {
+        etcd.holders.added.notify_one();
     }
-
-    /// Keeps the watches, for as long as the client's runtime lives.
-    async fn watch_holders(&self) {
-        let mut open: Option<Open> = None;
-        let (mut breath, mut opened_at) = (BREATH, self.now());
-        let mut gc_at = self.now() + GC_EVERY;
-        loop {
-            let now = self.now();
-            let mut needed = true;
-            if now >= gc_at {
-                gc_at = now + GC_EVERY;
-                needed = self.holders.grants().gc();
-            }
-            let good = |open: &Open| open.failures == self.link.failures() && now < open.replace_at;
-            open = open.filter(|open| needed && good(open));
-            let (requests, next) = {
-                let mut grants = self.holders.grants();
-                let restored = if open.is_none() { grants.restore() } else { Vec::new() };
-                let (due, next) = grants.due(now);
-                ([restored, due].concat(), next)
-            };
-            match &open {
-                Some(open) => requests.into_iter().for_each(|each| drop(open.requests.send(each))),
-                None if requests.is_empty() => {}
-                None => match self.open_holder_stream(requests).await {
-                    Ok(opened) => (open, opened_at) = (Some(opened), self.now()),
-                    Err(fault) => {
-                        tracing::debug!(?fault, "holders are not watched");
-                        self.clock().alarm(self.now() + breath).await;
-                        breath = (breath * 2).min(LONGEST_BREATH);
-                        continue;
-                    }
-                },
-            }
-            let Some(stream) = &mut open else {
-                // Nothing is watched, and nothing is to be but what is new.
-                match next {
-                    Some(next) => self.clock().alarm(next).await,
-                    None => self.holders.added.notified().await,
-                }
-                continue;
-            };
-            let alarm = self.clock().alarm(next.map_or(gc_at, |next| next.min(gc_at)));
-            let resting = race(self.holders.added.notified(), alarm);
-            match race(stream.answers.message(), resting).await {
-                First::Left(Ok(Some(answer))) => match self.holders.grants().heard(&answer) {
-                    Ok(None) => {}
-                    Ok(Some(again)) => drop(stream.requests.send(again)),
-                    Err(()) => {
-                        tracing::debug!(reason = answer.cancel_reason, "a watch was refused");
-                        stream.replace_at = stream.replace_at.min(now + REFUSED_FOR);
-                    }
-                },
-                // The member went, or has no leader.
-                First::Left(Ok(None) | Err(_)) => {
-                    self.link.leave(stream.at, stream.failures);
-                    open = None;
-                    // One that ends as soon as it is open would otherwise be opened again and again.
-                    if self.now().since(opened_at) > LONGEST_BREATH {
-                        breath = BREATH;
-                    } else {
-                        self.clock().alarm(self.now() + breath).await;
-                        breath = (breath * 2).min(LONGEST_BREATH);
-                    }
-                }
-                First::Right(_) => {}
-            }
-        }
+    grants.new.push_back((etcd.now() + SETTLED, lease));
+    if !std::mem::replace(&mut grants.running, true) {
+        let shared = Arc::clone(etcd);
+        etcd.around.runtime.spawn(async move { watch_holders(&shared).await });
     }
+}
 
-    /// Opens a stream. A member answers the call with the answer to the first request, so there must be one.
-    async fn open_holder_stream(&self, first: Vec<api::WatchRequest>) -> Result<Open, Fault> {
-        let (requests, mut sent) = unbounded_channel();
-        for each in first {
-            drop(requests.send(each));
+/// Keeps the watches, for as long as the client's runtime lives.
+async fn watch_holders(etcd: &Shared) {
+    let mut open: Option<Open<'_>> = None;
+    let (mut delay, mut opened_at) = (REWATCH_DELAY, etcd.now());
+    let mut gc_at = etcd.now() + GC_EVERY;
+    loop {
+        let now = etcd.now();
+        let mut needed = true;
+        if now >= gc_at {
+            gc_at = now + GC_EVERY;
+            needed = etcd.holders.grants().gc();
         }
-        let sent = stream::poll_fn(move |context| sent.poll_recv(context));
-        let rpc = |channel, request: Request<_>| async move {
-            WatchClient::new(channel).watch(request).await
+        let good = |open: &Open<'_>| open.answers.is_good() && now < open.replace_at;
+        open = open.filter(|open| needed && good(open));
+        let (requests, next) = {
+            let mut grants = etcd.holders.grants();
+            let restored = if open.is_none() { grants.restore() } else { Vec::new() };
+            let (due, next) = grants.due(now);
+            ([restored, due].concat(), next)
         };
-        let failures = self.link.failures();
-        let limit = self.clock().alarm(self.now() + PATIENCE);
-        match race(Box::pin(self.link.stream(sent, rpc)), limit).await {
-            First::Left(Ok((answers, at))) => {
-                Ok(Open { requests, answers, at, failures, replace_at: Moment::NEVER })
-            }
-            First::Left(Err(fault)) => Err(fault),
-            First::Right(()) => Err(Fault::Elsewhere("no answer to a watch".into())),
+        match &open {
+            Some(open) => requests.into_iter().for_each(|each| drop(open.requests.send(each))),
+            None if requests.is_empty() => {}
+            None => match open_stream(etcd, requests).await {
+                Ok(opened) => (open, opened_at) = (Some(opened), etcd.now()),
+                Err(error) => {
+                    tracing::debug!(%error, "holders are not watched");
+                    etcd.clock().alarm(etcd.now() + delay).await;
+                    delay = (delay * 2).min(MAX_REWATCH_DELAY);
+                    continue;
+                }
+            },
         }
+        let Some(stream) = &mut open else {
+            // Nothing is watched, and nothing is to be but what is new.
+            match next {
+                Some(next) => etcd.clock().alarm(next).await,
+                None => etcd.holders.added.notified().await,
+            }
+            continue;
+        };
+        let alarm = etcd.clock().alarm(next.map_or(gc_at, |next| next.min(gc_at)));
+        let resting = race(etcd.holders.added.notified(), alarm);
+        match race(stream.answers.next(), resting).await {
+            First::Left(Ok(answer)) => match etcd.holders.grants().heard(&answer) {
+                Ok(None) => {}
+                Ok(Some(again)) => drop(stream.requests.send(again)),
+                Err(()) => {
+                    tracing::debug!(reason = answer.cancel_reason, "a watch was refused");
+                    stream.replace_at = stream.replace_at.min(now + REFUSED_FOR);
+                }
+            },
+            // The member went, or has no leader.
+            First::Left(Err(_)) => {
+                open = None;
+                // One that ends as soon as it is open would otherwise be opened again and again.
+                if etcd.now().since(opened_at) > MAX_REWATCH_DELAY {
+                    delay = REWATCH_DELAY;
+                } else {
+                    etcd.clock().alarm(etcd.now() + delay).await;
+                    delay = (delay * 2).min(MAX_REWATCH_DELAY);
+                }
+            }
+            First::Right(_) => {}
+        }
+    }
+}
+
+async fn open_stream(etcd: &Shared, first: Vec<api::WatchRequest>) -> Result<Open<'_>, StoreError> {
+    let (requests, mut sent) = unbounded_channel();
+    for each in first {
+        drop(requests.send(each));
+    }
+    let sent = stream::poll_fn(move |context| sent.poll_recv(context));
+    let limit = etcd.clock().alarm(etcd.now() + CALL_TIMEOUT);
+    match race(etcd.connection.watch_stream(sent), limit).await {
+        First::Left(answers) => Ok(Open { requests, answers: answers?, replace_at: Moment::NEVER }),
+        First::Right(()) => Err(StoreError::no_reply("no answer to a watch")),
     }
 }

@@ -1,4 +1,4 @@
-//! What a record of what was done looks like in etcd. It is one key (keys.rs) whose value is a line and the
+//! What a record of what was done looks like in etcd. It is one key (layout.rs) whose value is a line and the
 //! result:
 //!
 //! ```text
@@ -16,7 +16,7 @@ use fencepost_core::records;
 use fencepost_core::{Label, LockName, Token};
 
 use super::api;
-use super::faults::Fault;
+use crate::backend::StoreError;
 use crate::ledger::{Entry, State};
 
 const MARK: &str = "fencepost once 1";
@@ -91,11 +91,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn of(kv: Option<&api::KeyValue>) -> Result<Self, Fault> {
+    pub(super) fn of(kv: Option<&api::KeyValue>) -> Result<Self, StoreError> {
         let Some(kv) = kv else { return Ok(Self::default()) };
         let record = Record::read(&kv.value).ok_or_else(|| {
             let key = String::from_utf8_lossy(&kv.key);
-            Fault::Refused(format!(
+            StoreError::refused(format!(
                 "the record \"{}\" can not be read: delete it with etcdctl, or update fencepost",
                 key.escape_debug()
             ))

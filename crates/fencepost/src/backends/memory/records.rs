@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use fencepost_core::records::{self, Decision, Past, Record};
 use fencepost_core::{LockName, Moment, Token};
 
-use super::Memory;
-use crate::backend::StoreCall;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::ledger::{Claim, Claimed, Entry, Finish};
 
 /// Every record, some of which may be over.
 #[derive(Default)]
@@ -35,7 +33,7 @@ impl Stored {
 }
 
 impl Book {
-    fn get(&self, name: &LockName, now: Moment) -> Option<Entry> {
+    pub(super) fn get(&self, name: &LockName, now: Moment) -> Option<Entry> {
         let stored = self.records.get(name).filter(|stored| stored.ends() > now)?;
         Some(stored.entry(name, now))
     }
@@ -58,47 +56,27 @@ impl Book {
         }
     }
 
-    fn claim(&mut self, claim: Claim, now: Moment) -> Claimed {
+    pub(super) fn claim(&mut self, claim: Claim, now: Moment) -> Claimed {
         let decision = records::claim(self.get(&claim.name, now), &claim);
         self.carry_out(claim.name, decision, now)
     }
 
-    fn finish(&mut self, finish: Finish, now: Moment) -> bool {
+    pub(super) fn finish(&mut self, finish: Finish, now: Moment) -> bool {
         let found = self.get(&finish.name, now);
         let decision = records::finish(found.as_ref(), Past::default(), &finish);
         self.carry_out(finish.name, decision, now)
     }
-}
 
-impl Ledger for Memory {
-    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
-        self.answer(|state, now| state.records.claim(claim, now))
+    pub(super) fn entries(&self, prefix: &str, now: Moment) -> Vec<Entry> {
+        let live = self
+            .records
+            .iter()
+            .filter(|(name, stored)| name.as_str().starts_with(prefix) && stored.ends() > now);
+        live.map(|(name, stored)| Entry { result: Vec::new(), ..stored.entry(name, now) }).collect()
     }
 
-    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
-        self.answer(|state, now| state.records.finish(finish, now))
-    }
-
-    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        self.answer(move |state, now| state.records.get(&name, now))
-    }
-
-    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
-        let prefix = prefix.to_owned();
-        self.answer(move |state, now| {
-            let all = state.records.records.iter();
-            let all = all.filter(|(name, _)| name.as_str().starts_with(&prefix));
-            all.filter(|(_, stored)| stored.ends() > now)
-                .map(|(name, stored)| Entry { result: Vec::new(), ..stored.entry(name, now) })
-                .collect()
-        })
-    }
-
-    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
-        self.answer(move |state, now| {
-            let book = &mut state.records;
-            let there = book.get(&name, now).is_some_and(|entry| entry.token == token);
-            there && book.records.remove(&name).is_some()
-        })
+    pub(super) fn forget(&mut self, name: &LockName, token: Token, now: Moment) -> bool {
+        let there = self.get(name, now).is_some_and(|entry| entry.token == token);
+        there && self.records.remove(name).is_some()
     }
 }

@@ -22,8 +22,10 @@ use super::breaks::{BROKEN, Breaks, CONFIRMED};
 use crate::backend::Surroundings;
 use crate::backends::ears::Ears;
 use crate::clock::Clock;
-use crate::postgres::{Fault, Pool};
+use crate::postgres::Pool;
+use crate::postgres::error::explain;
 use crate::race::{First, race};
+use crate::store_error::StoreError;
 
 /// How long our own word may take.
 const HEARD: Duration = Duration::from_secs(2);
@@ -35,6 +37,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const DEAF: Duration = Duration::from_mins(5);
 /// A grant that ends sooner is not worth a connection.
 const BRIEF: Duration = Duration::from_millis(50);
+pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)";
 /// What we say to ourselves.
 const HELLO: &str = "hello";
 
@@ -163,8 +166,8 @@ async fn listen(heard: Arc<Heard>) {
                 heard.clock.alarm(heard.clock.now() + DEAF).await;
                 continue;
             }
-            Err(fault) => {
-                tracing::debug!(server = %pool.shown(), why = %fault.message, "cannot listen");
+            Err(error) => {
+                tracing::debug!(server = %pool.shown(), why = %error, "cannot listen");
             }
         }
         drop(pool);
@@ -192,7 +195,7 @@ impl Heard {
         }
     }
 
-    async fn listen_once(&self, pool: &Pool) -> Result<Ended, Fault> {
+    async fn listen_once(&self, pool: &Pool) -> Result<Ended, StoreError> {
         let (channel, clock) = (&self.channel, &self.clock);
         let (client, mut connection) = pool.open_raw(clock.now() + HEARD).await?;
         let hello = Notify::new();
@@ -214,10 +217,9 @@ impl Heard {
             client
                 .batch_execute(&format!("LISTEN {channel}; LISTEN {BROKEN}; LISTEN {CONFIRMED}"))
                 .await
-                .map_err(|error| Fault::of(&error, pool.shown()))?;
+                .map_err(|error| explain(error, pool.shown(), StoreError::no_reply))?;
             // Over another connection: on this one it would come back even where others' words do not.
-            let ask = "SELECT pg_catalog.pg_notify($1, $2)";
-            pool.call_outside(ask, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
+            pool.call_outside(NOTIFY, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
             let heard = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await;
             if let First::Right(()) = heard {
                 return Ok(Ended::Deaf);
@@ -226,7 +228,7 @@ impl Heard {
             self.ears.tell_all();
             self.ready.send_replace(true);
             // The client is kept, or the connection would end.
-            let ended: Result<Ended, Fault> = std::future::pending().await;
+            let ended: Result<Ended, StoreError> = std::future::pending().await;
             drop(client);
             ended
         };

@@ -16,13 +16,15 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-use super::Postgres;
-use super::answers::{self, number, odd, text};
-use crate::backend::{BoxFuture, Reply, StoreCall, StoreResult};
+use super::inspect::or_empty;
+use super::reply::{self, number, odd, text};
+use super::{Postgres, schema};
+use crate::backend::{BoxFuture, StoreResult};
 use crate::error::{Error, Result};
 use crate::fences::postgres::explain;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, Outcome, Over, State};
-use crate::postgres::{Fault, Parameter, Use};
+use crate::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
+use crate::postgres::error::if_not_allowed;
+use crate::postgres::{Parameter, Use};
 use crate::transaction;
 
 const CLAIM: &str = "SELECT * FROM fencepost.claim($1, $2, $3, $4)";
@@ -98,107 +100,89 @@ impl<'a> Told<'a> {
     }
 }
 
-impl Postgres {
-    async fn record(
-        &self,
-        usage: Use,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        limit: Moment,
-    ) -> Result<Reply<Vec<Row>>, Fault> {
-        self.with_records().await?;
-        self.pool.call(usage, sql, parameters, limit).await.map_err(|fault| {
-            if fault.state != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
-                return fault;
-            }
-            let message = format!(
-                "this role may not use the records at {} ({}): GRANT EXECUTE ON FUNCTION {GRANTS} TO it, \
-                 as their owner",
-                self.pool.shown(),
-                fault.said
-            );
-            Fault { message, ..fault }
+async fn call(
+    store: &Postgres,
+    usage: Use,
+    sql: &str,
+    parameters: &[Parameter<'_>],
+    limit: Moment,
+) -> StoreResult<Vec<Row>> {
+    schema::records_ready(store).await?;
+    store.pool.call(usage, sql, parameters, limit).await.map_err(|error| {
+        if_not_allowed(error, |cause| {
+            let shown = store.pool.shown();
+            format!(
+                "this role may not use the records at {shown} ({cause}): GRANT EXECUTE ON FUNCTION {GRANTS} TO it, \
+                 as their owner"
+            )
         })
-    }
-
-    async fn claim_now(&self, claim: &Claim, limit: Moment) -> StoreResult<Claimed> {
-        let (token, keep) = (claim.token.get().cast_signed(), millis(claim.keep));
-        let (name, label) = (claim.name.as_str(), claim.label.as_str());
-        let parameters: [Parameter<'_>; 4] =
-            [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&keep, Type::INT8)];
-        let reply = self.record(Use::Asking, CLAIM, &parameters, limit).await?;
-        reply.try_map(|rows| {
-            let row = rows.first().ok_or_else(|| odd("claim"))?;
-            *self.place.lock() = text(row, "r_store");
-            if answers::status(row, "claim")? == 1 {
-                return Ok(Claimed::Ours);
-            }
-            let entry = entry(row).ok_or_else(|| odd("claim"))?;
-            Ok(if entry.is_settled() { Claimed::Settled(entry) } else { Claimed::Overtaken })
-        })
-    }
-
-    async fn finish_now(&self, finish: &Finish, limit: Moment) -> StoreResult<bool> {
-        let (told, older) = (Told::of(finish), finish.over == Over::Older);
-        let parameters = told.parameters((&older, Type::BOOL));
-        let reply = self.record(Use::Releasing, FINISH, &parameters, limit).await?;
-        reply.try_map(|rows| {
-            let row = rows.first().ok_or_else(|| odd("finish"))?;
-            Ok(answers::status(row, "finish")? == 1)
-        })
-    }
-
-    async fn read(&self, sql: &str, name: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
-        let reply = match self.record(Use::Asking, sql, &[(&name, Type::TEXT)], limit).await {
-            Err(fault) if self.is_absent(&fault) => return Ok(Reply::new(Vec::new(), self.now())),
-            reply => reply?,
-        };
-        reply.try_map(|rows| {
-            rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up").into())).collect()
-        })
-    }
-
-    async fn forget_now(&self, name: &LockName, token: Token, limit: Moment) -> StoreResult<bool> {
-        let (name, token) = (name.as_str(), token.get().cast_signed());
-        let parameters: [Parameter<'_>; 2] = [(&name, Type::TEXT), (&token, Type::INT8)];
-        let reply = self.record(Use::Asking, FORGET, &parameters, limit).await?;
-        let retried = reply.retried;
-        reply.try_map(|rows| {
-            let gone: Option<bool> = rows.first().and_then(|row| row.try_get(0).ok());
-            // Sent again, it may find that the first one was carried out.
-            Ok(gone.ok_or_else(|| odd("forget"))? || retried)
-        })
-    }
+    })
 }
 
-impl Ledger for Postgres {
-    fn claim(&self, claim: Claim, limit: Moment) -> StoreCall<'_, Claimed> {
-        Box::pin(async move { self.claim_now(&claim, limit).await })
-    }
+pub(super) async fn claim(store: &Postgres, claim: Claim, limit: Moment) -> StoreResult<Claimed> {
+    let (token, keep) = (claim.token.get().cast_signed(), millis(claim.keep));
+    let (name, label) = (claim.name.as_str(), claim.label.as_str());
+    let parameters: [Parameter<'_>; 4] =
+        [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&keep, Type::INT8)];
+    let reply = call(store, Use::Asking, CLAIM, &parameters, limit).await?;
+    reply.try_map(|rows| {
+        let row = rows.first().ok_or_else(|| odd("claim"))?;
+        *store.place.lock() = text(row, "r_store");
+        if reply::status(row, "claim")? == 1 {
+            return Ok(Claimed::Ours);
+        }
+        let entry = entry(row).ok_or_else(|| odd("claim"))?;
+        Ok(if entry.is_settled() { Claimed::Settled(entry) } else { Claimed::Overtaken })
+    })
+}
 
-    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(async move { self.finish_now(&finish, limit).await })
-    }
+pub(super) async fn finish(store: &Postgres, finish: Finish, limit: Moment) -> StoreResult<bool> {
+    let (told, older) = (Told::of(&finish), finish.over == Over::Older);
+    let parameters = told.parameters((&older, Type::BOOL));
+    let reply = call(store, Use::Releasing, FINISH, &parameters, limit).await?;
+    reply.try_map(|rows| {
+        let row = rows.first().ok_or_else(|| odd("finish"))?;
+        Ok(reply::status(row, "finish")? == 1)
+    })
+}
 
-    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(async move {
-            let found = self.read(LOOK_UP, name.as_str(), limit).await?;
-            Ok(found.map(|mut entries| entries.pop()))
-        })
-    }
+pub(super) async fn look_up(
+    store: &Postgres,
+    name: LockName,
+    limit: Moment,
+) -> StoreResult<Option<Entry>> {
+    Ok(read(store, LOOK_UP, name.as_str(), limit).await?.map(|mut entries| entries.pop()))
+}
 
-    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
-        let prefix = prefix.to_owned();
-        Box::pin(async move { self.read(ENTRIES, &prefix, limit).await })
-    }
+pub(super) async fn entries(
+    store: &Postgres,
+    prefix: String,
+    limit: Moment,
+) -> StoreResult<Vec<Entry>> {
+    read(store, ENTRIES, &prefix, limit).await
+}
 
-    fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(async move { self.forget_now(&name, token, limit).await })
-    }
+async fn read(store: &Postgres, sql: &str, name: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
+    let reply = call(store, Use::Asking, sql, &[(&name, Type::TEXT)], limit).await;
+    or_empty(store, reply)?
+        .try_map(|rows| rows.iter().map(|row| entry(row).ok_or_else(|| odd("look up"))).collect())
+}
 
-    fn place(&self) -> Option<String> {
-        self.place.lock().clone()
-    }
+pub(super) async fn forget(
+    store: &Postgres,
+    name: LockName,
+    token: Token,
+    limit: Moment,
+) -> StoreResult<bool> {
+    let (name, token) = (name.as_str(), token.get().cast_signed());
+    let parameters: [Parameter<'_>; 2] = [(&name, Type::TEXT), (&token, Type::INT8)];
+    let reply = call(store, Use::Asking, FORGET, &parameters, limit).await?;
+    let retried = reply.retried;
+    reply.try_map(|rows| {
+        let gone: Option<bool> = rows.first().and_then(|row| row.try_get(0).ok());
+        // Sent again, it may find that the first one was carried out.
+        Ok(gone.ok_or_else(|| odd("forget"))? || retried)
+    })
 }
 
 impl transaction::Transaction for Transaction<'_> {
@@ -213,7 +197,7 @@ impl transaction::Transaction for Transaction<'_> {
                     Ok(5) => Err(transaction::marked_already(&finish.name)),
                     Ok(6) => Err(transaction::unseen(&finish.name)),
                     Ok(7) => Err(transaction::marked_twice(&finish.name)),
-                    _ => Err(odd("finish").into_error()),
+                    _ => Err(odd("finish").into()),
                 },
                 Err(error) => Err(not_marked(&finish.name, &error)),
             }

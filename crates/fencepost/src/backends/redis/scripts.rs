@@ -1,14 +1,18 @@
 //! One script per step, run by its digest; the body travels only when the server does not know it yet.
 
-use fencepost_core::OwnerId;
+use std::sync::LazyLock;
+
 use redis::{Cmd, Script, ToRedisArgs};
 
-use super::keys::Keys;
+use super::layout::Keys;
+
+/// The scripts, prepared once.
+pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);
 
 /// A step at one server.
 pub(in crate::backends) struct Step {
     /// What it does, for messages.
-    pub(in crate::backends) verb: &'static str,
+    pub(super) verb: &'static str,
     digest: String,
     body: String,
 }
@@ -21,7 +25,7 @@ macro_rules! steps {
         }
 
         impl Steps {
-            pub(in crate::backends) fn new() -> Self {
+            fn new() -> Self {
                 Self { $($field: Step::new($verb, include_str!($file)),)+ }
             }
         }
@@ -49,7 +53,7 @@ steps! {
 }
 
 impl Step {
-    pub(in crate::backends) fn new(verb: &'static str, text: &str) -> Self {
+    fn new(verb: &'static str, text: &str) -> Self {
         let body = text.replace("--SLOW--", include_str!("scripts/slow.lua"));
         let body = body.replace("--BOOK--", include_str!("scripts/book.lua"));
         let digest = Script::new(&body).get_hash().to_owned();
@@ -60,11 +64,11 @@ impl Step {
     pub(in crate::backends) fn on(&'static self, keys: Keys<'_>) -> Call {
         let mut command = Cmd::with_capacity(16, 512);
         command.arg("EVALSHA").arg(&self.digest).arg(Keys::COUNT).arg(keys);
-        Call { step: self, command, of: Of::Anybody }
+        Call { step: self, command }
     }
 
     /// The command by which a server learns the step.
-    pub(in crate::backends) fn load(&self) -> Cmd {
+    pub(super) fn load(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(&self.body);
         command
@@ -74,30 +78,11 @@ impl Step {
 /// A step with its keys and arguments, ready to be sent, to several servers if need be.
 #[derive(Clone)]
 pub(in crate::backends) struct Call {
-    pub(in crate::backends) step: &'static Step,
-    pub(in crate::backends) command: Cmd,
-    pub(super) of: Of,
-}
-
-/// Whose outcome a call decides, or has to take care of.
-#[derive(Clone, Copy)]
-pub(super) enum Of {
-    Anybody,
-    Acquire(OwnerId),
-    Release(OwnerId),
+    pub(super) step: &'static Step,
+    pub(super) command: Cmd,
 }
 
 impl Call {
-    /// It may leave something of this owner at the server.
-    pub(in crate::backends) fn acquires(self, owner: OwnerId) -> Self {
-        Self { of: Of::Acquire(owner), ..self }
-    }
-
-    /// It ends all that this owner has at the server. Only arguments of its own follow: see release.lua.
-    pub(in crate::backends) fn releases(self, owner: OwnerId) -> Self {
-        Self { of: Of::Release(owner), ..self }
-    }
-
     pub(in crate::backends) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.command.arg(argument);
         self

@@ -8,9 +8,9 @@ use fencepost_core::{Label, LockName, OwnerId, Ttl};
 use fencepost_testkit::Redis as Server;
 use tokio::runtime::Handle;
 
-use super::*;
 use tokio_util::task::TaskTracker;
 
+use super::*;
 use crate::backend::{Liveness, LossSignal};
 use crate::clock::BootClock;
 
@@ -31,11 +31,9 @@ async fn release_overtakes_the_batch(noted: bool) {
         Surroundings { clock, runtime: Handle::current(), tasks: TaskTracker::new(), create: true };
     let redis = Redis::open(url, &around).await.unwrap();
     let name = LockName::new("x").unwrap();
-    let keys = redis.prefix.keys(&name).unwrap();
-    let owner = OwnerId::from_bits(7);
+    let grant = |owner| GrantId { name: name.clone(), owner: OwnerId::from_bits(owner) };
     let request = Request {
-        name: name.clone(),
-        owner,
+        grant: grant(7),
         ttl: Ttl::MAX,
         label: Label::new("waiter").unwrap(),
         value: None,
@@ -43,24 +41,24 @@ async fn release_overtakes_the_batch(noted: bool) {
         loss: LossSignal::unheard(),
     };
     server.command(&["SET", "x", "theirs", "PX", "60000"]).unwrap().text().unwrap();
-    let queued = redis.ask(&request, keys, true).await.unwrap();
-    assert!(matches!(queued, Asked::InLine { .. }));
+    let limit = BootClock.now() + CALL_TIMEOUT;
+    let queued = redis.try_acquire(request.clone(), Queue::Join, limit).await.unwrap();
+    assert!(matches!(queued.value, Acquired::Queued { .. }));
     // From here on the server knows the scripts.
-    let nobody = OwnerId::from_bits(8);
-    redis.release(name.clone(), nobody).await.unwrap_err();
-    redis.look(&name, 0).await.unwrap();
+    redis.release(grant(8), limit).await.unwrap().value.unwrap_err();
+    redis.inspect(name.clone(), limit).await.unwrap();
 
-    let mut other = Box::pin(redis.look(&name, 0));
+    let mut other = redis.inspect(name.clone(), limit);
     send(&mut other).await;
-    let mut poll = Box::pin(redis.ask(&request, keys, true));
+    let mut poll = redis.try_acquire(request, Queue::Join, limit);
     send(&mut poll).await;
     drop((other, poll));
     server.command(&["DEL", "x"]).unwrap();
     if !noted {
-        redis.link.forget_unanswered(owner);
+        redis.unanswered.clear(OwnerId::from_bits(7));
     }
-    redis.release(name.clone(), owner).await.expect("it had a position");
-    let holder = redis.look(&name, 0).await.unwrap().holder;
+    redis.release(grant(7), limit).await.unwrap().value.expect("it had a position");
+    let holder = redis.inspect(name.clone(), limit).await.unwrap().value.holder;
     assert_eq!(holder.is_some(), !noted, "{holder:?}");
 }
 

@@ -2,25 +2,26 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fencepost_core::{LockName, Moment, Token};
-use parking_lot::Mutex;
 
-use super::{LOOK_AGAIN, Options, Sqlite, file, guarantees};
+use super::new_file::is_empty;
+use super::queue::LOOK_AGAIN;
+use super::{Options, Sqlite, guarantees};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult, Surroundings,
 };
-use crate::backends;
+use crate::backends::inspect_until_changed;
 use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
 
 /// Opens the file; one that is not there is made, or waited for, as `around` says.
 pub(crate) async fn open(path: PathBuf, options: Options, around: Surroundings) -> Result<Store> {
-    if !around.create && file::is_empty(&path) {
-        let absent = Absent { path, options, around, found: Mutex::default() };
+    if !around.create && is_empty(&path) {
+        let absent = Absent { path, options, around, found: OnceLock::new() };
         return Ok(Store::from(Arc::new(absent)));
     }
     Ok(open_now(path, options, around).await?.into())
@@ -39,29 +40,25 @@ struct Absent {
     options: Options,
     around: Surroundings,
     /// The store, once somebody has made it.
-    found: Mutex<Option<Arc<Sqlite>>>,
+    found: OnceLock<Arc<Sqlite>>,
 }
 
 impl Absent {
     /// The store, if it is there by now.
-    async fn store(&self) -> Result<Option<Arc<Sqlite>>, StoreError> {
-        let found = || self.found.lock();
-        if let Some(store) = &*found() {
-            return Ok(Some(Arc::clone(store)));
+    async fn store(&self) -> Result<Option<&Sqlite>, StoreError> {
+        if self.found.get().is_none() && !is_empty(&self.path) {
+            let open = open_now(self.path.clone(), self.options, self.around.clone());
+            // On the client's own runtime, whoever asks.
+            let opened = self.around.runtime.spawn(open).await;
+            let panicked = |_| StoreError::unavailable("opening the file panicked");
+            let store = opened.map_err(panicked)??;
+            self.found.get_or_init(|| store);
         }
-        if file::is_empty(&self.path) {
-            return Ok(None);
-        }
-        let open = open_now(self.path.clone(), self.options, self.around.clone());
-        // On the client's own runtime, whoever asks.
-        let opened = self.around.runtime.spawn(open).await;
-        let panicked = |_| StoreError::unavailable("opening the file panicked");
-        let store = opened.map_err(panicked)??;
-        Ok(Some(Arc::clone(found().get_or_insert(store))))
+        Ok(self.found.get().map(|store| &**store))
     }
 
     /// The store, for what cannot be done without it.
-    async fn needed(&self) -> Result<Arc<Sqlite>, StoreError> {
+    async fn needed(&self) -> Result<&Sqlite, StoreError> {
         self.store().await?.ok_or_else(|| {
             StoreError::refused(format!(
                 "there is no store at {}, and this client does not make one: connect with \
@@ -70,12 +67,19 @@ impl Absent {
             ))
         })
     }
-}
 
-impl Absent {
-    /// The answer of a store that is empty.
-    fn empty<T>(&self, value: T) -> Reply<T> {
-        Reply::new(value, self.around.clock.now())
+    /// The answer of the store; `empty` is that of one that is not there.
+    fn or<'a, T: Send + 'a>(
+        &'a self,
+        empty: T,
+        call: impl FnOnce(&'a Sqlite) -> StoreCall<'a, T> + Send + 'a,
+    ) -> StoreCall<'a, T> {
+        Box::pin(async move {
+            match self.store().await? {
+                Some(store) => call(store).await,
+                None => Ok(Reply::new(empty, self.around.clock.now())),
+            }
+        })
     }
 }
 
@@ -101,19 +105,17 @@ impl Backend for Absent {
         Box::pin(async move {
             match self.store().await {
                 Ok(Some(store)) => store.renew(batch, limit).await,
-                Ok(None) => batch.iter().map(|_| Ok(self.empty(Err(NotHeld(None))))).collect(),
+                Ok(None) => {
+                    let now = self.around.clock.now();
+                    batch.iter().map(|_| Ok(Reply::new(Err(NotHeld(None)), now))).collect()
+                }
                 Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
             }
         })
     }
 
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.release(grant, limit).await,
-                None => Ok(self.empty(Err(NotHeld(None)))),
-            }
-        })
+        self.or(Err(NotHeld(None)), move |store| store.release(grant, limit))
     }
 
     fn break_lock(
@@ -123,17 +125,11 @@ impl Backend for Absent {
         confirm_until: Moment,
         limit: Moment,
     ) -> StoreCall<'_, Option<Broken>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.break_lock(name, token, confirm_until, limit).await,
-                None => Ok(self.empty(None)),
-            }
-        })
+        self.or(None, move |store| store.break_lock(name, token, confirm_until, limit))
     }
 
     fn guarantees(&self) -> Guarantees {
-        let found = self.found.lock();
-        match &*found {
+        match self.found.get() {
             Some(store) => store.guarantees(),
             None => guarantees::of(
                 &std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone()),
@@ -145,26 +141,16 @@ impl Backend for Absent {
 
 impl Observe for Absent {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
-        Box::pin(async move {
-            let Some(store) = self.store().await? else {
-                let (holder, waiters) = (None, Vec::new());
-                return Ok(self.empty(LockInfo { name, holder, waiting: 0, waiters }));
-            };
-            store.inspect(name, limit).await
-        })
+        let empty = LockInfo { name: name.clone(), holder: None, waiting: 0, waiters: Vec::new() };
+        self.or(empty, move |store| store.inspect(name, limit))
     }
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.list(limit).await,
-                None => Ok(self.empty(Vec::new())),
-            }
-        })
+        self.or(Vec::new(), move |store| store.list(limit))
     }
 
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
-        Box::pin(backends::inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
     }
 }
 
@@ -178,36 +164,20 @@ impl Ledger for Absent {
     }
 
     fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.look_up(name, limit).await,
-                None => Ok(self.empty(None)),
-            }
-        })
+        self.or(None, move |store| store.look_up(name, limit))
     }
 
     fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.entries(&prefix, limit).await,
-                None => Ok(self.empty(Vec::new())),
-            }
-        })
+        self.or(Vec::new(), move |store| store.entries(&prefix, limit))
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(async move {
-            match self.store().await? {
-                Some(store) => store.forget(name, token, limit).await,
-                None => Ok(self.empty(false)),
-            }
-        })
+        self.or(false, move |store| store.forget(name, token, limit))
     }
 
     fn place(&self) -> Option<String> {
-        let found = self.found.lock();
-        found.as_ref().and_then(|store| store.place())
+        self.found.get().and_then(|store| store.place())
     }
 }
 

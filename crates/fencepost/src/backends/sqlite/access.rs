@@ -8,32 +8,31 @@
 //!
 //! The checks look at names. They still hold when SQLite opens those names, since after them only those who may write
 //! the store can change what a name means. In a sticky directory others can add files, but not replace ours: so what
-//! SQLite would make or look for there is made by us before it is opened ([`Access::prepare`]).
+//! SQLite would make or look for there is made by us before it is opened (`new_file.rs`).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
+use super::users::{Group, User, is_own_group, name_of, unmapped_user};
 use crate::error::{Error, Result};
 
 /// What SQLite keeps beside a database.
-const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
+pub(super) const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
 /// As many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
 /// Who may write a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
-    user: u32,
+    pub(super) user: u32,
     /// The group that shares it.
-    group: Option<u32>,
+    pub(super) group: Option<u32>,
     /// Others can add files to its directory, though not replace ours.
-    sticky: bool,
+    pub(super) sticky: bool,
 }
 
 /// A path without links, and what was met on the way.
@@ -249,86 +248,6 @@ impl Access {
         Ok(())
     }
 
-    /// Makes what SQLite would make, or look for, in a directory where others could be faster.
-    pub(super) fn prepare(&self, database: &Path) -> Result<()> {
-        if self.sticky {
-            for end in BESIDE {
-                let path = beside(database, end);
-                match self.make_file(rustix::fs::CWD, &path) {
-                    Ok(_) | Err(Errno::EXIST) => {}
-                    Err(errno) => return Err(not_made(&path, errno)),
-                }
-            }
-            self.check(database)?;
-        }
-        Ok(())
-    }
-
-    /// A new file that those may write who may write the store, whatever the umask.
-    pub(super) fn make_file(
-        &self,
-        directory: impl std::os::fd::AsFd,
-        path: &Path,
-    ) -> rustix::io::Result<OwnedFd> {
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(directory, path, flags, self.file_mode())?;
-        if self.group.is_some() {
-            rustix::fs::fchmod(&file, self.file_mode())?;
-        }
-        Ok(file)
-    }
-
-    /// Of files, and of sockets.
-    pub(super) fn file_mode(&self) -> Mode {
-        Mode::from_raw_mode(if self.group.is_some() { 0o660 } else { 0o600 })
-    }
-
-    /// The directory of presence files and sockets; `None` if it is not there and not to be made.
-    pub(super) fn open_directory(&self, path: &Path, create: bool) -> Result<Option<OwnedFd>> {
-        let failed = |errno: Errno| {
-            Error::unreachable(format!(
-                "cannot use the directory {}: make it writable, or name another file (sqlite:PATH)",
-                path.display()
-            ))
-            .because(std::io::Error::from(errno))
-        };
-        let mode = Mode::from_raw_mode(if self.group.is_some() { 0o2770 } else { 0o700 });
-        let is_new = create
-            && match rustix::fs::mkdir(path, mode) {
-                Ok(()) => true,
-                Err(Errno::EXIST) => false,
-                Err(errno) => return Err(failed(errno)),
-            };
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let directory = match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(directory) => directory,
-            Err(Errno::NOENT) if !create => return Ok(None),
-            Err(errno) => return Err(failed(errno)),
-        };
-        if is_new && self.group.is_some() {
-            rustix::fs::fchmod(&directory, mode).map_err(failed)?;
-        }
-        let stat = rustix::fs::fstat(&directory).map_err(failed)?;
-        let (ours, fix) = match self.group {
-            None => (stat.st_uid == self.user && stat.st_mode & 0o022 == 0, "chown, chmod 700"),
-            Some(group) => {
-                (stat.st_gid == group && stat.st_mode & 0o2072 == 0o2070, "chgrp, chmod 2770")
-            }
-        };
-        if !ours {
-            return Err(Error::refused(format!(
-                "others can write to {}, and could pass for a holder, or members of the group \
-                 cannot: fix it ({fix}), or name another file (sqlite:PATH)",
-                path.display()
-            )));
-        }
-        if self.group.is_some() && has_access_list(path) {
-            return Err(refused_access_list(path));
-        }
-        Ok(Some(directory))
-    }
-
     /// The group that shares the store.
     pub(super) fn group_name(&self) -> Option<String> {
         let name = |group| name_of("/etc/group", group).unwrap_or_else(|| group.to_string());
@@ -337,12 +256,12 @@ impl Access {
 }
 
 /// Whether more than the mode says who may write. If that cannot be known, it does.
-fn has_access_list(path: &Path) -> bool {
+pub(super) fn has_access_list(path: &Path) -> bool {
     let size = rustix::fs::lgetxattr_query(path, "system.posix_acl_access");
     !matches!(size, Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS))
 }
 
-fn refused_access_list(path: &Path) -> Error {
+pub(super) fn refused_access_list(path: &Path) -> Error {
     let path = path.display();
     Error::refused(format!(
         "{path} has an access control list that lets others write (getfacl {path}): setfacl -b {path}, \
@@ -351,18 +270,10 @@ fn refused_access_list(path: &Path) -> Error {
 }
 
 /// PATH-wal and the like.
-fn beside(database: &Path, end: &str) -> PathBuf {
+pub(super) fn beside(database: &Path, end: &str) -> PathBuf {
     let mut path = database.as_os_str().to_owned();
     path.push(end);
     path.into()
-}
-
-pub(super) fn not_made(path: &Path, errno: Errno) -> Error {
-    Error::unreachable(format!(
-        "cannot make {}: make its directory writable, or name another file (sqlite:PATH)",
-        path.display()
-    ))
-    .because(std::io::Error::from(errno))
 }
 
 fn no_group_directory(path: &Path) -> Error {
@@ -463,124 +374,4 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
         Component::ParentDir => Some("..".into()),
         Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
     })
-}
-
-/// How a user namespace shows the owners that it does not know: nobody in it is that user.
-fn unmapped_user() -> u32 {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    unmapped_user_in(&read("/proc/self/uid_map"), &read("/proc/sys/kernel/overflowuid"))
-}
-
-/// Not a user at all where that number is one of the users that are known.
-fn unmapped_user_in(map: &str, overflow: &str) -> u32 {
-    let Ok(number) = overflow.trim().parse::<u32>() else { return u32::MAX };
-    let known = map.lines().map(|line| {
-        let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());
-        let (first, _, count) = (fields.next()??, fields.next()??, fields.next()??);
-        Some(first <= number && number - first < count)
-    });
-    match known.collect::<Option<Vec<_>>>() {
-        Some(known) if !known.is_empty() && !known.contains(&true) => number,
-        _ => u32::MAX,
-    }
-}
-
-/// Whether a group has no member but this user, as where each user has a group of their own.
-fn is_own_group(user: u32, group: u32) -> bool {
-    is_own_group_in(&lines_of("/etc/passwd"), &lines_of("/etc/group"), user, group)
-}
-
-fn is_own_group_in(users: &[Vec<String>], groups: &[Vec<String>], user: u32, group: u32) -> bool {
-    let number = |line: &[String], at: usize| line.get(at).and_then(|text| text.parse().ok());
-    let Some(name) = users.iter().find(|line| number(line, 2) == Some(user)).map(|line| &line[0])
-    else {
-        return false;
-    };
-    let of_group = |line: &&Vec<String>| number(line, 3) == Some(group);
-    let mut primary = users.iter().filter(of_group).peekable();
-    let Some(listed) = groups.iter().find(|line| number(line, 2) == Some(group)) else {
-        return false;
-    };
-    let members = listed.get(3).map_or("", String::as_str);
-    primary.peek().is_some()
-        && primary.all(|line| number(line, 2) == Some(user))
-        && members.split(',').all(|member| member.is_empty() || member == name)
-}
-
-/// A file of the system's, each line as its fields.
-fn lines_of(path: &str) -> Vec<Vec<String>> {
-    let text = std::fs::read(path).unwrap_or_default();
-    fields_of(&String::from_utf8_lossy(&text))
-}
-
-fn fields_of(text: &str) -> Vec<Vec<String>> {
-    text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
-}
-
-fn name_of(path: &str, number: u32) -> Option<String> {
-    let number = number.to_string();
-    let lines = lines_of(path);
-    lines.into_iter().find(|line| line.get(2) == Some(&number)).map(|mut line| line.swap_remove(0))
-}
-
-pub(super) struct User(pub(super) u32);
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match name_of("/etc/passwd", self.0) {
-            Some(name) => write!(f, "user {name}"),
-            None => write!(f, "user {}", self.0),
-        }
-    }
-}
-
-struct Group(u32);
-
-impl fmt::Display for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match name_of("/etc/group", self.0) {
-            Some(name) => write!(f, "group {name}"),
-            None => write!(f, "group {}", self.0),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unmapped_user_is_trusted_only_where_no_user_has_its_number() {
-        let one = "         0       1000          1\n";
-        assert_eq!(unmapped_user_in(one, "65534\n"), 65534);
-        assert_eq!(unmapped_user_in("0 1000 1\n1 100000 65533\n", "65534"), 65534);
-        for known in [
-            "0 0 4294967295\n",
-            "0 1000 1\n1 100000 65536\n",
-            "0 1000 1\n65534 7 1\n",
-            "0 1000 1\n1 100000 65534\n",
-            "",
-            "what",
-        ] {
-            assert_eq!(unmapped_user_in(known, "65534"), u32::MAX, "{known:?}");
-        }
-        assert_eq!(unmapped_user_in(one, ""), u32::MAX);
-    }
-
-    #[test]
-    fn a_group_is_a_users_own_if_nobody_else_is_in_it() {
-        let users = fields_of(
-            "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n\
-             bob:x:1001:1001::/home/bob:/bin/sh\neve:x:1002:1003::/:/bin/sh\nzoe:x:1003:1003::/:/bin/sh\n\n+\n",
-        );
-        let groups =
-            fields_of("root:x:0:\nann:x:1000:ann\nbob:x:1001:ann,bob\nboth:x:1003:\nempty:x:7:\n");
-        let own = |user, group| is_own_group_in(&users, &groups, user, group);
-        assert!(own(1000, 1000));
-        assert!(!own(1001, 1001), "ann is in it too");
-        assert!(!own(1002, 1003), "zoe is in it too");
-        for (user, group) in [(1000, 7), (1000, 0), (1000, 99), (99, 1000), (99, 99)] {
-            assert!(!own(user, group), "{user} {group}");
-        }
-    }
 }

@@ -9,7 +9,6 @@
 //! jobs came meanwhile, is left to the desk's own thread, which can wait. The client's own runtime never
 //! runs jobs: its thread must be free to tell guards of their deadline even when the disk hangs.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +16,14 @@ use std::time::Duration;
 
 use fencepost_core::Moment;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
+use super::connection::wait_at_most;
+use super::error::{Failure, is_busy};
 use super::file::{self, OpenFile};
 use super::wake::{Address, Post};
 use crate::backend::{Reply, StoreError, StoreResult, Surroundings};
-use crate::clock::{BootClock, Clock, pause};
 use crate::retry::CALL_TIMEOUT;
 
 /// How often a client that writes removes what others left to expire.
@@ -236,7 +236,7 @@ impl Inner {
         if batch.is_empty() {
             return;
         }
-        GIVE_UP_AT.set(BootClock.now() + patience);
+        wait_at_most(patience);
         match self.commit(db, batch.make_contiguous()) {
             Ok(()) => {
                 for job in batch {
@@ -252,11 +252,11 @@ impl Inner {
             Err(Failure::Sqlite(error)) if batch.len() > 1 && !is_busy(&error) => {
                 for mut job in batch {
                     let outcome = self.commit(db, std::slice::from_mut(&mut job));
-                    job.reply(outcome.map_err(|failure| self.explain(failure)));
+                    job.reply(outcome.map_err(|failure| failure.explain(&self.path)));
                 }
             }
             Err(failure) => {
-                let error = self.explain(failure);
+                let error = failure.explain(&self.path);
                 for job in batch {
                     job.reply(Err(error.clone()));
                 }
@@ -288,94 +288,4 @@ impl Inner {
         }
         Ok(())
     }
-
-    fn explain(&self, failure: Failure) -> StoreError {
-        let path = self.path.display();
-        match failure {
-            Failure::Sqlite(error) => explain(&self.path, error),
-            // Nobody is to wait for that to pass: others lock in another file by now.
-            Failure::Replaced => StoreError::refused(format!(
-                "{path} was removed or replaced while it was open: connect again"
-            )),
-            Failure::Adopted => StoreError::refused(format!(
-                "{path} was taken over (adopt=true) while it was open: connect again"
-            )),
-        }
-    }
-}
-
-/// Why a transaction came to nothing.
-pub(super) enum Failure {
-    Sqlite(rusqlite::Error),
-    /// The path names another file than the one that is open.
-    Replaced,
-    /// Somebody adopted the file: its times are no longer of our clock.
-    Adopted,
-}
-
-impl From<rusqlite::Error> for Failure {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Sqlite(error)
-    }
-}
-
-thread_local! {
-    static GIVE_UP_AT: Cell<Moment> = const { Cell::new(Moment::NEVER) };
-}
-
-/// Asked by SQLite while another process has the file. Its own handler sleeps up to 100 ms at a time; a
-/// transaction of ours takes a fraction of one.
-pub(super) fn wait_for_the_file(tries: i32) -> bool {
-    if BootClock.now() >= GIVE_UP_AT.get() {
-        return false;
-    }
-    pause(Duration::from_micros(50 << tries.clamp(0, 5)));
-    true
-}
-
-/// How long this thread's next statements wait for the file; for use outside the desk.
-pub(super) fn be_patient() {
-    GIVE_UP_AT.set(BootClock.now() + CALL_TIMEOUT);
-}
-
-fn is_busy(error: &rusqlite::Error) -> bool {
-    let code = error.sqlite_error_code();
-    matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
-}
-
-/// What an error of SQLite's means to the one who reads it.
-pub(super) fn explain(path: &std::path::Path, error: rusqlite::Error) -> StoreError {
-    let path = path.display();
-    let message = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => format!(
-            "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
-             find out who has it open (fuser {path})",
-            CALL_TIMEOUT.as_secs()
-        ),
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "{path} is damaged or no SQLite file: restore it, or move it away with its -wal and -shm and \
-             start with a new one (tokens then start at 1 again)"
-        ),
-        Some(ErrorCode::DiskFull) => {
-            format!("{path} cannot grow: the disk is full; free some space")
-        }
-        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => format!(
-            "{path} cannot be opened for writing: check its permissions, or name another file \
-             (sqlite:PATH)"
-        ),
-        _ => format!("{path} cannot be used: check the disk that it lies on"),
-    };
-    let unusable = matches!(
-        error.sqlite_error_code(),
-        Some(
-            ErrorCode::NotADatabase
-                | ErrorCode::DatabaseCorrupt
-                | ErrorCode::CannotOpen
-                | ErrorCode::PermissionDenied
-                | ErrorCode::ReadOnly
-        )
-    );
-    let explained =
-        if unusable { StoreError::unusable(message) } else { StoreError::unavailable(message) };
-    explained.with_source(error)
 }

@@ -1,107 +1,23 @@
-//! The file: its format, and what must be true of it before it is used.
-//!
-//! ```text
-//! PATH         SQLite database, WAL mode, application_id "FPST", user_version 1
-//!   store      one row: machine, boot and time namespace that the times are of, the epoch (how often
-//!              that changed), and the last token
-//!   locks      one row per grant
-//!   waiters    one row per place in a queue; the ticket is the place
-//!   broken     owners whose grant an operator ended, until it would have ended by itself
-//!   fencepost_values   what the holder of a lock says of itself, under which token (values.rs)
-//!   fencepost_records  what is running, done or failed (records.rs)
-//! PATH.d/      mode 0700
-//!   p-*        presence files, locked by the processes that hold or wait (presence.rs)
-//!   w-*        sockets of clients that wait or hold (wake.rs)
-//!   open.lock  locked while one process sets the file up
-//!   new-*      a file that is being set up; it gets its name when it is complete
-//! ```
-//!
-//! The last two tables came later. They are made by whoever opens a file without them, and change nothing of the others:
-//! a process that does not know them, and has the file open or opens it, goes on. Other tables may be in it too: those
-//! of a program whose effects and records are to be committed together.
-//!
-//! Times are nanoseconds of `CLOCK_BOOTTIME`, but for those of records. A negative `until` in `broken` says that the
-//! holder has confirmed. Owners are 16 bytes, so the file is the user's alone (0600), or a group's (0660, PATH.d 2770:
-//! access.rs).
+//! Opens the file, and sees what must be true of it before it is used.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use fencepost_core::Moment;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
-use rusqlite::{OpenFlags, config::DbConfig};
-use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
 
-use super::access::{Access, User, not_made};
-use super::desk::{Failure, be_patient, explain, wait_for_the_file};
+use super::access::Access;
+use super::connection::{connect, wait_at_most};
+use super::error::{Failure, explain};
 use super::host::{Host, refuse_network_file_system};
+use super::new_file::{add_later, alone, is_empty, is_ready, make, set_up};
 use super::presence::Marks;
+use super::users::User;
 use super::{Options, records, values};
-use crate::clock::{BootClock, Clock, pause};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::retry::CALL_TIMEOUT;
-
-const APPLICATION: i32 = i32::from_be_bytes(*b"FPST");
-const VERSION: i32 = 1;
-
-const SCHEMA: &str = "
-    CREATE TABLE store (
-        id INTEGER PRIMARY KEY CHECK (id = 1),
-        machine TEXT NOT NULL,
-        boot TEXT NOT NULL,
-        time_namespace TEXT NOT NULL,
-        epoch INTEGER NOT NULL,
-        last_token INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE locks (
-        name TEXT PRIMARY KEY,
-        owner BLOB NOT NULL,
-        token INTEGER NOT NULL,
-        ttl_ms INTEGER NOT NULL,
-        label TEXT NOT NULL,
-        granted INTEGER NOT NULL,
-        deadline INTEGER NOT NULL,
-        pid INTEGER,
-        presence TEXT
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE waiters (
-        ticket INTEGER PRIMARY KEY AUTOINCREMENT,
-        name TEXT NOT NULL,
-        owner BLOB NOT NULL UNIQUE,
-        label TEXT NOT NULL,
-        since INTEGER NOT NULL,
-        deadline INTEGER NOT NULL,
-        offered INTEGER,
-        socket TEXT NOT NULL,
-        bell INTEGER NOT NULL,
-        presence TEXT NOT NULL
-    ) STRICT;
-    CREATE INDEX waiters_by_name ON waiters (name, ticket);
-    CREATE TABLE broken (owner BLOB PRIMARY KEY, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-";
-
-/// What came later. The names are our own, since they are used beside the tables of another program.
-const LATER: &str = "
-    CREATE TABLE IF NOT EXISTS fencepost_values (
-        name TEXT PRIMARY KEY,
-        token INTEGER NOT NULL,
-        value BLOB NOT NULL
-    ) STRICT;
-    CREATE TABLE IF NOT EXISTS fencepost_records (
-        name TEXT PRIMARY KEY,
-        state INTEGER NOT NULL CHECK (state IN (0, 1, 2)),
-        token INTEGER NOT NULL,
-        label TEXT NOT NULL,
-        since INTEGER NOT NULL,
-        ends INTEGER NOT NULL,
-        result BLOB NOT NULL
-    ) STRICT;
-    CREATE INDEX IF NOT EXISTS fencepost_records_by_end ON fencepost_records (ends);
-";
 
 /// A file that was opened.
 pub(super) struct Opened {
@@ -174,7 +90,7 @@ fn open_as_is(path: &Path, options: Options, create: bool, clock: &dyn Clock) ->
     }
     access.prepare(&path)?;
     let mut db = connect(&path).map_err(|error| explain(&path, error))?;
-    be_patient();
+    wait_at_most(CALL_TIMEOUT);
     if !is_ready(&db, &path)? {
         let _alone = alone(&marks, access)?;
         set_up(&mut db, &path)?;
@@ -188,67 +104,6 @@ fn open_as_is(path: &Path, options: Options, create: bool, clock: &dyn Clock) ->
     marks.sweep(|| named_presences(&db)).map_err(|error| explain(&path, error))?;
     let file = OpenFile::note(&db, &path)?;
     Ok(Opened { path, db, file, marks, access, other_user: None })
-}
-
-/// Whether there is nothing yet at that path that could be a store.
-pub(super) fn is_empty(path: &Path) -> bool {
-    match std::fs::metadata(path) {
-        Ok(found) => found.is_file() && found.len() == 0,
-        Err(error) => {
-            matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
-        }
-    }
-}
-
-/// Sets a new file up where only those who may write it can reach it, and then gives it its name: nobody meets it half
-/// done, or can slip anything under it while it is.
-fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
-    let directory = marks.ensure()?;
-    let _alone = alone(marks, access)?;
-    if !is_empty(path) {
-        return Ok(());
-    }
-    // What was killed here before us left its attempt.
-    for left in marks.names().iter().filter(|name| name.starts_with("new-")) {
-        marks.remove(left);
-    }
-    let mut bits = [0; 8];
-    getrandom::fill(&mut bits)
-        .map_err(|error| Error::unreachable("the system has no random numbers").because(error))?;
-    let name = format!("new-{:016x}", u64::from_ne_bytes(bits));
-    let new = marks.path().join(&name);
-    let made = (|| {
-        access.make_file(directory, Path::new(&name)).map_err(|errno| not_made(&new, errno))?;
-        let mut db = connect(&new).map_err(|error| explain(path, error))?;
-        be_patient();
-        // So that closing it leaves one file.
-        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
-            .map_err(|error| explain(path, error))?;
-        set_up(&mut db, path)?;
-        db.close().map_err(|(_, error)| explain(path, error))?;
-        rename(&new, path).map_err(|errno| not_made(path, errno))
-    })();
-    if made.is_err() {
-        for end in ["", "-wal", "-shm", "-journal"] {
-            marks.remove(&format!("{name}{end}"));
-        }
-    }
-    made
-}
-
-/// Not over a file that has anything in it. The directory is synced: a counter whose name is lost starts again.
-fn rename(new: &Path, path: &Path) -> rustix::io::Result<()> {
-    let cwd = rustix::fs::CWD;
-    match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
-        // An empty file is in the way, or the file system knows no such rename.
-        Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if is_empty(path) => {
-            rustix::fs::rename(new, path)?;
-        }
-        done => done?,
-    }
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?;
-    rustix::fs::fsync(directory)
 }
 
 /// What tells the file that is open from one that took its place, or its clock.
@@ -300,81 +155,6 @@ fn inode(path: &Path) -> rustix::io::Result<(u64, u64)> {
 
 fn read_epoch(db: &Connection) -> rusqlite::Result<i64> {
     db.prepare_cached("SELECT epoch FROM store")?.query_row([], |row| row.get(0))
-}
-
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX
-        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let mut db = Connection::open_with_flags(path, flags)?;
-    db.busy_handler(Some(wait_for_the_file))?;
-    // A program that ends should not first copy the log back; the next one that grows it does.
-    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    // Else SQLite compiles a statement anew whenever a value is bound that its plan might depend on.
-    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    db.set_prepared_statement_cache_capacity(32);
-    Ok(db)
-}
-
-/// Whether the file is set up; refuses one that is not ours to set up.
-fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
-    let (application, version, tables) = (|| {
-        // One transaction: another process may be setting the file up.
-        let one = db.unchecked_transaction()?;
-        let ask = |pragma: &str| one.query_row(pragma, [], |row| row.get::<_, i32>(0));
-        let tables = ask("SELECT count(*) FROM sqlite_schema")?;
-        Ok((ask("PRAGMA application_id")?, ask("PRAGMA user_version")?, tables))
-    })()
-    .map_err(|error| explain(path, error))?;
-    let path = path.display();
-    if application == 0 && version == 0 && tables == 0 {
-        return Ok(false);
-    }
-    if application != APPLICATION {
-        return Err(Error::refused(format!(
-            "{path} is the database of another program: name another file (sqlite:PATH)"
-        )));
-    }
-    if version > VERSION {
-        return Err(Error::refused(format!(
-            "{path} has format {version} and this fencepost knows up to {VERSION}: use the newer \
-             fencepost that wrote it, or name another file (sqlite:PATH)"
-        )));
-    }
-    Ok(true)
-}
-
-fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
-    // Another process may have been faster.
-    if is_ready(db, path)? {
-        return Ok(());
-    }
-    let host = Host::this()?;
-    let done: rusqlite::Result<()> = (|| {
-        db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
-        transaction.execute_batch(SCHEMA)?;
-        transaction.execute(
-            "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
-            (&host.machine, &host.boot, &host.time_namespace),
-        )?;
-        transaction.pragma_update(None, "application_id", APPLICATION)?;
-        transaction.pragma_update(None, "user_version", VERSION)?;
-        transaction.commit()
-    })();
-    Ok(done.map_err(|error| explain(path, error))?)
-}
-
-/// Makes the tables that a file of an earlier time has not.
-fn add_later(db: &mut Connection) -> rusqlite::Result<()> {
-    let ask = "SELECT count(*) FROM sqlite_schema \
-               WHERE name IN ('fencepost_values', 'fencepost_records', 'fencepost_records_by_end')";
-    if db.query_row(ask, [], |row| row.get::<_, i32>(0))? == 3 {
-        return Ok(());
-    }
-    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    transaction.execute_batch(LATER)?;
-    transaction.commit()
 }
 
 /// The times in the file must be of this machine's clock and this boot. After a reboot every lease is void:
@@ -448,31 +228,4 @@ pub(super) fn clean(db: &Connection, now: Moment) -> rusqlite::Result<()> {
     }
     values::forget_stale(db)?;
     records::clean(db)
-}
-
-/// Held while one process sets the file up: switching to WAL mode fails rather than waits.
-fn alone(marks: &Marks, access: Access) -> Result<OwnedFd> {
-    const NAME: &str = "open.lock";
-    let failed = |errno: Errno| {
-        let path = marks.path().join(NAME);
-        Error::unreachable(format!("cannot lock {}: check its permissions", path.display()))
-            .because(std::io::Error::from(errno))
-    };
-    let directory = marks.ensure()?;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = match access.make_file(directory, Path::new(NAME)) {
-        Err(Errno::EXIST) => rustix::fs::openat(directory, NAME, flags, Mode::empty()),
-        made => made,
-    };
-    let file = file.map_err(failed)?;
-    let give_up = BootClock.now() + CALL_TIMEOUT;
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if BootClock.now() < give_up => {
-                pause(Duration::from_millis(1));
-            }
-            Err(errno) => return Err(failed(errno)),
-        }
-    }
 }

@@ -16,20 +16,21 @@
 use std::time::Duration;
 
 use fencepost_core::records::{self, Decision, Past, Record};
-use fencepost_core::{LockName, Moment, Token};
+use fencepost_core::{LockName, Token};
 use rusqlite::types::Type;
 use rusqlite::{
     Connection, OpenFlags, OptionalExtension as _, Row, Transaction, TransactionState, ffi,
 };
 
+use super::Sqlite;
+use super::desk::Sheet;
 use super::file::place_of;
-use super::rows::{label, token, unfit};
-use super::{Sqlite, desk};
-use crate::backend::{BoxFuture, StoreCall, StoreResult};
+use super::layout::{label, token, unfit};
+use crate::backend::{BoxFuture, StoreResult};
 use crate::clock::wall;
 use crate::error::{Error, Result};
 use crate::fences::sqlite::explain;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, State};
+use crate::ledger::{Claim, Claimed, Entry, Finish, State};
 use crate::transaction;
 
 /// How many records that are over a step removes beside its own: more than it can add.
@@ -176,57 +177,44 @@ fn span(from: i64, to: i64) -> Duration {
     Duration::from_millis(to.saturating_sub(from).max(0).cast_unsigned())
 }
 
-impl Sqlite {
-    async fn record<T: Send + 'static>(
-        &self,
-        act: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> StoreResult<T> {
-        self.desk.write(move |sheet: &mut desk::Sheet<'_>| act(&Book::of(sheet.db, "main"))).await
-    }
-
-    async fn records<T: Send + 'static>(
-        &self,
-        look: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> StoreResult<T> {
-        self.desk.read(move |sheet: &mut desk::Sheet<'_>| look(&Book::of(sheet.db, "main"))).await
-    }
+pub(super) async fn claim(store: &Sqlite, claim: Claim) -> StoreResult<Claimed> {
+    store.refuse_other_user()?;
+    write(store, move |book| book.claim(&claim)).await
 }
 
-impl Ledger for Sqlite {
-    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
-        Box::pin(async move {
-            self.refuse_other_user()?;
-            self.record(move |book| book.claim(&claim)).await
-        })
-    }
+pub(super) async fn finish(store: &Sqlite, finish: Finish) -> StoreResult<bool> {
+    store.refuse_other_user()?;
+    let act = move |book: &Book<'_>| {
+        book.tidy()?;
+        book.finish(&finish)
+    };
+    write(store, act).await
+}
 
-    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(async move {
-            self.refuse_other_user()?;
-            let act = move |book: &Book<'_>| {
-                book.tidy()?;
-                book.finish(&finish)
-            };
-            self.record(act).await
-        })
-    }
+pub(super) async fn look_up(store: &Sqlite, name: LockName) -> StoreResult<Option<Entry>> {
+    read(store, move |book| book.read(&name)).await
+}
 
-    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(self.records(move |book| book.read(&name)))
-    }
+pub(super) async fn entries(store: &Sqlite, prefix: String) -> StoreResult<Vec<Entry>> {
+    read(store, move |book| book.entries(&prefix)).await
+}
 
-    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
-        let prefix = prefix.to_owned();
-        Box::pin(self.records(move |book| book.entries(&prefix)))
-    }
+pub(super) async fn forget(store: &Sqlite, name: LockName, token: Token) -> StoreResult<bool> {
+    write(store, move |book| book.forget(&name, token)).await
+}
 
-    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(self.record(move |book| book.forget(&name, token)))
-    }
+async fn write<T: Send + 'static>(
+    store: &Sqlite,
+    act: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
+) -> StoreResult<T> {
+    store.desk.write(move |sheet: &mut Sheet<'_>| act(&Book::of(sheet.db, "main"))).await
+}
 
-    fn place(&self) -> Option<String> {
-        Some(self.place.clone())
-    }
+async fn read<T: Send + 'static>(
+    store: &Sqlite,
+    look: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
+) -> StoreResult<T> {
+    store.desk.read(move |sheet: &mut Sheet<'_>| look(&Book::of(sheet.db, "main"))).await
 }
 
 /// Settles a record in the caller's transaction, if that is one of the file that is at `place`.

@@ -4,24 +4,23 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+use fencepost_core::{Label, Moment, Token, Ttl, Value};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{OnceCell, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use super::faults::Fault;
-use super::nodes::{Contender, Mark};
-use super::session::Session;
-use crate::backend::{Liveness, LossCause, LossSignal};
-use crate::backends::bridge::Request;
+use super::client::{Session, Stat};
+use super::layout::{Contender, Mark};
+use crate::backend::{
+    GrantId, Liveness, LossCause, LossSignal, NotHeld, Reply, Request, StoreError,
+};
 
 /// How many ended grants are remembered with their cause.
 const REMEMBERED: usize = 256;
 
 /// One owner's place.
 pub(super) struct Place {
-    pub(super) name: LockName,
-    pub(super) owner: OwnerId,
+    pub(super) id: GrantId,
     /// The lock's directory.
     pub(super) dir: String,
     pub(super) mark: Mark,
@@ -49,10 +48,10 @@ pub(super) struct Stand {
     /// What was in it, at which version, when we last heard.
     there: (i32, Arc<[u8]>),
     pub(super) grant: Option<(Token, Ttl)>,
+    /// What a try saw, for the wait that follows.
+    pub(super) seen: Option<Seen>,
     /// A node was asked for and the answer is not known.
     pub(super) unsure: bool,
-    /// It was asked to go, and the answer was lost.
-    pub(super) deleting: bool,
     /// It is being released: no node is made any more.
     over: bool,
     task: Option<AbortHandle>,
@@ -82,23 +81,32 @@ impl Stand {
     }
 }
 
+/// Where a node stands in its line.
+pub(super) struct Seen {
+    pub(super) session: Arc<Session>,
+    pub(super) stat: Stat,
+    /// The word that the node is gone, or the connection.
+    pub(super) own: oneshot::Receiver<()>,
+    /// Those before it, the first one first.
+    pub(super) ahead: Vec<Contender>,
+}
+
 /// How its release stands.
 #[derive(Clone, Debug)]
 pub(super) enum Going {
     Asked,
     /// The last attempt failed; there will be others.
-    Failing(Fault),
+    Failing(StoreError),
     /// Nothing of it is left; or nothing was there, with the cause if that is known.
-    Gone(Result<(), Option<LossCause>>),
+    Gone(Reply<Result<(), NotHeld>>),
 }
 
 impl Place {
     pub(super) fn new(request: &Request, dir: String) -> Self {
         Self {
-            name: request.name.clone(),
-            owner: request.owner,
+            id: request.grant.clone(),
             dir,
-            mark: Mark::of(&request.name, request.owner),
+            mark: Mark::of(&request.grant),
             label: request.label.clone(),
             value: request.value.clone(),
             asked: if request.value.is_some() { short_of(request.ttl) } else { request.ttl },
@@ -134,10 +142,7 @@ impl Place {
     /// Moves to another session, or to none: what it had in the old one is gone.
     pub(super) fn move_to(&self, session: Option<Arc<Session>>) {
         let mut stand = self.stand();
-        (stand.node, stand.grant, stand.unsure, stand.deleting) = (None, None, false, false);
-        if let Some(session) = &session {
-            session.carry(&self.loss);
-        }
+        (stand.node, stand.grant, stand.unsure, stand.seen) = (None, None, false, None);
         stand.session = session;
     }
 
@@ -199,62 +204,49 @@ fn short_of(ttl: Ttl) -> Ttl {
     Ttl::new(ttl.as_duration() * 2 / 3).unwrap_or(Ttl::MIN)
 }
 
-type Whose = (LockName, OwnerId);
-
 /// All places of this client.
 #[derive(Default)]
 pub(super) struct Places {
-    open: Mutex<HashMap<Whose, Arc<Place>>>,
+    open: Mutex<HashMap<GrantId, Arc<Place>>>,
     /// The last ones that ended by themselves.
-    ended: Mutex<VecDeque<(Whose, LossCause)>>,
+    ended: Mutex<VecDeque<(GrantId, LossCause)>>,
 }
 
 impl Places {
-    fn open(&self) -> MutexGuard<'_, HashMap<Whose, Arc<Place>>> {
-        self.open.lock()
-    }
-
-    fn ended(&self) -> MutexGuard<'_, VecDeque<(Whose, LossCause)>> {
-        self.ended.lock()
-    }
-
-    pub(super) fn get(&self, name: &LockName, owner: OwnerId) -> Option<Arc<Place>> {
-        self.open().get(&(name.clone(), owner)).cloned()
+    pub(super) fn get(&self, id: &GrantId) -> Option<Arc<Place>> {
+        self.open.lock().get(id).cloned()
     }
 
     /// The place that is there, or this one.
     pub(super) fn enter(&self, place: Place) -> Arc<Place> {
-        let whose = (place.name.clone(), place.owner);
-        Arc::clone(self.open().entry(whose).or_insert_with(|| Arc::new(place)))
+        Arc::clone(self.open.lock().entry(place.id.clone()).or_insert_with(|| Arc::new(place)))
     }
 
     /// Forgets this place, if it is still the one that is known.
     pub(super) fn remove(&self, place: &Arc<Place>) {
-        let whose = (place.name.clone(), place.owner);
-        let mut open = self.open();
-        if open.get(&whose).is_some_and(|known| Arc::ptr_eq(known, place)) {
-            open.remove(&whose);
+        let mut open = self.open.lock();
+        if open.get(&place.id).is_some_and(|known| Arc::ptr_eq(known, place)) {
+            open.remove(&place.id);
         }
     }
 
     /// The grant ended by itself: forgotten but for the cause.
     pub(super) fn end(&self, place: &Arc<Place>, cause: LossCause) {
         self.remove(place);
-        let mut ended = self.ended();
+        let mut ended = self.ended.lock();
         if ended.len() == REMEMBERED {
             ended.pop_front();
         }
-        ended.push_back(((place.name.clone(), place.owner), cause));
+        ended.push_back((place.id.clone(), cause));
     }
 
-    pub(super) fn why_ended(&self, name: &LockName, owner: OwnerId) -> Option<LossCause> {
-        let ended = self.ended();
-        let found = ended.iter().rev().find(|((whose, who), _)| whose == name && *who == owner);
-        found.map(|(_, cause)| *cause)
+    pub(super) fn why_ended(&self, id: &GrantId) -> Option<LossCause> {
+        let ended = self.ended.lock();
+        ended.iter().rev().find(|(whose, _)| whose == id).map(|(_, cause)| *cause)
     }
 
     /// Those for which this holds.
     pub(super) fn all(&self, wanted: impl Fn(&Place) -> bool) -> Vec<Arc<Place>> {
-        self.open().values().filter(|place| wanted(place)).cloned().collect()
+        self.open.lock().values().filter(|place| wanted(place)).cloned().collect()
     }
 }

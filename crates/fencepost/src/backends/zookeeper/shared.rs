@@ -1,39 +1,31 @@
 //! What the parts of one client share: its sessions, its places in line, and how nodes are looked for.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fencepost_core::{Moment, Ttl};
+use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use tokio::runtime::Handle;
 
-use super::address::{Style, ZooKeeperUrl};
-use super::broken::Ended;
-use super::dial::Servers;
-use super::faults::{Code, Fault};
-use super::found::Found;
-use super::names::RESERVED;
-use super::nodes::{Contender, Mark, in_order};
-use super::notes::Key;
-use super::ops::{Access, Make};
+use super::client::{Access, Key, Make, OnShorter, Servers, Session};
+use super::config::{Style, ZooKeeperUrl};
+use super::error::{Code, code, found, said};
+use super::layout::{Contender, Mark, RESERVED, in_order};
 use super::places::{Place, Places};
-use super::session::Session;
-use super::sweeps::Sweeps;
+use super::record_gc::Neighbours;
+use super::server_info::Found;
 use super::time::Reading;
-use crate::backend::{Liveness, LossCause, Surroundings};
-use crate::backends::bridge::Grant;
-use crate::counted::Counted;
-use crate::error::Result;
+use crate::backend::{Liveness, LossCause, LossSignal, StoreError, StoreResult, Surroundings};
+use crate::clock::Clock;
 use crate::race::race;
+use crate::retry::{RETRY_DELAY, retry};
 
 /// How long a session stays that carries nothing.
 const IDLE: Duration = Duration::from_secs(30);
-/// How long the servers are left alone after a failure.
-pub(super) const BREATH: Duration = Duration::from_millis(50);
-/// How long one who wants an answer goes on trying over connections that break.
-pub(super) const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to wait for sessions to be closed. They end by themselves otherwise.
 pub(super) const CLOSE: Duration = Duration::from_secs(2);
 
@@ -44,23 +36,26 @@ pub(super) struct Shared {
     pub(super) style: Style,
     pub(super) access: Access,
     /// The sessions of this process's grants, by TTL in milliseconds.
-    sessions: Mutex<HashMap<u32, Arc<Session>>>,
+    pub(super) sessions: Mutex<HashMap<u32, Arc<Session>>>,
     pub(super) places: Places,
     /// Whether the servers know containers.
     containers: AtomicBool,
-    /// How many things are under way that nobody waits for.
-    pub(super) closing: watch::Sender<usize>,
     /// What was last read of the servers, and when.
-    found: Mutex<(Found, Moment)>,
+    pub(super) found: Mutex<(Found, Moment)>,
     /// What time it was at the leader, when it was last asked.
     reading: Mutex<Option<Reading>>,
-    sweeps: Mutex<Sweeps>,
+    /// Records that may be over.
+    pub(super) neighbours: Mutex<Neighbours>,
 }
 
 impl Shared {
     pub(super) fn new(url: ZooKeeperUrl, around: &Surroundings) -> Self {
-        let clock = Arc::clone(&around.clock);
-        let servers = Servers::new(url.hosts, clock, url.tls, url.credentials);
+        let servers = Servers {
+            hosts: url.hosts,
+            clock: Arc::clone(&around.clock),
+            tls: url.tls,
+            credentials: url.credentials,
+        };
         Self {
             around: around.clone(),
             servers: Arc::new(servers),
@@ -70,10 +65,9 @@ impl Shared {
             sessions: Mutex::default(),
             places: Places::default(),
             containers: AtomicBool::new(true),
-            closing: watch::Sender::new(0),
             found: Mutex::default(),
             reading: Mutex::default(),
-            sweeps: Mutex::default(),
+            neighbours: Mutex::default(),
         }
     }
 
@@ -82,31 +76,36 @@ impl Shared {
     }
 
     /// Leaves the servers alone for a moment, after a failure.
-    pub(super) async fn breathe(&self) {
-        self.around.clock.alarm(self.now() + BREATH).await;
+    pub(super) async fn pause(&self) {
+        self.around.clock.alarm(self.now() + RETRY_DELAY).await;
     }
 
-    pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<u32, Arc<Session>>> {
-        self.sessions.lock()
-    }
-
-    pub(super) fn found(&self) -> MutexGuard<'_, (Found, Moment)> {
-        self.found.lock()
+    /// Asks until there is an answer, over connections and sessions that break in between. For requests that change
+    /// nothing if they are made twice.
+    pub(super) async fn call<T, F>(
+        &self,
+        limit: Moment,
+        ask: impl Fn(Arc<Session>) -> F,
+    ) -> StoreResult<T>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        retry(&*self.around.clock, limit, |_| {
+            let (sent, asked) = (self.now(), ask(self.control()));
+            async move { Ok((asked.await?, sent)) }
+        })
+        .await
     }
 
     pub(super) fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
         self.reading.lock()
     }
 
-    pub(super) fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
-        self.sweeps.lock()
-    }
-
     /// Reads what kind of servers these are.
     pub(super) async fn look_around(&self) {
-        self.found().1 = self.now();
+        self.found.lock().1 = self.now();
         let found = Found::read(self).await;
-        self.found().0 = found;
+        self.found.lock().0 = found;
     }
 
     /// The session for what belongs to no grant: that of grants with the default TTL.
@@ -122,7 +121,7 @@ impl Shared {
         if liveness == Liveness::LeaseOnly {
             return start(false);
         }
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         if let Some(session) = sessions.get(&ttl.as_millis()).filter(|session| !session.is_over()) {
             return Arc::clone(session);
         }
@@ -136,19 +135,28 @@ impl Shared {
         Session::start(&self.servers, timeout_for(ttl), Some(key), false, &self.around.runtime)
     }
 
-    /// Ends a session in the background.
-    pub(super) fn close_later(&self, session: &Session) {
-        let (counted, closed) = (Counted::new(&self.closing), session.close());
-        let limit = self.around.clock.alarm(self.now() + CLOSE);
-        self.around.runtime.spawn(async move {
-            let _counted = counted;
-            race(closed, limit).await;
-        });
+    /// Makes a session carry this place: whoever waits there or holds learns if it becomes shorter.
+    pub(super) fn move_place(&self, place: &Place, session: Arc<Session>) {
+        let (clock, runtime) = (Arc::clone(&self.around.clock), self.around.runtime.clone());
+        let carried = Carried { loss: place.loss.clone(), clock, runtime };
+        session.tell_if_shorter(Box::new(carried));
+        place.move_to(Some(session));
     }
 
-    /// Closes the sessions that carry nothing, and have not for so long.
-    pub(super) fn close_idle(&self, idle: Duration) {
-        let mut sessions = self.sessions();
+    /// Ends a session, or gives up soon: it ends by itself otherwise.
+    fn close(&self, session: &Session) -> impl Future<Output = ()> + Send + use<> {
+        let (closed, limit) = (session.close(), self.around.clock.alarm(self.now() + CLOSE));
+        async move { drop(race(closed, limit).await) }
+    }
+
+    /// The same in the background.
+    pub(super) fn close_later(&self, session: &Session) {
+        self.around.tasks.spawn_on(self.close(session), &self.around.runtime);
+    }
+
+    /// Closes the sessions that carry nothing, and have not for so long. Resolves when they are closed.
+    pub(super) fn close_idle(&self, idle: Duration) -> impl Future<Output = ()> + Send + use<> {
+        let mut sessions = self.sessions.lock();
         let unused = |ttl: u32, session: &Arc<Session>| {
             // One is kept, so that a client that rests need not connect for its next lock.
             let spared = ttl == default_ttl().as_millis() && !idle.is_zero();
@@ -156,15 +164,14 @@ impl Shared {
             let idle = Arc::strong_count(session) == 1 && session.unused_for() >= idle;
             session.is_over() || idle && !spared
         };
-        for (_, session) in sessions.extract_if(|ttl, session| unused(*ttl, session)) {
-            self.close_later(&session);
-        }
+        let unused = sessions.extract_if(|ttl, session| unused(*ttl, session));
+        let closing = join_all(unused.map(|(_, session)| self.close(&session)));
+        async move { drop(closing.await) }
     }
 
     /// Lets go of what nobody uses.
     pub(super) fn tidy(self: &Arc<Self>) {
-        self.close_idle(IDLE);
-        self.sweep_if_due();
+        self.around.tasks.spawn_on(self.close_idle(IDLE), &self.around.runtime);
         // A script's grant that is not renewed here is kept by others, or ends. Whoever renews it here
         // again finds it again.
         let forgotten = self.places.all(|place| {
@@ -183,16 +190,12 @@ impl Shared {
     }
 
     /// Makes the directory of a lock, and what is missing above it.
-    pub(super) async fn make_directory(&self, session: &Session, dir: &str) -> Result<(), Fault> {
-        self.make_directory_for(session, dir, self.access).await
-    }
-
-    pub(super) async fn make_directory_for(
+    pub(super) async fn make_directory(
         &self,
         session: &Session,
         dir: &str,
         access: Access,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), StoreError> {
         let below = |containers| if containers { Make::Container } else { Make::Persistent };
         self.make_path(session, dir, below, access).await
     }
@@ -205,7 +208,7 @@ impl Shared {
         dir: &str,
         below: impl Fn(bool) -> Make,
         access: Access,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), StoreError> {
         let reserved = format!("{}/{RESERVED}", self.chroot);
         loop {
             let containers = self.containers.load(Ordering::Relaxed);
@@ -227,19 +230,19 @@ impl Shared {
             let (mut first, mut last) = (None, Ok(()));
             for answer in asked {
                 last = match answer.await {
-                    Ok(_) | Err(Fault::Said(Code::NodeExists)) => Ok(()),
-                    Err(fault) => {
-                        first.get_or_insert_with(|| fault.clone());
-                        Err(fault)
+                    Err(error) if code(&error) != Some(Code::NodeExists) => {
+                        first.get_or_insert_with(|| error.clone());
+                        Err(error)
                     }
+                    _ => Ok(()),
                 };
             }
             let Err(last) = last else { return Ok(()) };
             match first.unwrap_or(last) {
-                Fault::Said(Code::Unimplemented) if containers => {
+                error if containers && code(&error) == Some(Code::Unimplemented) => {
                     self.containers.store(false, Ordering::Relaxed);
                 }
-                fault => return Err(fault),
+                error => return Err(error),
             }
         }
     }
@@ -249,14 +252,11 @@ impl Shared {
         &self,
         session: &Session,
         dir: &str,
-    ) -> Result<Vec<String>, Fault> {
+    ) -> Result<Vec<String>, StoreError> {
         let (synced, children) = (session.sync(dir), session.children(dir));
         let (synced, children) = (synced.await, children.await);
         synced?;
-        match children {
-            Err(Fault::Said(Code::NoNode)) => Ok(Vec::new()),
-            children => children,
-        }
+        Ok(found(children)?.unwrap_or_default())
     }
 
     /// The nodes of one owner, the first in line first; surely all of them that this session has asked for.
@@ -265,20 +265,14 @@ impl Shared {
         session: &Session,
         dir: &str,
         mark: Mark,
-    ) -> Result<Vec<String>, Fault> {
+    ) -> Result<Vec<String>, StoreError> {
         // A sync is answered by a leader that is none any more. A write that fails is not: it is proposed like
         // any other. No node has this name, since the servers put a number behind it.
         let nowhere = session.delete(&format!("{dir}/{}", mark.prefix(self.style)));
         let children = session.children(dir);
         let (proven, children) = (nowhere.await, children.await);
-        match proven {
-            Ok(()) | Err(Fault::Said(_)) => {}
-            Err(fault) => return Err(fault),
-        }
-        let children = match children {
-            Err(Fault::Said(Code::NoNode)) => Vec::new(),
-            children => children?,
-        };
+        said(proven)?;
+        let children = found(children)?.unwrap_or_default();
         let ours = mark.finder();
         let line = in_order(&children).into_iter().filter(|one| ours(&one.node));
         Ok(line.map(|one| format!("{dir}/{}", one.node)).collect())
@@ -290,7 +284,7 @@ impl Shared {
         session: &Session,
         dir: &str,
         line: &[Contender],
-    ) -> Result<Option<Contender>, Fault> {
+    ) -> Result<Option<Contender>, StoreError> {
         for one in line {
             let stat = session.exists(&format!("{dir}/{}", one.node)).await?;
             if stat.is_some_and(|stat| stat.ends()) {
@@ -302,9 +296,8 @@ impl Shared {
 
     /// The grant's node is gone and its session is not: finds out why, once, and tells the guard.
     pub(super) async fn ended(&self, place: &Arc<Place>, session: &Session) -> LossCause {
-        let find_out = async || match self.find_marker(session, &place.dir, place.mark).await {
-            Ok(Ended::Broken) => LossCause::Broken,
-            Ok(Ended::Otherwise) => LossCause::TakenOver,
+        let find_out = async || match self.why_gone(session, &place.dir, place.mark, false).await {
+            Ok(cause) => cause.unwrap_or(LossCause::TakenOver),
             Err(_) => LossCause::SessionGone,
         };
         let cause = *place.cause.get_or_init(find_out).await;
@@ -322,27 +315,6 @@ impl Shared {
             self.close_later(&session);
         }
     }
-
-    /// The grant that this place has, if it is still there.
-    pub(super) async fn granted_before(&self, place: &Arc<Place>) -> Result<Option<Grant>> {
-        let (session, node, grant) = {
-            let stand = place.stand();
-            (stand.session.clone(), stand.node.clone(), stand.grant)
-        };
-        let (Some(session), Some(node), Some((token, ttl))) = (session, node, grant) else {
-            return Ok(None);
-        };
-        let children = session.children(&node).await;
-        match children {
-            // It counts once it is renewed.
-            Ok(_) => {
-                let sent = Moment::default();
-                Ok(Some(Grant { token, ttl, sent, queued: true, presence: None }))
-            }
-            Err(Fault::Said(Code::NoNode) | Fault::Gone) => Ok(None),
-            Err(fault) => Err(fault.into_error()),
-        }
-    }
 }
 
 fn default_ttl() -> Ttl {
@@ -352,4 +324,44 @@ fn default_ttl() -> Ttl {
 /// The session timeout that carries a lease: half as long again.
 fn timeout_for(ttl: Ttl) -> Duration {
     Duration::from_millis((u64::from(ttl.as_millis()) * 3).div_ceil(2))
+}
+
+/// The lease that a session of this timeout carries, two thirds of it; `None` if it is too short for any.
+fn lease(timeout: Duration) -> Option<Ttl> {
+    Ttl::new((timeout * 2 / 3).min(Ttl::MAX.as_duration())).ok()
+}
+
+/// The lease that this session carries.
+pub(super) fn ttl_of(session: &Session) -> Result<Ttl, StoreError> {
+    let timeout = session.timeout();
+    lease(timeout).ok_or_else(|| {
+        StoreError::refused(format!(
+            "the server keeps a session for {timeout:?} only: raise its maxSessionTimeout"
+        ))
+    })
+}
+
+/// A guard whose grant, or place, a session carries.
+struct Carried {
+    loss: LossSignal,
+    clock: Arc<dyn Clock>,
+    runtime: Handle,
+}
+
+impl OnShorter for Carried {
+    /// The guard may count on no more, from now on.
+    fn shortened(&self, sent: Moment, timeout: Duration) {
+        let end = self.loss.shorten(sent, lease(timeout).unwrap_or(Ttl::MIN));
+        let Some(end) = end.filter(|end| *end < Moment::NEVER) else { return };
+        // Whoever keeps the lease may sleep for longer than it lasts now.
+        let (loss, alarm) = (self.loss.clone(), self.clock.alarm(end));
+        self.runtime.spawn(async move {
+            alarm.await;
+            loss.settle();
+        });
+    }
+
+    fn is_connected(&self) -> bool {
+        self.loss.is_heard()
+    }
 }

@@ -1,15 +1,15 @@
 //! What time it is, by the ensemble's leader.
 //!
 //! ZooKeeper can not be asked for the time, but it writes it into whatever is written: `mtime` is the wall clock of
-//! the leader that carried the write out. So there is one node that is written for nothing else. What was read
-//! is used for a while, with our own monotonic clock added to it: counted from when we heard of it, so it is never
-//! ahead of the leader's. Before anything is taken for over it is read anew, since another leader may have
-//! another clock.
+//! the leader that carried the write out. A step that writes a record reads it there; for those that only read there is
+//! one node that is written for nothing else. What was read is used for a while, with our own monotonic clock added to
+//! it: counted from when we heard of it, so it is never ahead of the leader's. Before anything is taken for over it is
+//! read anew, since another leader may have another clock.
 //!
 //! A leader whose clock is ahead makes live records look over. A client can not tell what time it is, but it can tell
-//! a jump: between two readings the leader's clock must have moved as far as our own. So records that nobody
-//! asked for are removed by few at first, by many only once the readings have agreed for a while, and not at all for
-//! a longer while after a jump. A clock that was wrong before the client came, and stays so, is not noticed.
+//! a jump: between two readings the leader's clock must have moved as far as our own. After a jump no records are removed
+//! that nobody asked for, until the readings have agreed for a while. A clock that was wrong before the client
+//! came, and stays so, is not noticed: so few go at a time (`record_gc.rs`).
 //!
 //! Only records go by it. No lease does.
 
@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use fencepost_core::Moment;
 
-use super::faults::{Code, Fault};
+use super::error::{Code, code, found};
 use super::ops::Make;
 use super::session::Session;
 use super::shared::Shared;
+use crate::backend::StoreError;
 
 /// For how long a reading is used.
 const USED: Duration = Duration::from_secs(5);
@@ -28,29 +29,23 @@ const USED: Duration = Duration::from_secs(5);
 const VANISHED: usize = 8;
 /// By how much the leader's clock and ours may differ from one reading to the next.
 const SLACK: Duration = Duration::from_mins(1);
-/// For how long readings must have agreed before many records are removed, and after a jump any.
-const STEADY: Duration = Duration::from_mins(1);
+/// For how long readings must have agreed after a jump before records are removed.
 const AFTER_A_JUMP: Duration = Duration::from_mins(10);
-/// How many are removed of one directory before that.
-const FEW: usize = 4;
 
-/// What the leader's clock said, and how well the readings have agreed.
+/// What the leader's clock said.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     /// In milliseconds.
     time: i64,
     asked: Moment,
     heard: Moment,
-    /// The first of the readings in a row that agree, and how many they are.
-    since: Moment,
-    count: u32,
-    /// There was one before that did not.
-    jumped: bool,
+    /// When a reading last did not agree with the one before it.
+    jumped: Option<Moment>,
 }
 
 impl Reading {
     pub(super) fn new(time: i64, asked: Moment, heard: Moment) -> Self {
-        Self { time, asked, heard, since: heard, count: 1, jumped: false }
+        Self { time, asked, heard, jumped: None }
     }
 
     /// The next one, or the last if that was asked for later.
@@ -65,8 +60,7 @@ impl Reading {
         let low = self.asked.since(last.heard).as_millis().cast_signed() - slack;
         let high = self.heard.since(last.asked).as_millis().cast_signed() + slack;
         if (low..=high).contains(&step) {
-            let count = last.count.saturating_add(1);
-            return Self { since: last.since, count, jumped: last.jumped, ..self };
+            return Self { jumped: last.jumped, ..self };
         }
         tracing::warn!(
             moved_ms = step,
@@ -74,24 +68,18 @@ impl Reading {
             "the clock of ZooKeeper's leader has jumped: records that are over are left for now. Set the \
              servers' clocks right"
         );
-        Self { jumped: true, ..self }
+        Self { jumped: Some(self.heard), ..self }
     }
 
-    /// How many records of one directory may be removed by it that nobody asked for.
-    fn may_bury(&self) -> usize {
-        let steady = self.heard.since(self.since);
-        match self.count {
-            0 | 1 => 0,
-            _ if self.jumped && steady < AFTER_A_JUMP => 0,
-            _ if steady < STEADY => FEW,
-            _ => usize::MAX,
-        }
+    /// Whether records may be removed by it that nobody asked for.
+    fn may_remove(&self) -> bool {
+        self.jumped.is_none_or(|jumped| self.heard.since(jumped) >= AFTER_A_JUMP)
     }
 }
 
 impl Shared {
     /// The leader's time, in milliseconds; a little late, if anything.
-    pub(super) async fn leader_time(&self, session: &Session) -> Result<i64, Fault> {
+    pub(super) async fn leader_time(&self, session: &Session) -> Result<i64, StoreError> {
         let reading = *self.reading();
         match reading.map(|it| (it.time, self.now().since(it.heard))) {
             Some((time, age)) if age < USED => {
@@ -102,42 +90,33 @@ impl Shared {
     }
 
     /// The same, asked for now.
-    pub(super) async fn leader_time_now(&self, session: &Session) -> Result<i64, Fault> {
+    pub(super) async fn leader_time_now(&self, session: &Session) -> Result<i64, StoreError> {
         let node = format!("{}/clock", self.records());
         for _ in 0..VANISHED {
             let asked = self.now();
-            match session.set(&node, b"").await {
-                Ok((stat, _)) => {
-                    let read = Reading::new(stat.mtime, asked, self.now());
-                    let mut reading = self.reading();
-                    *reading = Some(read.after(*reading));
-                    return Ok(stat.mtime);
-                }
-                Err(Fault::Said(Code::NoNode)) => {
-                    self.make_shelf(session, &self.records()).await?;
-                    match session.create(&node, b"", Make::Persistent, self.access).await {
-                        Ok(_) | Err(Fault::Said(Code::NodeExists)) => {}
-                        Err(fault) => return Err(fault),
-                    }
-                }
-                Err(fault) => return Err(fault),
+            if let Some((stat, _)) = found(session.set(&node, b"").await)? {
+                self.take_reading(stat.mtime, asked);
+                return Ok(stat.mtime);
+            }
+            self.make_shelf(session, &self.records()).await?;
+            match session.create(&node, b"", Make::Persistent, self.access).await {
+                Err(error) if code(&error) != Some(Code::NodeExists) => return Err(error),
+                _ => {}
             }
         }
-        Err(Fault::NotNow(format!("the node {node} keeps vanishing")))
+        Err(StoreError::busy(format!("the node {node} keeps vanishing")))
     }
 
-    /// The leader's time, asked for now, and how many records of one directory may be removed by it that nobody
-    /// asked for.
-    pub(super) async fn time_to_bury(&self, session: &Session) -> Result<(i64, usize), Fault> {
-        loop {
-            let now = self.leader_time_now(session).await?;
-            // One reading alone says nothing of the clock.
-            if let Some(reading) =
-                self.reading().filter(|reading| reading.count > 1 || reading.jumped)
-            {
-                return Ok((now, reading.may_bury()));
-            }
-        }
+    /// A write that was asked for then, and of which we have just heard, was carried out at this time of the leader's.
+    pub(super) fn take_reading(&self, time: i64, asked: Moment) {
+        let read = Reading::new(time, asked, self.now());
+        let mut reading = self.reading();
+        *reading = Some(read.after(*reading));
+    }
+
+    /// Whether records may be removed that nobody asked for.
+    pub(super) fn may_remove(&self) -> bool {
+        self.reading().is_some_and(|reading| reading.may_remove())
     }
 }
 
@@ -152,30 +131,30 @@ mod tests {
     }
 
     #[test]
-    fn many_go_only_by_a_clock_that_has_been_steady() {
+    fn records_go_by_a_clock_that_is_steady() {
         let first = read(None, 100, 5000);
-        assert_eq!(first.may_bury(), 0);
+        assert!(first.may_remove());
         let second = read(Some(first), 101, 5001);
-        assert_eq!(second.may_bury(), FEW);
+        assert!(second.may_remove());
         let third = read(Some(second), 161, 5061);
-        assert_eq!(third.may_bury(), usize::MAX);
+        assert!(third.may_remove());
         // A little wrong is not wrong.
-        assert_eq!(read(Some(third), 200, 5159).may_bury(), usize::MAX);
+        assert!(read(Some(third), 200, 5159).may_remove());
     }
 
     #[test]
     fn none_go_after_a_jump_until_it_was_steady_again_for_long() {
         let steady = read(Some(read(None, 0, 0)), 100, 100);
-        assert_eq!(steady.may_bury(), usize::MAX);
+        assert!(steady.may_remove());
         for jumped in [100 + 62 + 3600, 100 - 60] {
             let mut last = read(Some(steady), 101, jumped);
-            assert_eq!(last.may_bury(), 0);
+            assert!(!last.may_remove());
             for later in (5..600).step_by(5) {
                 last = read(Some(last), 101 + later, jumped + later.cast_signed());
-                assert_eq!(last.may_bury(), 0, "{later}");
+                assert!(!last.may_remove(), "{later}");
             }
             last = read(Some(last), 701, jumped + 600);
-            assert_eq!(last.may_bury(), usize::MAX);
+            assert!(last.may_remove());
         }
     }
 
@@ -186,9 +165,9 @@ mod tests {
         let first = Reading::new(0, at(0), at(0));
         for said in [0, 3600] {
             let late = Reading::new(said * 1000, at(0), at(3600)).after(Some(first));
-            assert!(!late.jumped);
+            assert_eq!(late.jumped, None);
             let next = Reading::new((said + 10) * 1000, at(3610), at(3610)).after(Some(late));
-            assert!(!next.jumped, "{said}");
+            assert_eq!(next.jumped, None, "{said}");
         }
         // One that was asked for before the last one tells nothing new.
         let last = Reading::new(10_000, at(10), at(10)).after(Some(first));

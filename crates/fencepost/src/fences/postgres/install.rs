@@ -1,10 +1,10 @@
 //! Puts the fence's tables and functions into a database, once.
 
 use tokio_postgres::Client;
-use tokio_postgres::error::SqlState;
 
 use super::explain;
 use crate::error::{Error, Result};
+use crate::postgres::error::if_not_allowed;
 use crate::postgres::install::Component;
 
 const FENCES: Component = Component {
@@ -40,17 +40,12 @@ pub async fn install(client: &Client) -> Result<Installed> {
     match FENCES.install_on(client, None, "this database").await {
         Ok(done) if done.before == done.now => Ok(Installed::Already),
         Ok(_) => Ok(Installed::Now),
-        Err(fault) => {
+        Err(error) => {
             // What it had begun; if that fails too, the connection is gone, and it with it.
             let _ = client.batch_execute("ROLLBACK").await;
-            if fault.state == Some(SqlState::INSUFFICIENT_PRIVILEGE) {
-                return Err(Error::refused(
-                    "this role may not install the fence: run `fencepost fence install --resource URL` as \
-                     a role that may create a schema, or as the owner of the schema fencepost",
-                )
-                .because(fault.said));
-            }
-            Err(fault.into_error())
+            let remedy = "this role may not install the fence: run `fencepost fence install --resource URL` as \
+                          a role that may create a schema, or as the owner of the schema fencepost";
+            Err(if_not_allowed(error, |_| remedy.to_owned()).into())
         }
     }
 }

@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::Fence;
 use crate::backends::redis::RedisUrl;
-use crate::backends::redis::faults::Fault;
+use crate::backends::redis::error::classify;
 use crate::error::{Error, Result};
 
 /// How long it may take to be connected, and to be answered.
@@ -35,7 +35,7 @@ pub async fn connect(url: &str) -> Result<Connected> {
     let client = &url.address.client;
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
     let shown = &url.address.shown;
-    let connection = connection.map_err(|error| Fault::of(&error, shown).into_error())?;
+    let connection = connection.map_err(|error| classify(&error, shown))?;
     Ok(Connected { connection, beside: url.options.beside, retention: url.options.retention })
 }
 

@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Server};
 
-use crate::backends::redis::faults::{Fault, said};
+use crate::backends::redis::error::{classify, said};
 use crate::error::{Error, ErrorKind};
 
 const REPLICA: &str = "this server is a replica, and to enter is to write: name its primary";
@@ -29,7 +29,7 @@ pub fn explain(error: &RedisError) -> Error {
             "a key of the fence (fencepost:mark:..., fencepost:resets:...) holds what fencepost did \
              not write: see who did, and delete it",
         ),
-        _ => return Fault::of(error, "the Redis server").into_error(),
+        _ => return classify(error, "the Redis server").into(),
     };
     found.because(said)
 }

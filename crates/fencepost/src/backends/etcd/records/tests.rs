@@ -1,32 +1,52 @@
 //! Steps whose connection breaks in the worst moment, on a real etcd behind a line that can be cut.
 
-use std::time::Duration;
-
 use fencepost_core::Label;
 use fencepost_testkit::{Etcd as Server, Mode, Proxy, Trigger};
 use futures_util::FutureExt as _;
+use tokio::task::JoinHandle;
 
 use super::*;
-use tokio_util::task::TaskTracker;
-
-use crate::backend::Surroundings;
-use crate::backends::bridge::Backend as _;
-use crate::backends::etcd::EtcdUrl;
+use crate::backends::etcd::testing::open;
 use crate::clock::{BootClock, Clock as _};
+use crate::error::{ErrorKind, Result};
 use crate::ledger::{Outcome, Over};
+use crate::retry::CALL_TIMEOUT;
 
 const SOON: Duration = Duration::from_secs(15);
 
-async fn open(address: impl std::fmt::Display) -> Arc<Etcd> {
-    let url = EtcdUrl::parse(&format!("//{address}")).unwrap();
-    let runtime = tokio::runtime::Handle::current();
-    let around = Surroundings {
-        clock: Arc::new(BootClock),
-        runtime,
-        tasks: TaskTracker::new(),
-        create: true,
-    };
-    Etcd::open(url, &around).await.unwrap()
+async fn claim(etcd: &Etcd, number: u64) -> Result<Claimed> {
+    Ok(etcd.claim(claim_of(number), BootClock.now() + SOON).await?.value)
+}
+
+async fn finish(etcd: &Etcd, finish: Finish) -> Result<bool> {
+    Ok(etcd.finish(finish, BootClock.now() + SOON).await?.value)
+}
+
+/// The same in the background, by this limit.
+fn finishing(etcd: &Arc<Etcd>, finish: Finish, within: Duration) -> JoinHandle<Result<bool>> {
+    let etcd = Arc::clone(etcd);
+    tokio::spawn(async move { Ok(etcd.finish(finish, BootClock.now() + within).await?.value) })
+}
+
+fn claiming(etcd: &Arc<Etcd>, number: u64, within: Duration) -> JoinHandle<Result<Claimed>> {
+    let (etcd, claim) = (Arc::clone(etcd), claim_of(number));
+    tokio::spawn(async move { Ok(etcd.claim(claim, BootClock.now() + within).await?.value) })
+}
+
+async fn forget(etcd: &Etcd, number: u64) -> bool {
+    let Claim { name, token, .. } = claim_of(number);
+    etcd.forget(name, token, BootClock.now() + SOON).await.unwrap().value
+}
+
+async fn look_up(etcd: &Etcd) -> Entry {
+    let limit = BootClock.now() + SOON;
+    etcd.look_up(claim_of(1).name, limit).await.unwrap().value.unwrap()
+}
+
+/// Resolves once nothing runs that a caller left to the client.
+async fn drained(etcd: &Etcd) {
+    etcd.0.around.tasks.close();
+    etcd.0.around.tasks.wait().await;
 }
 
 /// A server, a line to it, and a client at either.
@@ -106,18 +126,15 @@ async fn leases(server: &Server, count: usize) {
 async fn settled_and_claimed_anew(others: u64, claimed: Claimed) {
     let (server, proxy, slow, quick) = scene().await;
     let name = claim_of(1).name;
-    assert_eq!(quick.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
-    assert!(quick.finish(done(1)).await.unwrap());
+    assert_eq!(claim(&quick, 1).await.unwrap(), Claimed::Ours);
+    assert!(finish(&quick, done(1)).await.unwrap());
     let limit = quick.0.now() + SOON;
-    let lease = quick.0.seen(&name, limit).await.unwrap().lease;
-    let claiming = tokio::spawn({
-        let slow = Arc::clone(&slow);
-        async move { slow.claim(claim_of(3)).await }
-    });
+    let lease = seen(&quick.0, &name, limit).await.unwrap().lease;
+    let claiming = claiming(&slow, 3, SOON);
     stand_still_at(&proxy, Trigger::before, &about(lease)).await;
-    assert!(quick.forget(name.clone(), Token::new(1).unwrap()).await.unwrap());
-    quick.drained().await;
-    assert_eq!(quick.claim(claim_of(others)).await.unwrap(), Claimed::Ours);
+    assert!(forget(&quick, 1).await);
+    drained(&quick).await;
+    assert_eq!(claim(&quick, others).await.unwrap(), Claimed::Ours);
     proxy.set_mode(Mode::Pass);
     assert_eq!(claiming.await.unwrap().unwrap(), claimed);
     leases(&server, 1).await;
@@ -137,14 +154,14 @@ async fn what_was_settled_and_runs_by_now_under_a_lower_token_can_be_claimed() {
 #[tokio::test]
 async fn what_was_given_up_and_is_the_next_ones_by_now_was_given_up() {
     let (_server, proxy, slow, quick) = scene().await;
-    assert_eq!(slow.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
-    let ending = slow.finish(finish_of(1, Outcome::Abandoned));
+    assert_eq!(claim(&slow, 1).await.unwrap(), Claimed::Ours);
+    let ending = finishing(&slow, finish_of(1, Outcome::Abandoned), SOON);
     stand_still_at(&proxy, Trigger::after, &deletion()).await;
-    assert_eq!(quick.claim(claim_of(2)).await.unwrap(), Claimed::Ours);
+    assert_eq!(claim(&quick, 2).await.unwrap(), Claimed::Ours);
     proxy.set_mode(Mode::Pass);
-    assert!(ending.await.unwrap());
+    assert!(ending.await.unwrap().unwrap());
     // The control: asked once, it is told that the record is not its own.
-    assert!(!slow.finish(finish_of(1, Outcome::Abandoned)).await.unwrap());
+    assert!(!finish(&slow, finish_of(1, Outcome::Abandoned)).await.unwrap());
 }
 
 /// The answer is lost, and the record is forgotten before it is asked again: to say that it was overtaken would
@@ -152,17 +169,16 @@ async fn what_was_given_up_and_is_the_next_ones_by_now_was_given_up() {
 #[tokio::test]
 async fn an_end_that_may_have_been_recorded_is_not_told_as_refused() {
     let (server, proxy, slow, quick) = scene().await;
-    assert_eq!(slow.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
-    let ending = slow.finish(done(1));
+    assert_eq!(claim(&slow, 1).await.unwrap(), Claimed::Ours);
+    let ending = finishing(&slow, done(1), SOON);
     stand_still_at(&proxy, Trigger::after, b"fencepost once 1 done").await;
-    let Claim { name, token, .. } = claim_of(1);
-    assert!(quick.forget(name, token).await.unwrap(), "it was recorded");
+    assert!(forget(&quick, 1).await, "it was recorded");
     proxy.set_mode(Mode::Pass);
-    let error = ending.await.unwrap_err();
-    assert_eq!(*error.kind(), crate::ErrorKind::Unreachable);
+    let error = ending.await.unwrap().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unreachable);
     assert!(error.to_string().contains("nobody knows"), "{error}");
     // The control: asked once, it is told that there is no record of its own.
-    assert!(!slow.finish(done(1)).await.unwrap());
+    assert!(!finish(&slow, done(1)).await.unwrap());
     leases(&server, 0).await;
 }
 
@@ -170,14 +186,14 @@ async fn an_end_that_may_have_been_recorded_is_not_told_as_refused() {
 #[tokio::test]
 async fn a_client_that_closes_leaves_no_lease_without_a_key() {
     let (server, proxy, slow, quick) = scene().await;
-    // Nobody waits for it.
-    drop(slow.claim(claim_of(1)));
+    // Nobody waits for it any more.
+    assert!(claim(&slow, 1).now_or_never().is_none());
     stand_still_at(&proxy, Trigger::before, b"fencepost once 1 running").await;
     leases(&server, 1).await;
-    assert!(slow.drained().now_or_never().is_none(), "it is under way");
+    assert!(drained(&slow).now_or_never().is_none(), "it is under way");
     proxy.set_mode(Mode::Pass);
-    slow.drained().await;
-    let entry = quick.look_up(claim_of(1).name).await.unwrap().unwrap();
+    drained(&slow).await;
+    let entry = look_up(&quick).await;
     assert_eq!(entry.token, claim_of(1).token);
     leases(&server, 1).await;
 }
@@ -186,11 +202,11 @@ async fn a_client_that_closes_leaves_no_lease_without_a_key() {
 #[tokio::test]
 async fn a_claim_that_fails_leaves_no_lease() {
     let (server, proxy, slow, _) = scene().await;
-    let claiming = slow.claim(claim_of(1));
+    let claiming = claiming(&slow, 1, CALL_TIMEOUT);
     stand_still_at(&proxy, Trigger::after, b"fencepost once 1 running").await;
-    assert_eq!(*claiming.await.unwrap_err().kind(), crate::ErrorKind::Unreachable);
+    assert_eq!(*claiming.await.unwrap().unwrap_err().kind(), ErrorKind::Unreachable);
     leases(&server, 1).await;
-    assert!(slow.drained().now_or_never().is_none(), "its lease is being ended");
+    assert!(drained(&slow).now_or_never().is_none(), "its lease is being ended");
     proxy.set_mode(Mode::Pass);
     leases(&server, 0).await;
 }
@@ -199,14 +215,14 @@ async fn a_claim_that_fails_leaves_no_lease() {
 #[tokio::test]
 async fn an_end_in_doubt_is_kept() {
     let (server, proxy, slow, quick) = scene().await;
-    assert_eq!(slow.claim(claim_of(1)).await.unwrap(), Claimed::Ours);
-    let ending = slow.finish(done(1));
+    assert_eq!(claim(&slow, 1).await.unwrap(), Claimed::Ours);
+    let ending = finishing(&slow, done(1), CALL_TIMEOUT);
     stand_still_at(&proxy, Trigger::after, b"fencepost once 1 done").await;
-    assert_eq!(*ending.await.unwrap_err().kind(), crate::ErrorKind::Unreachable);
+    assert_eq!(*ending.await.unwrap().unwrap_err().kind(), ErrorKind::Unreachable);
     proxy.set_mode(Mode::Pass);
-    slow.drained().await;
-    assert!(quick.look_up(claim_of(1).name).await.unwrap().unwrap().is_settled());
+    drained(&slow).await;
+    assert!(look_up(&quick).await.is_settled());
     // That of the claim, which its client could not end, and that of the end.
     leases(&server, 2).await;
-    assert!(slow.finish(done(1)).await.unwrap(), "asked again, it was recorded");
+    assert!(finish(&slow, done(1)).await.unwrap(), "asked again, it was recorded");
 }

@@ -1,0 +1,21 @@
+//! Waiting: a waiter polls at its position, and is notified of its turn (listen.rs).
+
+use std::time::Duration;
+
+use fencepost_core::Moment;
+
+use super::{Postgres, locks};
+use crate::backend::{Acquired, Queue, Request, StoreResult};
+use crate::backends::polling::wait_by_polling;
+
+/// How long a waiter or an observer trusts what it saw.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+pub(super) async fn wait(
+    store: &Postgres,
+    request: Request,
+    limit: Moment,
+) -> StoreResult<Acquired> {
+    let poll = |limit| locks::poll(store, &request, Queue::Join, limit);
+    wait_by_polling(&*store.clock, &store.ears, &request.grant, limit, poll).await
+}

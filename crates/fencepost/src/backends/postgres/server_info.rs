@@ -1,0 +1,371 @@
+//! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
+//! on it is worth.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio_postgres::Row;
+
+use super::maintenance::TIDYING;
+use super::reply;
+use crate::backend::short;
+use crate::clock::wall;
+use crate::error::{Error, Result};
+use crate::guarantees::Correctness;
+use crate::postgres::Pool;
+use crate::store_error::StoreError;
+
+/// How far the server's clock may be off ours before we do not trust it with correctness.
+const CLOCKS_AGREE: Duration = Duration::from_secs(1);
+/// The oldest server that is used: the fence needs `pg_current_xact_id()`, which came with 13, and what is older is
+/// not cared for any more.
+const OLDEST: i32 = 130_000;
+
+/// A logical subscriber is no standby, and neither is a program that only copies the log or takes a backup. The
+/// state of another's connection is hidden from a role that may not see it.
+const READ: &str = "
+SELECT pg_catalog.current_setting('server_version') AS version,
+       pg_catalog.current_setting('server_version_num')::pg_catalog.int4 AS number,
+       pg_catalog.pg_is_in_recovery() AS recovering,
+       pg_catalog.current_setting('fsync') AS fsync,
+       pg_catalog.current_setting('synchronous_commit') AS synchronous_commit,
+       pg_catalog.current_setting('synchronous_standby_names') AS demanded,
+       pg_catalog.current_setting('full_page_writes') AS full_page_writes,
+       (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())
+         OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8 AS time,
+       (SELECT pg_catalog.min(pg_catalog.concat(w.sender_host, ':', w.sender_port))
+          FROM pg_catalog.pg_stat_wal_receiver w WHERE w.sender_host IS NOT NULL) AS primary,
+       ARRAY(SELECT pg_catalog.concat(r.application_name) FROM pg_catalog.pg_stat_replication r
+              WHERE r.sync_state OPERATOR(pg_catalog.=) 'sync') AS in_step,
+       ARRAY(SELECT pg_catalog.concat(r.application_name) FROM pg_catalog.pg_stat_replication r
+              WHERE pg_catalog.concat(r.sync_state) OPERATOR(pg_catalog.<>) 'sync'
+                AND pg_catalog.concat(r.state) OPERATOR(pg_catalog.<>) 'backup'
+                AND pg_catalog.concat(r.application_name) OPERATOR(pg_catalog.<>) 'pg_basebackup'
+                AND pg_catalog.concat(r.application_name) OPERATOR(pg_catalog.<>) 'pg_receivewal'
+                AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                                 WHERE s.active_pid OPERATOR(pg_catalog.=) r.pid
+                                   AND s.slot_type OPERATOR(pg_catalog.=) 'logical')) AS behind,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication r WHERE r.state IS NULL) AS hidden,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s
+         WHERE s.slot_type OPERATOR(pg_catalog.=) 'physical' AND NOT s.active) AS absent,
+       ARRAY(SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n
+              WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost' AND c.relnamespace OPERATOR(pg_catalog.=) n.oid
+                AND c.relname OPERATOR(pg_catalog.=) ANY ('{locks,tokens,records,marks}'::pg_catalog.name[])
+                AND c.relpersistence OPERATOR(pg_catalog.<>) 'p') AS unlogged,
+       ARRAY(SELECT p.proname::pg_catalog.text FROM pg_catalog.pg_proc p, pg_catalog.pg_namespace n
+              WHERE n.nspname OPERATOR(pg_catalog.=) 'fencepost' AND p.pronamespace OPERATOR(pg_catalog.=) n.oid
+                AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+                AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')) AS callable
+";
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    version: String,
+    number: i32,
+    recovering: bool,
+    fsync: String,
+    synchronous_commit: String,
+    full_page_writes: String,
+    /// Of a standby, if it may be known.
+    primary: Option<String>,
+    /// Which standbys a commit waits for: the setting `synchronous_standby_names`.
+    demanded: String,
+    /// Those that are connected and have every commit before it is answered.
+    in_step: Vec<String>,
+    /// Those that are not, or of which we may not know, whether they are connected now or were since we began to
+    /// look.
+    behind: BTreeSet<String>,
+    /// Those of which this role may know no more.
+    hidden: u64,
+    /// Those that the server keeps its log for, and that are not there.
+    absent: u64,
+    /// Tables and sequences of ours that a crash empties.
+    unlogged: Vec<String>,
+    /// By how much the server's clock is off ours, ahead or behind.
+    off: Duration,
+    /// The functions of ours that are there and that this role may call.
+    callable: BTreeSet<String>,
+}
+
+impl Found {
+    pub(super) async fn read(pool: &Pool) -> Result<Self, StoreError> {
+        let before = wall();
+        let heard = pool.call_outside(READ, &[]).await?;
+        let row = heard.value.first().ok_or_else(|| reply::odd("what it is"))?;
+        Self::of(row, before, wall()).map_err(|_| reply::odd("what it is"))
+    }
+
+    /// `before` and `after` are our wall clock when we asked and when the answer came.
+    fn of(row: &Row, before: Duration, after: Duration) -> Result<Self, tokio_postgres::Error> {
+        let count = |column| reply::number(row, column).unwrap_or(0);
+        let time: i64 = row.try_get("time")?;
+        let theirs = Duration::from_micros(u64::try_from(time).unwrap_or(0));
+        Ok(Self {
+            version: row.try_get("version")?,
+            number: row.try_get("number")?,
+            recovering: row.try_get("recovering")?,
+            fsync: row.try_get("fsync")?,
+            synchronous_commit: row.try_get("synchronous_commit")?,
+            full_page_writes: row.try_get("full_page_writes")?,
+            primary: row.try_get("primary")?,
+            demanded: row.try_get("demanded")?,
+            in_step: row.try_get("in_step")?,
+            behind: row.try_get::<_, Vec<String>>("behind")?.into_iter().collect(),
+            hidden: count("hidden"),
+            absent: count("absent"),
+            unlogged: row.try_get("unlogged")?,
+            // A slow answer is no wrong clock.
+            off: before.saturating_sub(theirs).max(theirs.saturating_sub(after)),
+            callable: row.try_get::<_, Vec<String>>("callable")?.into_iter().collect(),
+        })
+    }
+
+    /// Keeps in mind what was found before: a standby that lagged and is away now can still be promoted. It is
+    /// forgotten when it comes back in step, unless another had that name all the time.
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        let back = |name| self.in_step.contains(name) && !before.in_step.contains(name);
+        let away: Vec<_> = before.behind.iter().filter(|name| !back(name)).cloned().collect();
+        self.behind.extend(away);
+        self
+    }
+
+    /// Whether a function of ours is there, and may be called.
+    pub(super) fn may(&self, function: &str) -> bool {
+        self.callable.contains(function)
+    }
+
+    /// How to remove what nobody uses any more, as far as this role may.
+    pub(super) fn tidies(&self) -> Vec<&'static str> {
+        TIDYING.iter().filter(|(function, _)| self.may(function)).map(|(_, sql)| *sql).collect()
+    }
+
+    /// Refuses servers that can not arbitrate.
+    pub(super) fn check(&self, shown: &str) -> Result<()> {
+        if self.number < OLDEST {
+            return Err(Error::refused(format!(
+                "{shown} is PostgreSQL {}: version {} or later is needed",
+                self.version,
+                OLDEST / 10_000
+            )));
+        }
+        if self.recovering {
+            let primary = match &self.primary {
+                Some(primary) => format!("its primary, {primary}"),
+                None => "its primary".into(),
+            };
+            return Err(Error::refused(format!(
+                "{shown} is a read-only standby and takes no locks: name {primary}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether a crash of the server keeps what it has granted.
+    pub(super) fn synced(&self) -> bool {
+        self.fsync == "on"
+            && self.synchronous_commit != "off"
+            && self.full_page_writes == "on"
+            && self.unlogged.is_empty()
+    }
+
+    /// Whether nobody could take over from this server.
+    pub(super) fn alone(&self) -> bool {
+        self.in_step.is_empty() && self.demanded.is_empty() && self.none_astray()
+    }
+
+    /// Whether whoever could take over has all that was granted.
+    pub(super) fn in_step(&self) -> bool {
+        let waits = ["on", "remote_apply"].contains(&self.synchronous_commit.as_str());
+        waits && demands_all(&self.demanded) && self.none_astray()
+    }
+
+    /// Whether we know of none that could be without the last commits.
+    fn none_astray(&self) -> bool {
+        self.behind.is_empty() && self.absent == 0
+    }
+
+    /// Whether locks here may guard against corruption.
+    pub(super) fn correctness(&self) -> Correctness {
+        let (mut why, mut remedies) = (Vec::new(), Vec::new());
+        if self.fsync != "on" {
+            why.push("fsync is off, so a crash forgets the last grants".to_owned());
+            remedies.push("set fsync = on".to_owned());
+        }
+        if self.synchronous_commit == "off" {
+            why.push("synchronous_commit is off, so a crash forgets the last grants".into());
+            remedies.push(
+                "set synchronous_commit = on, for the server, the database or this role".into(),
+            );
+        }
+        if self.full_page_writes != "on" {
+            why.push("full_page_writes is off, so a crash may damage what was granted".into());
+            remedies.push("set full_page_writes = on".into());
+        }
+        if !self.unlogged.is_empty() {
+            let tables = self.unlogged.join(", ");
+            why.push(format!(
+                "its tables or sequences {tables} are unlogged, so a crash empties them"
+            ));
+            remedies.push(
+                "run ALTER TABLE fencepost.NAME SET LOGGED for each (or ALTER SEQUENCE)".into(),
+            );
+        }
+        if self.hidden > 0 {
+            why.push(
+                "it has standbys of which this role may not know whether they are in step".into(),
+            );
+            remedies.push("allow it: GRANT pg_read_all_stats TO this role".into());
+        } else if !self.alone() && !self.in_step() {
+            why.push(
+                "it has a standby that could be promoted without the last grants, or had one since this client \
+                 connected, or an unused replication slot of one"
+                    .into(),
+            );
+            remedies.push(
+                "use a server without standbys, or name every one of them in synchronous_standby_names, as \
+                 FIRST n (...) with n their number, with synchronous_commit = on"
+                    .into(),
+            );
+        }
+        if self.off > CLOCKS_AGREE {
+            why.push(format!("its clock is {} off ours", short(self.off)));
+            remedies.push("set both clocks right (NTP)".into());
+        }
+        if why.is_empty() {
+            return Correctness::Fit;
+        }
+        Correctness::Unfit { why: why.join("; "), remedy: remedies.join("; ") }
+    }
+
+    /// For `explain`: what decided.
+    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+        let synchronous = self.in_step.len();
+        let seen = synchronous + self.behind.len();
+        let mut standbys = match seen {
+            0 => "none seen".to_owned(),
+            _ => format!("{seen}, of which {synchronous} synchronous"),
+        };
+        if self.absent > 0 {
+            let _ = write!(standbys, "; {} slots unused", self.absent);
+        }
+        if !self.demanded.is_empty() {
+            let _ = write!(standbys, "; synchronous_standby_names = '{}'", self.demanded);
+        }
+        let clock = if self.off > CLOCKS_AGREE {
+            format!("{} off ours", short(self.off))
+        } else {
+            "within a second of ours".into()
+        };
+        vec![
+            ("server", format!("PostgreSQL {}", self.version)),
+            ("fsync", self.fsync.clone()),
+            ("synchronous_commit", self.synchronous_commit.clone()),
+            ("full_page_writes", self.full_page_writes.clone()),
+            ("standbys", standbys),
+            ("clock", clock),
+        ]
+    }
+}
+
+/// Whether a commit waits for every standby that `synchronous_standby_names` names: `FIRST n (...)` with n names, or
+/// one name alone. Of `FIRST 1 (a, b)` the second may lag behind, or be the one that is promoted while it is away.
+fn demands_all(names: &str) -> bool {
+    let names = names.trim();
+    let (number, listed) = match names.split_once('(') {
+        None => ("1", names),
+        Some((head, tail)) => {
+            let mut words = head.split_whitespace();
+            let number = match (words.next(), words.next()) {
+                (Some(first), Some(number)) if first.eq_ignore_ascii_case("first") => number,
+                (Some(number), None) => number,
+                _ => return false,
+            };
+            (number, tail.trim_end().trim_end_matches(')'))
+        }
+    };
+    let listed: Vec<&str> = listed.split(',').map(str::trim).collect();
+    // A star is any number of names; a comma within quotes only makes us too careful.
+    let no_star = listed.iter().all(|name| !name.is_empty() && !["*", "\"*\""].contains(name));
+    no_star && number.parse() == Ok(listed.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, demands_all};
+    use crate::guarantees::Correctness;
+
+    fn found(demanded: &str, in_step: &[&str], behind: &[&str]) -> Found {
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        Found {
+            version: "15.0".into(),
+            number: 150_000,
+            recovering: false,
+            fsync: "on".into(),
+            synchronous_commit: "on".into(),
+            full_page_writes: "on".into(),
+            primary: None,
+            demanded: demanded.into(),
+            in_step: own(in_step),
+            behind: own(behind).into_iter().collect(),
+            hidden: 0,
+            absent: 0,
+            unlogged: Vec::new(),
+            off: std::time::Duration::ZERO,
+            callable: std::collections::BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn a_standby_that_lagged_is_kept_in_mind_until_it_is_in_step() {
+        let alone = found("", &[], &[]);
+        assert_eq!(alone.correctness(), Correctness::Fit);
+        let seen = found("", &[], &["second"]).after(&alone);
+        assert_ne!(seen.correctness(), Correctness::Fit);
+        let away = found("", &[], &[]).after(&seen);
+        assert!(!away.alone());
+        assert_ne!(away.correctness(), Correctness::Fit);
+        let twin = found("second", &["second"], &["second"]).after(&away);
+        assert_ne!(found("second", &["second"], &[]).after(&twin).correctness(), Correctness::Fit);
+        let back = found("second", &["second"], &[]).after(&away);
+        assert_eq!(back.correctness(), Correctness::Fit);
+        assert!(back.in_step());
+    }
+
+    #[test]
+    fn what_a_role_may_not_call_is_not_called() {
+        let mut locks_alone = found("", &[], &[]);
+        assert!(locks_alone.tidies().is_empty());
+        locks_alone.callable = ["acquire", "tidy"].map(str::to_owned).into();
+        assert_eq!(locks_alone.tidies(), ["SELECT fencepost.tidy(3600000)"]);
+    }
+
+    #[test]
+    fn one_that_may_be_away_is_not_in_step() {
+        assert_ne!(found("FIRST 1 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+        assert_eq!(found("FIRST 2 (a, b)", &["a", "b"], &[]).correctness(), Correctness::Fit);
+        // Nothing is answered until they are back.
+        assert_eq!(found("FIRST 2 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+    }
+
+    #[test]
+    fn a_setting_that_waits_for_all_is_told_from_one_that_does_not() {
+        for all in ["second", "\"Second\"", "FIRST 1 (a)", "first 2 ( a , \"b c\" )", "2 (a, b)"] {
+            assert!(demands_all(all), "{all}");
+        }
+        for some in [
+            "",
+            "*",
+            "a, b",
+            "FIRST 1 (a, b)",
+            "1 (a, b)",
+            "ANY 1 (a)",
+            "ANY 2 (a, b)",
+            "FIRST 1 (*)",
+            "(",
+        ] {
+            assert!(!demands_all(some), "{some}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The connection to one server: how a request reaches it and its reply comes back.
+//!
+//! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A request that finds the
+//! socket cut is sent again on the next one, since every script is idempotent by owner. What was sent on the old
+//! socket may still arrive there, late: unanswered.rs keeps track of it, and the scripts refuse it (release.lua).
+//! maintenance.rs keeps the socket up. A busy caller has one of its own (`caller_socket.rs`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost_core::Moment;
+use parking_lot::{Mutex, MutexGuard};
+use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+
+use super::caller_socket::CallerSocket;
+use super::config::Address;
+use super::drift::Drift;
+use super::error::classify;
+use super::reply::ScriptReply;
+use super::scripts::{Call, Step};
+use super::server_info::Found;
+use super::socket::Socket;
+use super::subscriber::Subscriber;
+use crate::backend::{Reply, StoreError, StoreResult, Surroundings, short};
+use crate::clock::Clock;
+use crate::race::{First, race};
+use crate::retry::retry;
+
+/// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
+/// How long one attempt waits for a socket. Less than the attempt may take: so it can say that nothing was sent.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The connection to one server.
+pub(in crate::backends) struct Connection {
+    shared: Arc<Shared>,
+    maintenance: AbortHandle,
+}
+
+pub(super) struct Shared {
+    pub(super) address: Address,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) subscriber: Arc<Subscriber>,
+    pub(super) state: watch::Sender<State>,
+    /// What was last read of the server, and when: also while it is away.
+    found: Mutex<Option<(Found, Moment)>>,
+    drift: Drift,
+    pub(super) caller_socket: CallerSocket,
+    /// The maintenance has something to do.
+    pub(super) nudge: Notify,
+}
+
+#[derive(Clone)]
+pub(super) enum State {
+    /// The first attempt to connect is under way, or the one after a cut.
+    Opening,
+    Up(Arc<Socket>),
+    /// The last attempt failed. The next one is on its way.
+    Down(StoreError),
+}
+
+impl Connection {
+    /// Starts to connect, and stays connected as long as it lives.
+    pub(in crate::backends) fn open(
+        address: Address,
+        around: &Surroundings,
+        subscriber: &Arc<Subscriber>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            address,
+            clock: Arc::clone(&around.clock),
+            subscriber: Arc::clone(subscriber),
+            state: watch::Sender::new(State::Opening),
+            found: Mutex::default(),
+            drift: Drift::default(),
+            caller_socket: CallerSocket::default(),
+            nudge: Notify::new(),
+        });
+        let maintenance = around.runtime.spawn(Arc::clone(&shared).maintain()).abort_handle();
+        Self { shared, maintenance }
+    }
+
+    pub(in crate::backends) fn shown(&self) -> &str {
+        &self.shared.address.shown
+    }
+
+    /// There is a grant now: breaks are subscribed to, soon.
+    pub(in crate::backends) fn subscribe_to_breaks(&self) {
+        self.shared.nudge.notify_one();
+    }
+
+    /// How often the server's clock has jumped.
+    pub(in crate::backends) fn jumps(&self) -> u32 {
+        self.shared.drift.jumps()
+    }
+
+    /// What was last read of the server.
+    pub(in crate::backends) fn found(&self) -> Option<Found> {
+        self.shared.found().as_ref().map(|(found, _)| found.clone())
+    }
+
+    /// Why there is no connection, if there is none.
+    pub(in crate::backends) fn down(&self) -> Option<String> {
+        match &*self.shared.state.borrow() {
+            State::Up(_) => None,
+            State::Down(error) => Some(error.message().to_owned()),
+            State::Opening => Some(format!("still connecting to {}", self.shown())),
+        }
+    }
+
+    /// Waits until it is connected.
+    pub(in crate::backends) async fn connected(&self, limit: Moment) -> Result<(), StoreError> {
+        self.shared.socket(limit).await.map(drop)
+    }
+
+    /// Runs a script. Scripts are idempotent by owner, so a request that was cut off is sent again.
+    pub(in crate::backends) async fn call(
+        &self,
+        call: &Call,
+        limit: Moment,
+    ) -> StoreResult<ScriptReply> {
+        let reply = self.send(&call.command, Some(call.step), limit).await?;
+        self.shared.read(reply, call)
+    }
+
+    /// Runs a plain command, in the same way.
+    pub(in crate::backends) async fn command(
+        &self,
+        command: &Cmd,
+        limit: Moment,
+    ) -> StoreResult<Value> {
+        self.send(command, None, limit).await
+    }
+
+    /// Runs a script once, on the socket that is up, if the server has been up for long enough. A restart cuts the
+    /// socket, so a server that forgot what it knew can not answer in between. `limit` is for the connection: the reply
+    /// is waited for as long as the socket lasts.
+    pub(in crate::backends) async fn call_once(
+        &self,
+        call: &Call,
+        up_for: Duration,
+        limit: Moment,
+    ) -> StoreResult<ScriptReply> {
+        let shared = &self.shared;
+        let socket = shared.socket(limit).await?;
+        let up = shared.uptime();
+        if up < up_for {
+            return Err(StoreError::unavailable(format!(
+                "up for {} only, and votes after {}",
+                short(up),
+                short(up_for)
+            )));
+        }
+        let (value, sent) = shared.send_over(&socket, &call.command, Some(call.step)).await?;
+        shared.read(Reply::new(value, sent), call)
+    }
+
+    async fn send(&self, command: &Cmd, step: Option<&Step>, limit: Moment) -> StoreResult<Value> {
+        let shared = &self.shared;
+        retry(&*shared.clock, limit, move |attempt| async move {
+            // A retry does not use the caller's socket: the caller's runtime may be what is stuck.
+            let socket = match shared.caller_socket.of_caller(shared).filter(|_| attempt == 0) {
+                Some(socket) => socket,
+                None => shared.socket(limit.min(shared.clock.now() + CONNECT_TIMEOUT)).await?,
+            };
+            shared.send_over(&socket, command, step).await
+        })
+        .await
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.maintenance.abort();
+    }
+}
+
+impl Shared {
+    /// The socket, once there is one; or why there is none. Nothing was sent then.
+    async fn socket(&self, limit: Moment) -> Result<Arc<Socket>, StoreError> {
+        let start = self.clock.now();
+        let mut state = self.state.borrow().clone();
+        // Most calls find it up, and do not pay for a subscription.
+        if matches!(state, State::Opening) {
+            let mut states = self.state.subscribe();
+            let settled = states.wait_for(|state| !matches!(state, State::Opening));
+            if let First::Left(Ok(settled)) = race(settled, self.clock.alarm(limit)).await {
+                state = settled.clone();
+            }
+        }
+        match state {
+            State::Up(socket) => Ok(socket),
+            State::Down(error) if error.is_transient() => {
+                Err(StoreError::unavailable(error.message()))
+            }
+            State::Down(error) => Err(StoreError::refused(error.message())),
+            State::Opening => Err(StoreError::busy(format!(
+                "no connection to {} within {}",
+                self.address.shown,
+                short(limit.since(start))
+            ))),
+        }
+    }
+
+    /// Sends once. Gives the reply, and when the request left.
+    async fn send_over(
+        &self,
+        socket: &Arc<Socket>,
+        command: &Cmd,
+        step: Option<&Step>,
+    ) -> Result<(Value, Moment), StoreError> {
+        let sent = self.clock.now();
+        let reply = socket.send(command, step, self).await;
+        reply.map(|value| (value, sent)).map_err(|error| self.failed(socket, &error))
+    }
+
+    /// What an error means, also to the socket that it came from.
+    fn failed(&self, socket: &Arc<Socket>, error: &RedisError) -> StoreError {
+        let failed = classify(error, &self.address.shown);
+        if failed.is_interrupted() {
+            self.lose(socket, &failed);
+        } else if error.code() == Some("READONLY") && !self.lose(socket, &failed) {
+            // A primary that was demoted stays one. The name may lead to the new one by now: the connection's own
+            // socket is asked.
+            return StoreError::busy(failed.message());
+        }
+        failed
+    }
+
+    /// This socket is of no use any more. Whether it was the connection's own, and nobody has said so before.
+    pub(super) fn lose(&self, socket: &Arc<Socket>, why: &StoreError) -> bool {
+        socket.end();
+        let lost = self.state.send_if_modified(|state| {
+            let current = matches!(state, State::Up(current) if Arc::ptr_eq(current, socket));
+            if current {
+                *state = State::Opening;
+            }
+            current
+        });
+        if lost || self.caller_socket.current().is_some_and(|socket| socket.has_ended()) {
+            self.caller_socket.close();
+        }
+        if lost {
+            tracing::debug!(server = %self.address.shown, %why, "connection lost");
+            self.nudge.notify_one();
+        }
+        lost
+    }
+
+    /// Reads a script's reply, and takes note of the server's time in it.
+    fn read(&self, reply: Reply<Value>, call: &Call) -> StoreResult<ScriptReply> {
+        let reply = reply.try_map(|value| ScriptReply::read(value, call.step.verb))?;
+        if reply.value.time > 0
+            && let Some(jump) = self.drift.saw(reply.value.time, reply.sent, self.clock.now())
+        {
+            let by = short(Duration::from_micros(jump.unsigned_abs()));
+            let way = if jump > 0 { "forwards" } else { "backwards" };
+            tracing::warn!(
+                server = %self.address.shown,
+                "the server's clock jumped {way} by {by}: leases ended early or late"
+            );
+        }
+        Ok(reply)
+    }
+
+    pub(super) fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
+        self.found.lock()
+    }
+
+    /// How long the server has been up, at least. One that does not say counts as just started.
+    fn uptime(&self) -> Duration {
+        match &*self.found() {
+            Some((found, read)) => {
+                found.uptime().unwrap_or_default() + self.clock.now().since(*read)
+            }
+            None => Duration::ZERO,
+        }
+    }
+}
+
+/// How every socket is set up. Limits are ours.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024)
+}

@@ -1,0 +1,161 @@
+//! Acquire, renew, release and break on one server: which script with which arguments.
+
+use std::time::Duration;
+
+use fencepost_core::{LockName, Moment, Token, Ttl};
+
+use super::connection::Connection;
+use super::error::is_wrong_type;
+use super::layout::note_of;
+use super::reply::{Broke, Seen};
+use super::scripts::STEPS;
+use super::{REMEMBER, Redis};
+use crate::backend::{
+    Acquired, Broken, GrantId, NotHeld, Queue, Renewal, Renewed, Reply, Request, StoreResult,
+};
+use crate::backends::polling::Polled;
+use crate::clock::Clock;
+use crate::race::{First, race};
+
+/// How often a break looks for the holder's confirmation.
+const CONFIRM_EVERY: Duration = Duration::from_millis(20);
+
+/// Runs `acquire.lua` once. `try_acquire` is this without `poll_after`; `wait` repeats it.
+pub(super) async fn poll(
+    redis: &Redis,
+    request: &Request,
+    queue: Queue,
+    limit: Moment,
+) -> StoreResult<Polled> {
+    let Request { grant: GrantId { name, owner }, ttl, label, value, .. } = request;
+    let (id, ttl_ms) = (owner.reveal(), ttl.as_millis());
+    let record = format!(" 0 - {id} {ttl_ms} 0 {label}");
+    let client = if queue == Queue::Join { &*redis.subscriber.client } else { "" };
+    let call = STEPS.acquire.on(redis.prefix.keys(name)?);
+    let mut call = call.arg(&id).arg(ttl_ms).arg(record).arg(client).arg(redis.retention);
+    if let Some(value) = value {
+        call = call.arg("said").arg(value.as_bytes());
+    } else if u64::from(ttl_ms) > redis.retention {
+        call = call.arg("long");
+    }
+    // Noted before the request leaves: even if this future is dropped, `release` knows that an acquire may arrive.
+    let first = redis.unanswered.note(*owner, redis.clock.now());
+    let reply = redis.connection.call(&call, limit).await;
+    redis.unanswered.settle(*owner, first, &reply);
+    let reply = reply?.try_map(|reply| reply.polled(*ttl))?;
+    if let Acquired::Granted(grant) = &reply.value.acquired
+        && redis.subscriber.granted(request, grant.token)
+    {
+        redis.connection.subscribe_to_breaks();
+    }
+    Ok(reply)
+}
+
+pub(super) async fn renew(
+    redis: &Redis,
+    renewal: &Renewal,
+    limit: Moment,
+) -> StoreResult<Result<Renewed, NotHeld>> {
+    let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
+    let ttl = ttl.map_or(0, Ttl::as_millis);
+    let call = STEPS.renew.on(redis.prefix.keys(name)?);
+    let mut call = call.arg(owner.reveal()).arg(ttl).arg(redis.retention);
+    if let Some(value) = value {
+        call = call.arg(value_number(redis.clock.now())).arg(value.as_bytes());
+    }
+    redis.connection.call(&call, limit).await?.try_map(|reply| reply.renewed())
+}
+
+pub(super) async fn release(
+    redis: &Redis,
+    grant: &GrantId,
+    limit: Moment,
+) -> StoreResult<Result<(), NotHeld>> {
+    let GrantId { name, owner } = grant;
+    let call = STEPS.release.on(redis.prefix.keys(name)?);
+    let mut call = call.arg(owner.reveal()).arg(redis.retention).arg(remember_ms(redis.retention));
+    let sent = redis.clock.now();
+    redis.subscriber.released(*owner);
+    if redis.unanswered.has(*owner, sent) {
+        call = call.arg("unanswered");
+    }
+    match redis.connection.call(&call, limit).await {
+        Err(error) if is_wrong_type(&error) => Ok(Reply::new(Err(NotHeld(None)), sent)),
+        Err(error) => Err(error),
+        Ok(reply) => {
+            redis.unanswered.clear(*owner);
+            Ok(reply.map(|reply| reply.released()))
+        }
+    }
+}
+
+pub(super) async fn break_lock(
+    redis: &Redis,
+    name: LockName,
+    token: Option<Token>,
+    confirm_until: Moment,
+    limit: Moment,
+) -> StoreResult<Option<Broken>> {
+    let keys = redis.prefix.keys(&name)?;
+    // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
+    let seen = redis.connection.call(&STEPS.inspect.on(keys).arg(0), limit).await?;
+    let seen = seen.try_map(|reply| Seen::read(&reply))?;
+    let (nothing, seen) = (Reply::new(None, seen.sent), seen.value);
+    let Some(value) = seen.value.clone() else { return Ok(nothing) };
+    let Some(holder) = seen.into_info(name.clone()).holder else { return Ok(nothing) };
+    if token.is_some() && token != holder.token {
+        return Ok(nothing);
+    }
+    let call = STEPS.break_lock.on(keys).arg(redis.retention).arg(&value);
+    let call = call.arg(&redis.subscriber.break_channel);
+    let reply = redis.connection.call(&call, limit).await?;
+    let after = holder.token.and_then(|token| Token::new(token.get() + 1).ok());
+    let floor = match (reply.value.broke()?, after) {
+        // What the first of two drew is not known any more. Next to the broken token nothing was granted, so that
+        // does as well.
+        (Broke::Now(floor), _) | (Broke::Before, Some(floor)) => floor,
+        (Broke::Before | Broke::Nothing, _) => return Ok(nothing),
+    };
+    let (label, token) = (holder.label, holder.token);
+    // A third-party client has no token, and knows nothing of confirmations.
+    let confirmed = token.is_some()
+        && until_confirmed([&redis.connection], &value, &*redis.clock, confirm_until).await;
+    Ok(reply.map(|_| Some(Broken { label, token, floor, confirmed })))
+}
+
+/// The number of what a holder says of itself at this moment: it rises, so that the last value stays the last
+/// even if an earlier one arrives late. Scripts count up to 2^53.
+pub(in crate::backends) fn value_number(now: Moment) -> u64 {
+    now.as_nanos() / 1000
+}
+
+/// How long an owner is remembered that was released before its acquire came, in milliseconds.
+pub(in crate::backends) fn remember_ms(retention: u64) -> u64 {
+    retention.min(REMEMBER.as_millis() as u64)
+}
+
+/// Waits for a holder that was broken to release: that leaves a note of it at one of these servers. An outage meanwhile
+/// changes nothing about the break.
+pub(in crate::backends) async fn until_confirmed(
+    connections: impl IntoIterator<Item = &Connection>,
+    owner: &[u8],
+    clock: &dyn Clock,
+    limit: Moment,
+) -> bool {
+    let Ok(owner) = std::str::from_utf8(owner) else { return false };
+    let note = redis::cmd("EXISTS").arg(note_of(owner)).clone();
+    let asked = connections.into_iter().map(|connection| {
+        let note = &note;
+        Box::pin(async move {
+            loop {
+                clock.alarm(clock.now() + CONFIRM_EVERY).await;
+                let reply = connection.command(note, limit).await.map_err(drop)?;
+                if reply.value == redis::Value::Int(1) {
+                    return Ok::<(), ()>(());
+                }
+            }
+        })
+    });
+    let confirmed = futures_util::future::select_ok(asked);
+    matches!(race(confirmed, clock.alarm(limit)).await, First::Left(Ok(_)))
+}

@@ -1,0 +1,123 @@
+//! Users and groups: what they are called, and who is in whose.
+
+use std::fmt;
+
+/// How a user namespace shows the owners that it does not know: nobody in it is that user.
+pub(super) fn unmapped_user() -> u32 {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    unmapped_user_in(&read("/proc/self/uid_map"), &read("/proc/sys/kernel/overflowuid"))
+}
+
+/// Not a user at all where that number is one of the users that are known.
+fn unmapped_user_in(map: &str, overflow: &str) -> u32 {
+    let Ok(number) = overflow.trim().parse::<u32>() else { return u32::MAX };
+    let known = map.lines().map(|line| {
+        let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());
+        let (first, _, count) = (fields.next()??, fields.next()??, fields.next()??);
+        Some(first <= number && number - first < count)
+    });
+    match known.collect::<Option<Vec<_>>>() {
+        Some(known) if !known.is_empty() && !known.contains(&true) => number,
+        _ => u32::MAX,
+    }
+}
+
+/// Whether a group has no member but this user, as where each user has a group of their own.
+pub(super) fn is_own_group(user: u32, group: u32) -> bool {
+    is_own_group_in(&lines_of("/etc/passwd"), &lines_of("/etc/group"), user, group)
+}
+
+fn is_own_group_in(users: &[Vec<String>], groups: &[Vec<String>], user: u32, group: u32) -> bool {
+    let number = |line: &[String], at: usize| line.get(at).and_then(|text| text.parse().ok());
+    let Some(name) = users.iter().find(|line| number(line, 2) == Some(user)).map(|line| &line[0])
+    else {
+        return false;
+    };
+    let of_group = |line: &&Vec<String>| number(line, 3) == Some(group);
+    let mut primary = users.iter().filter(of_group).peekable();
+    let Some(listed) = groups.iter().find(|line| number(line, 2) == Some(group)) else {
+        return false;
+    };
+    let members = listed.get(3).map_or("", String::as_str);
+    primary.peek().is_some()
+        && primary.all(|line| number(line, 2) == Some(user))
+        && members.split(',').all(|member| member.is_empty() || member == name)
+}
+
+/// A file of the system's, each line as its fields.
+fn lines_of(path: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read(path).unwrap_or_default();
+    fields_of(&String::from_utf8_lossy(&text))
+}
+
+fn fields_of(text: &str) -> Vec<Vec<String>> {
+    text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
+}
+
+pub(super) fn name_of(path: &str, number: u32) -> Option<String> {
+    let number = number.to_string();
+    let lines = lines_of(path);
+    lines.into_iter().find(|line| line.get(2) == Some(&number)).map(|mut line| line.swap_remove(0))
+}
+
+pub(super) struct User(pub(super) u32);
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match name_of("/etc/passwd", self.0) {
+            Some(name) => write!(f, "user {name}"),
+            None => write!(f, "user {}", self.0),
+        }
+    }
+}
+
+pub(super) struct Group(pub(super) u32);
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match name_of("/etc/group", self.0) {
+            Some(name) => write!(f, "group {name}"),
+            None => write!(f, "group {}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unmapped_user_is_trusted_only_where_no_user_has_its_number() {
+        let one = "         0       1000          1\n";
+        assert_eq!(unmapped_user_in(one, "65534\n"), 65534);
+        assert_eq!(unmapped_user_in("0 1000 1\n1 100000 65533\n", "65534"), 65534);
+        for known in [
+            "0 0 4294967295\n",
+            "0 1000 1\n1 100000 65536\n",
+            "0 1000 1\n65534 7 1\n",
+            "0 1000 1\n1 100000 65534\n",
+            "",
+            "what",
+        ] {
+            assert_eq!(unmapped_user_in(known, "65534"), u32::MAX, "{known:?}");
+        }
+        assert_eq!(unmapped_user_in(one, ""), u32::MAX);
+    }
+
+    #[test]
+    fn a_group_is_a_users_own_if_nobody_else_is_in_it() {
+        let users = fields_of(
+            "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n\
+             bob:x:1001:1001::/home/bob:/bin/sh\neve:x:1002:1003::/:/bin/sh\nzoe:x:1003:1003::/:/bin/sh\n\n+\n",
+        );
+        let groups =
+            fields_of("root:x:0:\nann:x:1000:ann\nbob:x:1001:ann,bob\nboth:x:1003:\nempty:x:7:\n");
+        let own = |user, group| is_own_group_in(&users, &groups, user, group);
+        assert!(own(1000, 1000));
+        assert!(!own(1001, 1001), "ann is in it too");
+        assert!(!own(1002, 1003), "zoe is in it too");
+        for (user, group) in [(1000, 7), (1000, 0), (1000, 99), (99, 1000), (99, 99)] {
+            assert!(!own(user, group), "{user} {group}");
+        }
+    }
+}
