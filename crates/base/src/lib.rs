@@ -1,4 +1,11 @@
-//! What the lock client and the fences share: errors, the clock, retries, what a store promises.
+//! What the lock client and the fences share: errors, the clock, retries, what a store promises, and the way to servers that
+//! both use.
+
+#![allow(
+    clippy::must_use_candidate,
+    clippy::return_self_not_must_use,
+    reason = "most of it is for the other crates of this workspace alone"
+)]
 
 pub mod block_on;
 pub mod clock;
@@ -10,6 +17,19 @@ pub mod label;
 pub mod race;
 pub mod retry;
 pub mod store_error;
+
+// The ways to servers: for the other crates of this workspace alone.
+#[cfg(feature = "postgres")]
+#[doc(hidden)]
+pub mod postgres;
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub mod redis;
+#[cfg(feature = "tls")]
+#[doc(hidden)]
+pub mod tls;
+#[doc(hidden)]
+pub mod url;
 
 use std::future::Future;
 use std::pin::Pin;

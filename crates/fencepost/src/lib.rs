@@ -49,28 +49,18 @@ mod once;
 mod options;
 mod outage;
 mod owner;
-#[cfg(feature = "postgres")]
-mod postgres;
 mod store_url;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
-#[cfg_attr(
-    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
-    allow(dead_code, reason = "each of them uses a part")
-)]
-mod tls;
 mod transaction;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
-#[cfg_attr(
-    not(all(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper")),
-    allow(dead_code, reason = "each of them uses a part")
-)]
-mod url;
 mod watch;
 
 // Under the names that they have had here.
-#[cfg(unix)]
+#[cfg(all(feature = "sqlite", unix))]
 use fencepost_base::disk;
+#[cfg(feature = "postgres")]
+use fencepost_base::postgres;
 use fencepost_base::{block_on, error, race, retry, store_error};
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use fencepost_base::{tls, url};
 
 pub use crate::fencepost::Fencepost;
 pub use backend::{Backend, LossCause, Observe, Store};

@@ -12,7 +12,7 @@ const KEY: &str = "fencepost:mark:{cart/7}cart/7";
 
 /// One call: token, who, retention, and what follows.
 fn call(server: &Redis, head: [&str; 3], commands: &[&str]) -> Reply {
-    let script = include_str!("../../src/fences/redis/act.lua");
+    let script = include_str!("../../../fence/src/redis/act.lua");
     let words = [&["EVAL", script, "2", KEY, "cart:7"], &head[..], commands].concat();
     server.command(&words).unwrap()
 }

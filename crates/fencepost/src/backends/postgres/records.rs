@@ -12,6 +12,7 @@
 use std::time::Duration;
 
 use fencepost_core::{Label, LockName, Moment, Token};
+use fencepost_fence::postgres::explain;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -21,7 +22,6 @@ use super::reply::{self, number, odd, text};
 use super::{Postgres, schema};
 use crate::backend::{BoxFuture, StoreResult};
 use crate::error::{Error, Result};
-use crate::fences::postgres::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Outcome, Over, State};
 use crate::postgres::error::if_not_allowed;
 use crate::postgres::{Parameter, Use};

@@ -173,4 +173,12 @@ mod tests {
         assert!(prefix.keys(&name).is_err());
         assert!(Prefix::new("fencepost:".into()).is_err());
     }
+
+    #[test]
+    fn bad_prefix_is_told_without_the_password() {
+        let url = fencepost_base::redis::RedisUrl::parse("redis", "//:hunter2@h?prefix=fencepost:");
+        let error = Prefix::new(url.unwrap().options.prefix).unwrap_err();
+        assert_eq!(*error.kind(), crate::ErrorKind::Invalid);
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
 }

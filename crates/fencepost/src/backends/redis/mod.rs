@@ -28,15 +28,14 @@
 //! *Breaking:* a break publishes (name, token), and the holder renews at once and learns the rest from the answer. Its
 //! release leaves the same note, which confirms to whoever broke it that the holder knows.
 //!
-//! There is no queue.rs (polling.rs waits) and no values.rs (the script that grants or renews writes the value). Beyond the
+//! config.rs, error.rs and `server_info.rs` are in `fencepost_base::redis`: the fence uses them too. There is no queue.rs
+//! (polling.rs waits) and no values.rs (the script that grants or renews writes the value). Beyond the
 //! files that every backend has: reply.rs reads what scripts answer; pipeline.rs, socket.rs, `caller_socket.rs` and
 //! maintenance.rs are below the connection; subscriber.rs is what the server publishes to us, drift.rs its clock.
 
 mod caller_socket;
-mod config;
 mod connection;
 mod drift;
-pub(crate) mod error;
 mod guarantees;
 mod inspect;
 mod layout;
@@ -46,7 +45,6 @@ mod pipeline;
 mod records;
 mod reply;
 mod scripts;
-pub(crate) mod server_info;
 mod socket;
 mod subscriber;
 #[cfg(test)]
@@ -56,6 +54,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fencepost_base::redis::{config, error, server_info};
 use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 

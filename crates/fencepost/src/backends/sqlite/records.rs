@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use fencepost_core::records::{self, Decision, Past, Record};
 use fencepost_core::{LockName, Token};
+use fencepost_fence::sqlite::explain;
 use rusqlite::types::Type;
 use rusqlite::{
     Connection, OpenFlags, OptionalExtension as _, Row, Transaction, TransactionState, ffi,
@@ -29,7 +30,6 @@ use super::layout::{label, token, unfit};
 use crate::backend::{BoxFuture, StoreResult};
 use crate::clock::wall;
 use crate::error::{Error, Result};
-use crate::fences::sqlite::explain;
 use crate::ledger::{Claim, Claimed, Entry, Finish, State};
 use crate::transaction;
 

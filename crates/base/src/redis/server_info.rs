@@ -1,0 +1,238 @@
+//! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
+//! on it is worth.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{Cmd, Value, from_redis_value};
+
+use crate::error::{Error, Result};
+use crate::guarantees::Correctness;
+use fencepost_core::short;
+
+/// How far the server's clock may be off ours before we do not trust it with correctness.
+const CLOCKS_AGREE: Duration = Duration::from_secs(1);
+
+/// The settings that decide, each with the value that keeps what is stored.
+const SETTINGS: [(&str, &str); 4] = [
+    ("appendonly", "yes"),
+    ("appendfsync", "always"),
+    ("no-appendfsync-on-rewrite", "no"),
+    ("maxmemory-policy", "noeviction"),
+];
+
+/// What is stored, and what becomes of it under each of the [`SETTINGS`] that is otherwise.
+struct Stored {
+    consequences: [&'static str; 4],
+    /// What a replica may lack.
+    last: &'static str,
+    /// Whether it ends by the server's clock.
+    by_clock: bool,
+}
+
+const LOCKS: Stored = Stored {
+    consequences: [
+        "a restart forgets the locks that are held",
+        "a crash forgets the last grants",
+        "a crash during a rewrite forgets the last grants",
+        "a lock that is held can be evicted",
+    ],
+    last: "grants",
+    by_clock: true,
+};
+
+const MARKS: Stored = Stored {
+    consequences: [
+        "a restart forgets the marks",
+        "a crash forgets the last marks",
+        "a crash during a rewrite forgets the last marks",
+        "a mark can be evicted",
+    ],
+    last: "marks",
+    by_clock: false,
+};
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    info: HashMap<String, String>,
+    /// `None` where this user may not read them.
+    settings: HashMap<&'static str, Option<String>>,
+    /// By how much the server's clock is off ours, ahead or behind.
+    off: Duration,
+}
+
+/// The commands that [`Found::read`] takes the answers of.
+pub fn questions() -> Vec<Cmd> {
+    let mut questions = vec![redis::cmd("TIME")];
+    for section in ["server", "replication"] {
+        questions.push(redis::cmd("INFO").arg(section).clone());
+    }
+    for (setting, _) in SETTINGS {
+        questions.push(redis::cmd("CONFIG").arg("GET").arg(setting).clone());
+    }
+    questions
+}
+
+impl Found {
+    /// `ours` is our wall clock, read when the answers came.
+    pub fn read(answers: Vec<Value>, ours: Duration) -> Self {
+        let mut answers = answers.into_iter();
+        let time = answers.next().and_then(|time| from_redis_value::<(u64, u64)>(time).ok());
+        let theirs = time.map_or(Duration::ZERO, |(seconds, micros)| {
+            Duration::from_secs(seconds) + Duration::from_micros(micros)
+        });
+        let mut info = HashMap::new();
+        for text in
+            answers.by_ref().take(2).filter_map(|text| from_redis_value::<String>(text).ok())
+        {
+            let pairs = text.lines().filter_map(|line| line.split_once(':'));
+            info.extend(pairs.map(|(what, value)| (what.to_owned(), value.trim().to_owned())));
+        }
+        let mut settings = HashMap::new();
+        for ((setting, _), answer) in SETTINGS.into_iter().zip(answers) {
+            let value = from_redis_value::<HashMap<String, String>>(answer).ok();
+            settings.insert(setting, value.and_then(|mut pair| pair.remove(setting)));
+        }
+        Self { info, settings, off: theirs.abs_diff(ours) }
+    }
+
+    fn info(&self, what: &str) -> Option<&str> {
+        self.info.get(what).map(String::as_str)
+    }
+
+    fn replicas(&self) -> Option<u32> {
+        self.info("connected_slaves")?.parse().ok()
+    }
+
+    /// How long the server has been up, at least: it counts in whole seconds of its wall clock.
+    pub fn uptime(&self) -> Option<Duration> {
+        let seconds: u64 = self.info("uptime_in_seconds")?.parse().ok()?;
+        Some(Duration::from_secs(seconds.saturating_sub(1)))
+    }
+
+    /// What tells one run of a server from every other.
+    pub fn run_id(&self) -> Option<&str> {
+        self.info("run_id")
+    }
+
+    /// Refuses servers that can not arbitrate alone.
+    pub fn check(&self, shown: &str) -> Result<()> {
+        let refused = |why: String| Err(Error::refused(why));
+        match self.info("redis_mode") {
+            Some("cluster") => {
+                return refused(format!(
+                    "{shown} is part of a Redis Cluster, which is not supported: name a server that \
+                     stands alone, or several with redlock://"
+                ));
+            }
+            Some("sentinel") => {
+                return refused(format!(
+                    "{shown} is a Sentinel, which is not supported: name the server itself"
+                ));
+            }
+            _ => {}
+        }
+        if self.info("role") == Some("slave") {
+            let primary = match (self.info("master_host"), self.info("master_port")) {
+                (Some(host), Some(port)) => format!("its primary, {host}:{port}"),
+                _ => "its primary".into(),
+            };
+            return refused(format!("{shown} is a replica and takes no locks: name {primary}"));
+        }
+        Ok(())
+    }
+
+    /// Whether a crash of the server keeps what it has granted.
+    pub fn synced(&self) -> bool {
+        let is = |(setting, wanted): &(&str, &str)| {
+            self.settings.get(setting).and_then(Option::as_deref) == Some(*wanted)
+        };
+        SETTINGS.iter().take(3).all(is)
+    }
+
+    /// Whether nobody could take over from this server.
+    pub fn alone(&self) -> bool {
+        self.replicas() == Some(0)
+    }
+
+    /// Whether locks here may guard against corruption.
+    pub fn correctness(&self) -> Correctness {
+        self.keeps(&LOCKS)
+    }
+
+    /// Whether the marks of a fence here outlive what may happen to the server.
+    pub fn keeps_marks(&self) -> Correctness {
+        self.keeps(&MARKS)
+    }
+
+    fn keeps(&self, stored: &Stored) -> Correctness {
+        let (mut why, mut lines, mut remedies) = (Vec::new(), Vec::new(), Vec::new());
+        let mut unread = false;
+        for ((setting, wanted), consequence) in SETTINGS.into_iter().zip(stored.consequences) {
+            match self.settings.get(setting).and_then(Option::as_deref) {
+                Some(value) if value == wanted => {}
+                Some(value) => {
+                    why.push(format!("{setting} is {value}, so {consequence}"));
+                    lines.push(format!("`{setting} {wanted}`"));
+                }
+                None => unread = true,
+            }
+        }
+        if unread || self.replicas().is_none() {
+            why.push(
+                "this user may not read its configuration, so nobody knows what it keeps".into(),
+            );
+            remedies.push("allow it: ACL SETUSER name +config|get +info".into());
+        }
+        if !lines.is_empty() {
+            remedies.push(format!("set {} in redis.conf, or by CONFIG SET", lines.join(", ")));
+        }
+        match self.replicas() {
+            Some(0) | None => {}
+            Some(count) => {
+                let (has, them) =
+                    if count == 1 { ("a replica", "it") } else { ("replicas", "one") };
+                why.push(format!(
+                    "it has {has}, and {them} could be promoted without the last {}",
+                    stored.last
+                ));
+                remedies.push("use a server without replicas".into());
+            }
+        }
+        if stored.by_clock && self.off > CLOCKS_AGREE {
+            why.push(format!("its clock is {} off ours", short(self.off)));
+            remedies.push("set both clocks right (NTP)".into());
+        }
+        if why.is_empty() {
+            return Correctness::Fit;
+        }
+        Correctness::Unfit { why: why.join("; "), remedy: remedies.join("; ") }
+    }
+
+    /// For `explain`: what decided.
+    pub fn lines(&self, jumps: u32) -> Vec<(&'static str, String)> {
+        let unread = || "not readable by this user".to_owned();
+        let version = self.info("redis_version").map_or_else(unread, |version| {
+            format!("Redis {version}, {}", self.info("redis_mode").unwrap_or("standalone"))
+        });
+        let mut lines = vec![("server", version)];
+        for (setting, _) in SETTINGS {
+            let value = self.settings.get(setting).cloned().flatten();
+            lines.push((setting, value.unwrap_or_else(unread)));
+        }
+        lines.push(("replicas", self.replicas().map_or_else(unread, |count| count.to_string())));
+        let clock = if self.off > CLOCKS_AGREE {
+            format!("{} off ours", short(self.off))
+        } else {
+            "within a second of ours".into()
+        };
+        let jumped = match jumps {
+            0 => String::new(),
+            1 => "; it jumped once since we connected".into(),
+            times => format!("; it jumped {times} times since we connected"),
+        };
+        lines.push(("clock", clock + &jumped));
+        lines
+    }
+}

@@ -1,0 +1,441 @@
+//! What lies in the object that carries a mark: the bytes, and what they mean.
+//!
+//! ```text
+//! fencepost-fence 1 envelope 00000312\n   format, shape (or "pointer"), length of the header with both its ends
+//! nonce <32 hex digits>\n                 random for each put
+//! name <lock name>\n                      the mark: these four lines, or none of them
+//! token <number>\n
+//! set_by <label>\n
+//! set_at <RFC 3339>\n
+//! sweeps <number>\n                       how often the data objects were swept (always 0 in an envelope)
+//! writes <16 hex digits each>\n           oldest first: the ids of the last writes, 256 at most
+//! reset <name>\t<from>\t<to>\t<at>\t<by>\t<why>\n   0 to 16 lines, oldest first; no token is "-"
+//! data none\n                             nothing was written, or it was removed
+//! data <length>\n                         envelope: the data follow the header
+//! data <length> <file>\n                  pointer: the data are the object KEY.data/<file>
+//! \n
+//! <length> bytes                          envelope only
+//! ```
+//!
+//! Names, labels and reasons have no control characters, so lines and tabs are safe. The nonce makes the bytes of
+//! every put differ: a store derives the `ETag` from the bytes, and a compare-and-set on it must not take a later state
+//! for an earlier one that looked the same.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use fencepost_base::Error;
+use fencepost_core::{Label, LockName};
+use object_store::PutPayload;
+
+use super::envelope::Envelope;
+use super::slot::random;
+use crate::contract::{Mark, Reset, checked_reset, token_in, token_text};
+
+const FORMAT: &str = "fencepost-fence ";
+const VERSION: &str = "1";
+/// How long the first line is at most.
+const FIRST_LINE: usize = 64;
+/// How many writes are remembered: a writer that does not know whether it is done looks for itself among them. One that
+/// sleeps while more are done than this can not be told.
+pub(super) const TRAIL: usize = 256;
+/// How many resets are remembered. The oldest goes when one more comes.
+pub(super) const RESETS: usize = 16;
+/// No header is longer: 16 resets of 2 kB at most, 4 kB of writes, 2 kB of the rest.
+pub(super) const HEADER_MAX: usize = 64 * 1024;
+/// The longest time, in bytes: RFC 3339 takes 24.
+const TIME_MAX: usize = 64;
+
+/// Where the data are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Envelope,
+    Pointer,
+}
+
+impl Shape {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Envelope => "envelope",
+            Self::Pointer => "pointer",
+        }
+    }
+
+    /// No object of this shape is longer.
+    pub(super) const fn most_bytes(self) -> u64 {
+        let data = match self {
+            Self::Envelope => Envelope::MAX_BYTES,
+            Self::Pointer => 0,
+        };
+        (HEADER_MAX + data) as u64
+    }
+}
+
+/// One write, told apart from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WriteId(pub(super) u64);
+
+impl WriteId {
+    pub(super) fn draw() -> Result<Self, Error> {
+        Ok(Self(u64::from_ne_bytes(random()?)))
+    }
+}
+
+/// The data, or where they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Data {
+    #[default]
+    None,
+    Here(Bytes),
+    There {
+        file: String,
+        length: u64,
+    },
+}
+
+/// All that the object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    pub(super) shape: Shape,
+    pub(super) mark: Option<Mark>,
+    pub(super) sweeps: u64,
+    pub(super) trail: Vec<WriteId>,
+    pub(super) resets: Vec<Reset>,
+    pub(super) data: Data,
+}
+
+/// Why bytes are no cell.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// Somebody else's.
+    Foreign,
+    /// A later version's.
+    Newer,
+    /// Ours, of the other shape.
+    Other(Shape),
+    /// Ours, and not as we write it.
+    Damaged(&'static str),
+}
+
+impl Cell {
+    pub(super) fn empty(shape: Shape) -> Self {
+        let (trail, resets) = (Vec::new(), Vec::new());
+        Self { shape, mark: None, sweeps: 0, trail, resets, data: Data::None }
+    }
+
+    /// The same with one more write, which brought these data.
+    pub(super) fn written(&self, id: WriteId, data: Data) -> Self {
+        let mut next = self.clone();
+        next.trail.push(id);
+        next.trail.drain(..next.trail.len().saturating_sub(TRAIL));
+        next.data = data;
+        next
+    }
+
+    pub(super) fn encode(&self, nonce: u128) -> PutPayload {
+        let mut lines = String::with_capacity(1024);
+        // A `String` takes what is written to it.
+        let _ = writeln!(lines, "nonce {nonce:032x}");
+        if let Some(Mark { name, token, set_by, set_at }) = &self.mark {
+            let _ = write!(lines, "name {name}\ntoken {token}\nset_by {set_by}\nset_at {set_at}\n");
+        }
+        let _ = writeln!(lines, "sweeps {}", self.sweeps);
+        lines.push_str("writes ");
+        for WriteId(id) in &self.trail {
+            let _ = write!(lines, "{id:016x}");
+        }
+        lines.push('\n');
+        for Reset { name, from, to, by, why, at } in &self.resets {
+            let (from, to) = (token_text(*from), token_text(*to));
+            let _ = writeln!(lines, "reset {name}\t{from}\t{to}\t{at}\t{by}\t{why}");
+        }
+        let body = match &self.data {
+            Data::None => {
+                lines.push_str("data none\n\n");
+                None
+            }
+            Data::Here(bytes) => {
+                let _ = write!(lines, "data {}\n\n", bytes.len());
+                Some(bytes.clone())
+            }
+            Data::There { file, length } => {
+                let _ = write!(lines, "data {length} {file}\n\n");
+                None
+            }
+        };
+        let first = format!("{FORMAT}{VERSION} {} ", self.shape.word());
+        // Eight digits and the end of the line.
+        let length = first.len() + 9 + lines.len();
+        let header = Bytes::from(format!("{first}{length:08}\n{lines}"));
+        [header].into_iter().chain(body).collect()
+    }
+
+    /// Reads a whole object of this shape.
+    pub(super) fn decode(shape: Shape, bytes: &Bytes) -> Result<Self, Unfit> {
+        let (mut cell, header, length) = Self::decode_header(bytes)?;
+        if cell.shape != shape {
+            return Err(Unfit::Other(cell.shape));
+        }
+        let body = bytes.slice(header..);
+        if body.len() as u64 != length {
+            return Err(Unfit::Damaged("its length"));
+        }
+        if let Data::Here(data) = &mut cell.data {
+            *data = body;
+        }
+        Ok(cell)
+    }
+
+    /// Reads the header alone: the cell without its data, how long the header is, and how much must follow it.
+    pub(super) fn decode_header(bytes: &[u8]) -> Result<(Self, usize, u64), Unfit> {
+        let Some(rest) = bytes.strip_prefix(FORMAT.as_bytes()) else { return Err(Unfit::Foreign) };
+        let damaged = Unfit::Damaged;
+        let end = rest.iter().take(FIRST_LINE).position(|byte| *byte == b'\n');
+        let first = end.and_then(|end| std::str::from_utf8(&rest[..end]).ok());
+        let mut words = first.ok_or(damaged("its first line"))?.split(' ');
+        if words.next() != Some(VERSION) {
+            return Err(Unfit::Newer);
+        }
+        let shape = match words.next() {
+            Some("envelope") => Shape::Envelope,
+            Some("pointer") => Shape::Pointer,
+            _ => return Err(damaged("its shape")),
+        };
+        let length = words.next().and_then(|word| word.parse::<usize>().ok());
+        let length = length.filter(|length| *length <= HEADER_MAX);
+        let header = length.and_then(|length| bytes.get(..length));
+        let header = header.and_then(|header| std::str::from_utf8(header).ok());
+        let header = header.ok_or(damaged("the length of its header"))?;
+        // What is read here is printed in errors.
+        if header.chars().any(|c| c.is_control() && c != '\n' && c != '\t') {
+            return Err(damaged("control characters in its header"));
+        }
+        let mut lines = Lines(header.strip_suffix("\n\n").ok_or(damaged("its header's end"))?);
+        lines.next();
+        lines.take("nonce ").ok_or(damaged("its nonce"))?;
+        let mut cell = Self::empty(shape);
+        if let Some(name) = lines.take("name ") {
+            cell.mark = Some(mark(name, &mut lines).ok_or(damaged("its mark"))?);
+        }
+        let sweeps = lines.take("sweeps ").and_then(|number| number.parse().ok());
+        cell.sweeps = sweeps.ok_or(damaged("its count of sweeps"))?;
+        cell.trail = lines.take("writes ").and_then(trail).ok_or(damaged("its writes"))?;
+        while let Some(line) = lines.take("reset ") {
+            let one = reset(line).filter(|_| cell.resets.len() < RESETS);
+            cell.resets.push(one.ok_or(damaged("the record of a reset"))?);
+        }
+        let (data, body) = lines
+            .take("data ")
+            .and_then(|words| data(shape, words))
+            .filter(|_| lines.0.is_empty())
+            .ok_or(damaged("where its data are"))?;
+        cell.data = data;
+        Ok((cell, header.len(), body))
+    }
+}
+
+/// The lines that were not read yet.
+struct Lines<'a>(&'a str);
+
+impl<'a> Lines<'a> {
+    fn next(&mut self) -> &'a str {
+        let (line, rest) = self.0.split_once('\n').unwrap_or((self.0, ""));
+        self.0 = rest;
+        line
+    }
+
+    /// What follows `word`, if the next line begins with it.
+    fn take(&mut self, word: &str) -> Option<&'a str> {
+        if !self.0.starts_with(word) {
+            return None;
+        }
+        self.next().strip_prefix(word)
+    }
+}
+
+fn mark(name: &str, lines: &mut Lines<'_>) -> Option<Mark> {
+    Some(Mark {
+        name: LockName::new(name).ok()?,
+        token: lines.take("token ")?.parse().ok()?,
+        set_by: Label::new(lines.take("set_by ")?).ok()?.to_string(),
+        set_at: time(lines.take("set_at ")?)?,
+    })
+}
+
+/// A time, of which nothing is asked but that it can be printed.
+fn time(text: &str) -> Option<String> {
+    (text.len() <= TIME_MAX && !text.contains(char::is_control)).then(|| text.to_owned())
+}
+
+fn trail(ids: &str) -> Option<Vec<WriteId>> {
+    let (ids, rest) = ids.as_bytes().as_chunks::<16>();
+    let id = |digits: &[u8; 16]| {
+        let hex = digits.iter().all(u8::is_ascii_hexdigit);
+        let digits = std::str::from_utf8(digits).ok().filter(|_| hex)?;
+        u64::from_str_radix(digits, 16).ok().map(WriteId)
+    };
+    (rest.is_empty() && ids.len() <= TRAIL).then(|| ids.iter().map(id).collect())?
+}
+
+fn reset(line: &str) -> Option<Reset> {
+    let mut fields = line.split('\t');
+    let name = LockName::new(fields.next()?).ok()?;
+    let (from, to) = (token_in(fields.next()?).ok()?, token_in(fields.next()?).ok()?);
+    let (at, by, why) = (fields.next()?, fields.next()?, fields.next()?);
+    checked_reset(by, why).ok()?;
+    let (at, by, why) = (time(at)?, by.to_owned(), why.to_owned());
+    fields.next().is_none().then_some(Reset { name, from, to, by, why, at })
+}
+
+/// The data that a header tells of, and how many bytes of it follow the header.
+fn data(shape: Shape, words: &str) -> Option<(Data, u64)> {
+    if words == "none" {
+        return Some((Data::None, 0));
+    }
+    match (shape, words.split_once(' ')) {
+        (Shape::Envelope, None) => Some((Data::Here(Bytes::new()), words.parse().ok()?)),
+        (Shape::Pointer, Some((length, file))) => {
+            let length = length.parse().ok()?;
+            // It becomes a part of a path.
+            let plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            (plain && !file.is_empty()).then(|| (Data::There { file: file.to_owned(), length }, 0))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencepost_core::Token;
+
+    use super::*;
+
+    fn bytes_of(cell: &Cell, nonce: u128) -> Bytes {
+        cell.encode(nonce).into()
+    }
+
+    fn full(shape: Shape, data: Data) -> Cell {
+        let name = LockName::new("invoice/42 ü").unwrap();
+        let token = Token::new(Token::MAX).unwrap();
+        let (set_by, set_at) = ("web 1:7".to_owned(), "2026-01-01T00:00:00.000Z".to_owned());
+        let reset = Reset {
+            name: name.clone(),
+            from: Some(token),
+            to: None,
+            by: "ada".into(),
+            why: "the store was restored".into(),
+            at: set_at.clone(),
+        };
+        let trail = (0..TRAIL as u64).map(WriteId).collect();
+        let mark = Some(Mark { name, token, set_by, set_at });
+        Cell { shape, mark, sweeps: 3, trail, resets: vec![reset; RESETS], data }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let there = Data::There { file: "33-00ff".into(), length: 1 << 40 };
+        for cell in [
+            Cell::empty(Shape::Envelope),
+            Cell::empty(Shape::Pointer),
+            full(Shape::Envelope, Data::Here(Bytes::from_static(b"\n\nfencepost-fence 1\0\xff"))),
+            full(Shape::Envelope, Data::Here(Bytes::new())),
+            full(Shape::Pointer, there),
+        ] {
+            let bytes = bytes_of(&cell, 7);
+            assert_eq!(Cell::decode(cell.shape, &bytes), Ok(cell.clone()));
+            assert_ne!(bytes, bytes_of(&cell, 8), "the nonce makes a difference");
+        }
+    }
+
+    #[test]
+    fn the_longest_header_fits() {
+        let mut cell = full(Shape::Envelope, Data::None);
+        for reset in &mut cell.resets {
+            reset.name = LockName::new(&"x".repeat(LockName::MAX_BYTES)).unwrap();
+            (reset.by, reset.why) = ("y".repeat(256), "z".repeat(1024));
+        }
+        let bytes = bytes_of(&cell, 0);
+        assert!(bytes.len() < HEADER_MAX);
+        assert_eq!(Cell::decode(Shape::Envelope, &bytes), Ok(cell));
+    }
+
+    #[test]
+    fn the_trail_does_not_grow() {
+        let mut cell = Cell::empty(Shape::Envelope);
+        for id in 0..1000 {
+            cell = cell.written(WriteId(id), Data::None);
+        }
+        assert_eq!(cell.trail.len(), TRAIL);
+        assert_eq!(cell.trail.last(), Some(&WriteId(999)));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_told_apart() {
+        let envelope = |text: &'static str| {
+            Cell::decode(Shape::Envelope, &Bytes::from_static(text.as_bytes())).unwrap_err()
+        };
+        assert_eq!(envelope(""), Unfit::Foreign);
+        assert_eq!(envelope("{\"sum\": 1}"), Unfit::Foreign);
+        assert_eq!(envelope("fencepost-fence 2 crate 1\n"), Unfit::Newer);
+        let pointer = bytes_of(&Cell::empty(Shape::Pointer), 0);
+        assert_eq!(Cell::decode(Shape::Envelope, &pointer), Err(Unfit::Other(Shape::Pointer)));
+    }
+
+    /// The object with the length in its first line made right: it was `length` long before it was changed.
+    fn resized(text: &str, length: usize) -> String {
+        let header: usize = text[27..35].parse().unwrap();
+        format!("{}{:08}{}", &text[..27], header + text.len() - length, &text[35..])
+    }
+
+    /// More than we ever keep is not ours, and would be kept by all who come after.
+    #[test]
+    fn lists_have_an_end() {
+        let mut cell = full(Shape::Envelope, Data::None);
+        cell.trail.push(WriteId(1));
+        let decoded = Cell::decode(Shape::Envelope, &bytes_of(&cell, 0));
+        assert_eq!(decoded, Err(Unfit::Damaged("its writes")));
+        let mut cell = full(Shape::Envelope, Data::None);
+        cell.resets.push(cell.resets[0].clone());
+        let decoded = Cell::decode(Shape::Envelope, &bytes_of(&cell, 0));
+        assert_eq!(decoded, Err(Unfit::Damaged("the record of a reset")));
+    }
+
+    /// Whatever the bytes are, reading them ends, and does not panic; and what was cut off or changed in length is
+    /// never taken for whole.
+    #[test]
+    fn damage_is_refused() {
+        let mut cell = full(Shape::Envelope, Data::Here(Bytes::from_static(b"12345")));
+        cell.trail.truncate(3);
+        cell.resets.truncate(2);
+        let whole = bytes_of(&cell, 5);
+        for end in 0..whole.len() {
+            assert!(Cell::decode(Shape::Envelope, &whole.slice(..end)).is_err(), "cut at {end}");
+        }
+        let longer = [&whole[..], b"6"].concat().into();
+        assert_eq!(Cell::decode(Shape::Envelope, &longer), Err(Unfit::Damaged("its length")));
+        for place in 0..whole.len() {
+            for byte in [0, b'\n', b' ', b'9', 0xff] {
+                let mut changed = whole.to_vec();
+                changed[place] = byte;
+                let _ = Cell::decode(Shape::Envelope, &changed.into());
+            }
+        }
+        let escape = String::from_utf8(whole.to_vec()).unwrap().replacen("web 1", "web\u{1b}1", 1);
+        assert!(Cell::decode(Shape::Envelope, &escape.into()).is_err());
+        let text = String::from_utf8(whole.to_vec()).unwrap();
+        for (from, to) in [
+            ("set_by web 1:7", "set_by "),
+            ("set_by web 1:7", "set_by web\t1:7"),
+            ("00.000Z\nsweeps", "00.000\tZ\nsweeps"),
+            ("\tada\t", "\t\t"),
+            ("\tthe store was restored\n", "\t \n"),
+        ] {
+            assert!(text.contains(from), "{from}");
+            let text = resized(&text.replacen(from, to, 1), whole.len());
+            assert!(Cell::decode(Shape::Envelope, &text.into()).is_err(), "{to:?}");
+        }
+        for bad in ["5 ../x", "5 ", "x 33-00ff", "5", "-1 33-00ff"] {
+            assert_eq!(data(Shape::Pointer, bad), None, "{bad}");
+        }
+    }
+}

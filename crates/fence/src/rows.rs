@@ -1,0 +1,226 @@
+//! A row that guards itself: the names of its table and columns, and the statement that writes it on a
+//! condition. The names go into the SQL text, so they are quoted; values never do. [`cas`](super::cas) and
+//! [`column`](super::column) say what the outcome means.
+
+use fencepost_base::{Error, Result};
+
+/// Which column of which table finds a row, and which one is compared before it is written.
+///
+/// The names are used as they stand, upper and lower case included. A table in a schema is
+/// `Row { table: "shop.orders", .. }`: a dot parts the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row<'a> {
+    /// The table.
+    pub table: &'a str,
+    /// The column that finds the row: the primary key, or another that is unique.
+    pub key: &'a str,
+    /// The column that is compared: the version, or the fence.
+    pub guard: &'a str,
+}
+
+/// How a database writes the n-th parameter: `?1` or `$1`.
+#[derive(Clone, Copy)]
+pub(crate) enum Dialect {
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
+}
+
+impl Dialect {
+    fn parameter(self, number: usize) -> String {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => format!("?{number}"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("${number}"),
+        }
+    }
+
+    /// A parameter that is a whole number, whatever it is compared with.
+    fn number(self, number: usize) -> String {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => format!("?{number}"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("${number}::bigint"),
+        }
+    }
+}
+
+/// What the guard column must be, and what it becomes.
+#[derive(Clone, Copy)]
+pub(crate) enum Condition {
+    /// Equal to the second parameter; one more afterwards.
+    SameVersion,
+    /// Not above the second parameter, which it becomes. NULL is below all.
+    NotAbove,
+}
+
+/// What became of a write on a condition.
+#[derive(Clone, Copy)]
+pub(crate) enum Outcome {
+    /// It was made, and the guard column is this now.
+    Written(i64),
+    /// It was not made: the guard column is this.
+    Kept(Option<i64>),
+    /// There is no such row.
+    NoRow,
+}
+
+impl Row<'_> {
+    /// The update of the columns `set`, on the condition. Parameters: the key, the value to compare with, then
+    /// the values to write. It returns the guard column of the row that it wrote.
+    fn update(&self, set: &[&str], condition: Condition, dialect: Dialect) -> Result<String> {
+        let table = quoted_table(self.table)?;
+        let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
+        let (first, seen) = (dialect.parameter(1), dialect.number(2));
+        // With a table before it, SQLite can not take an unknown column for a piece of text.
+        let (becomes, holds) = match condition {
+            Condition::SameVersion => {
+                (format!("guarded.{guard} + 1"), format!("guarded.{guard} = {seen}"))
+            }
+            Condition::NotAbove => {
+                (seen.clone(), format!("coalesce(guarded.{guard}, 0) <= {seen}"))
+            }
+        };
+        let mut changes = vec![format!("{guard} = {becomes}")];
+        for (place, name) in set.iter().enumerate() {
+            // To SQLite upper and lower case are the same.
+            if name.eq_ignore_ascii_case(self.guard) {
+                return Err(Error::invalid(format!(
+                    "column \"{name}\" guards the row and is written with it: leave it out"
+                )));
+            }
+            let (column, value) = (quoted("column", name)?, dialect.parameter(place + 3));
+            changes.push(format!("{column} = {value}"));
+        }
+        let changes = changes.join(", ");
+        Ok(format!(
+            "UPDATE {table} AS guarded SET {changes} WHERE guarded.{key} = {first} AND {holds} \
+             RETURNING CAST({guard} AS bigint)"
+        ))
+    }
+
+    /// Reads the guard column. Parameter: the key.
+    fn select(&self, dialect: Dialect) -> Result<String> {
+        let table = quoted_table(self.table)?;
+        let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
+        let first = dialect.parameter(1);
+        Ok(format!(
+            "SELECT CAST(guarded.{guard} AS bigint) FROM {table} AS guarded WHERE guarded.{key} = {first}"
+        ))
+    }
+
+    /// The error of a row whose guard column holds nothing to compare with.
+    pub(crate) fn has_null(&self) -> Error {
+        let Self { table, guard, .. } = self;
+        Error::invalid(format!(
+            "the row's column \"{guard}\" in {table} is NULL, which compares with nothing: declare it \
+             NOT NULL DEFAULT 0"
+        ))
+    }
+}
+
+/// A table's name, with its schema if it has one.
+pub(crate) fn quoted_table(name: &str) -> Result<String> {
+    let parts: Result<Vec<_>> = name.split('.').map(|part| quoted("table", part)).collect();
+    match parts?.as_slice() {
+        [table] => Ok(table.clone()),
+        [schema, table] => Ok(format!("{schema}.{table}")),
+        _ => Err(Error::invalid(format!(
+            "the table \"{}\" has more than one dot: write TABLE or SCHEMA.TABLE",
+            name.escape_debug()
+        ))),
+    }
+}
+
+fn quoted(what: &str, name: &str) -> Result<String> {
+    if name.is_empty() {
+        return Err(Error::invalid(format!("the name of the {what} is empty")));
+    }
+    if let Some(bad) = name.chars().find(|c| c.is_control()) {
+        return Err(Error::invalid(format!(
+            "the {what} \"{}\" contains the control character U+{:04X}: remove it",
+            name.escape_debug(),
+            u32::from(bad)
+        )));
+    }
+    Ok(format!("\"{}\"", name.replace('"', "\"\"")))
+}
+
+/// On rusqlite.
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite {
+    use fencepost_base::Result;
+    use rusqlite::{Connection, OptionalExtension as _, Rows, ToSql};
+
+    use super::{Condition, Dialect, Outcome, Row};
+    use crate::sqlite::explain;
+
+    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    pub(crate) fn write(
+        connection: &Connection,
+        row: &Row<'_>,
+        key: &dyn ToSql,
+        (condition, seen): (Condition, i64),
+        set: &[(&str, &dyn ToSql)],
+    ) -> Result<Outcome> {
+        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
+        let update = row.update(&columns, condition, Dialect::Sqlite)?;
+        let mut values: Vec<&dyn ToSql> = vec![key, &seen];
+        values.extend(set.iter().map(|(_, value)| *value));
+        let written = connection
+            .prepare_cached(&update)
+            .and_then(|mut update| first_of_all(update.query(&*values)?))
+            .map_err(|error| explain(&error))?;
+        if let Some(guard) = written {
+            return Ok(Outcome::Written(guard));
+        }
+        let found = connection
+            .prepare_cached(&row.select(Dialect::Sqlite)?)
+            .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
+            .map_err(|error| explain(&error))?;
+        Ok(found.map_or(Outcome::NoRow, Outcome::Kept))
+    }
+
+    /// The number in the first row. All rows are taken: where each statement is a transaction of its own, it is the
+    /// step behind the last row that commits, and says if it could not.
+    fn first_of_all(mut rows: Rows<'_>) -> rusqlite::Result<Option<i64>> {
+        let first = rows.next()?.map(|row| row.get(0)).transpose()?;
+        while rows.next()?.is_some() {}
+        Ok(first)
+    }
+}
+
+/// On tokio-postgres.
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres {
+    use fencepost_base::Result;
+    use tokio_postgres::GenericClient;
+    use tokio_postgres::types::ToSql;
+
+    use super::{Condition, Dialect, Outcome, Row};
+    use crate::postgres::explain;
+
+    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    pub(crate) async fn write(
+        client: &impl GenericClient,
+        row: &Row<'_>,
+        key: &(dyn ToSql + Sync),
+        (condition, seen): (Condition, i64),
+        set: &[(&str, &(dyn ToSql + Sync))],
+    ) -> Result<Outcome> {
+        let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
+        let update = row.update(&columns, condition, Dialect::Postgres)?;
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &seen];
+        values.extend(set.iter().map(|(_, value)| *value));
+        let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
+        if let Some(written) = written {
+            return Ok(Outcome::Written(written.get(0)));
+        }
+        let select = row.select(Dialect::Postgres)?;
+        let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
+        Ok(found.map_or(Outcome::NoRow, |found| Outcome::Kept(found.get(0))))
+    }
+}

@@ -1,0 +1,281 @@
+//! The fence in a SQLite database, for rusqlite.
+//!
+//! ```
+//! use fencepost::{LockName, Token, fences};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let mut connection = fencepost::rusqlite::Connection::open_in_memory()?;
+//! # connection.execute_batch("CREATE TABLE invoice (id INTEGER, sum INTEGER)")?;
+//! # let (name, token) = (LockName::new("invoice/42")?, Token::new(33)?);
+//! // `name` is the lock's, `token` is `guard.token()`.
+//! let tx = fences::sqlite::begin(&mut connection, &name, token)?;
+//! tx.execute("UPDATE invoice SET sum = sum + 1 WHERE id = 42", [])?;
+//! tx.commit()?; // a later holder can only have entered before `begin` or after this
+//! # Ok(()) }
+//! ```
+//!
+//! The marks are two tables in the `main` database of the connection:
+//!
+//! ```text
+//! fencepost_marks    name, token, set_by, set_at           one row per lock name
+//! fencepost_resets   name, from_token, to_token, why, ...  one row per reset, never changed
+//! ```
+//!
+//! `enter` makes them if they are not there. Data in an attached database is fenced too, but a crash can tear a
+//! commit over several files apart when they use WAL: keep both in one file.
+
+use fencepost_base::label::default_label;
+use fencepost_base::{Error, Result};
+use fencepost_core::{Label, LockName, Token};
+use rusqlite::types::Type;
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, ffi, params_from_iter};
+
+use super::contract::{Mark, Reset, checked_reset};
+
+/// Checked by the database too, for the sake of programs that write the tables without this library.
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS main.fencepost_marks (
+        name TEXT PRIMARY KEY CHECK (
+            length(name) BETWEEN 1 AND 512 AND instr(name, char(0)) = 0
+            AND name NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
+        token INTEGER NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991),
+        set_by TEXT NOT NULL,
+        set_at TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS main.fencepost_resets (
+        number INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        from_token INTEGER,
+        to_token INTEGER,
+        by TEXT NOT NULL,
+        why TEXT NOT NULL,
+        at TEXT NOT NULL
+    ) STRICT;
+";
+
+/// The upsert writes for an equal token too: so the transaction has the write lock from here on, however it
+/// began. It writes no row for a lower one.
+const ENTER: &str = "
+    INSERT INTO main.fencepost_marks AS mark (name, token, set_by, set_at)
+    VALUES (?1, ?2, ?3, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+    ON CONFLICT (name) DO UPDATE SET
+        set_by = CASE WHEN excluded.token > mark.token THEN excluded.set_by ELSE mark.set_by END,
+        set_at = CASE WHEN excluded.token > mark.token THEN excluded.set_at ELSE mark.set_at END,
+        token = excluded.token
+    WHERE excluded.token >= mark.token";
+
+const MARK: &str = "SELECT name, token, set_by, set_at FROM main.fencepost_marks WHERE name = ?1";
+
+const SHOW: &str = "SELECT name, token, set_by, set_at FROM main.fencepost_marks ORDER BY name";
+
+const AUDIT: &str = "
+    SELECT name, from_token, to_token, by, why, at FROM main.fencepost_resets
+    WHERE name = ?1 OR ?1 IS NULL ORDER BY number";
+
+/// Makes the tables that are not there yet.
+pub fn install(connection: &Connection) -> Result<()> {
+    connection.execute_batch(TABLES).map_err(|error| explain(&error))?;
+    // A table of this name may be somebody else's.
+    let ours = [SHOW, AUDIT].iter().try_for_each(|ask| connection.prepare(ask).map(|_| ()));
+    ours.map_err(|error| {
+        Error::refused(
+            "fencepost_marks or fencepost_resets is a table of another program's: rename it",
+        )
+        .because(error)
+    })
+}
+
+/// Whether the tables are there.
+pub fn is_installed(connection: &Connection) -> Result<bool> {
+    let ask = "SELECT count(*) = 2 FROM main.sqlite_schema
+               WHERE name IN ('fencepost_marks', 'fencepost_resets')";
+    connection.query_row(ask, [], |row| row.get(0)).map_err(|error| explain(&error))
+}
+
+/// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
+/// each transaction of the holder, those that only read included.
+///
+/// On an error roll back: what else the transaction did is not fenced.
+pub fn enter(tx: &Transaction<'_>, name: &LockName, token: Token) -> Result<()> {
+    enter_as(tx, name, token, &default_label()?)
+}
+
+/// [`enter`], with what a person shall read as the one who entered.
+pub fn enter_as(tx: &Transaction<'_>, name: &LockName, token: Token, who: &Label) -> Result<()> {
+    let values = (name.as_str(), number(token), who.as_str());
+    let raised = match tx.prepare_cached(ENTER).and_then(|mut enter| enter.execute(values)) {
+        Err(error) if lacks_tables(&error) => {
+            install(tx)?;
+            tx.prepare_cached(ENTER).and_then(|mut enter| enter.execute(values))
+        }
+        done => done,
+    };
+    if raised.map_err(|error| explain(&error))? == 1 {
+        return Ok(());
+    }
+    match mark(tx, name)? {
+        Some(mark) => Err(mark.refuses(token)),
+        None => Err(Error::unreachable(format!("the mark of \"{name}\" can not be read back"))),
+    }
+}
+
+/// A transaction that has the write lock and has entered.
+pub fn begin<'c>(
+    connection: &'c mut Connection,
+    name: &LockName,
+    token: Token,
+) -> Result<Transaction<'c>> {
+    let tx = connection
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .map_err(|error| explain(&error))?;
+    enter(&tx, name, token)?;
+    Ok(tx)
+}
+
+/// The mark of `name`, if anybody has entered.
+pub fn mark(connection: &Connection, name: &LockName) -> Result<Option<Mark>> {
+    Ok(show(connection, Some(name))?.pop())
+}
+
+/// The mark of `name`, or all of them.
+pub fn show(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Mark>> {
+    read(connection, name).or_else(|error| nothing_without_tables(&error))
+}
+
+/// Sets the mark of `name` to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
+///
+/// A mark that is lowered or forgotten lets holders in that it had kept out: see that none is left.
+pub fn reset(
+    connection: &mut Connection,
+    name: &LockName,
+    to: Option<Token>,
+    by: &str,
+    why: &str,
+) -> Result<Option<Mark>> {
+    checked_reset(by, why)?;
+    (|| {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        tx.execute_batch(TABLES)?;
+        let old = read(&tx, Some(name))?.pop();
+        if old.is_none() && to.is_none() {
+            return Ok(None);
+        }
+        tx.execute("DELETE FROM main.fencepost_marks WHERE name = ?", [name.as_str()])?;
+        if let Some(to) = to {
+            tx.execute(ENTER, (name.as_str(), number(to), by))?;
+        }
+        tx.execute(
+            "INSERT INTO main.fencepost_resets (name, from_token, to_token, by, why, at)
+             VALUES (?, ?, ?, ?, ?, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
+            (name.as_str(), old.as_ref().map(|mark| number(mark.token)), to.map(number), by, why),
+        )?;
+        tx.commit()?;
+        Ok(old)
+    })()
+    .map_err(|error| explain(&error))
+}
+
+/// The records of resets, oldest first: those of `name`, or all.
+pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Reset>> {
+    let read = || -> rusqlite::Result<Vec<Reset>> {
+        connection
+            .prepare(AUDIT)?
+            .query_map([name.map(LockName::as_str)], |row| {
+                Ok(Reset {
+                    name: name_in(row)?,
+                    from: row
+                        .get::<_, Option<i64>>(1)?
+                        .map(|token| token_in(1, token))
+                        .transpose()?,
+                    to: row
+                        .get::<_, Option<i64>>(2)?
+                        .map(|token| token_in(2, token))
+                        .transpose()?,
+                    by: row.get(3)?,
+                    why: row.get(4)?,
+                    at: row.get(5)?,
+                })
+            })?
+            .collect()
+    };
+    read().or_else(|error| nothing_without_tables(&error))
+}
+
+fn read(connection: &Connection, name: Option<&LockName>) -> rusqlite::Result<Vec<Mark>> {
+    // By name it is one step down the table, and not a walk over all of it.
+    let mut select = connection.prepare_cached(if name.is_some() { MARK } else { SHOW })?;
+    let rows = select.query(params_from_iter(name.map(LockName::as_str)))?;
+    rows.mapped(|row| {
+        Ok(Mark {
+            name: name_in(row)?,
+            token: token_in(1, row.get(1)?)?,
+            set_by: row.get(2)?,
+            set_at: row.get(3)?,
+        })
+    })
+    .collect()
+}
+
+fn number(token: Token) -> i64 {
+    token.get().cast_signed()
+}
+
+fn name_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<LockName> {
+    let text: String = row.get(0)?;
+    LockName::new(&text)
+        .map_err(|bad| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(bad)))
+}
+
+fn token_in(column: usize, number: i64) -> rusqlite::Result<Token> {
+    Token::new(number.max(0).cast_unsigned()).map_err(|bad| {
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(bad))
+    })
+}
+
+fn lacks_tables(error: &rusqlite::Error) -> bool {
+    // SQLite has no code of its own for it.
+    error.to_string().contains("no such table: main.fencepost_")
+}
+
+fn nothing_without_tables<T>(error: &rusqlite::Error) -> Result<Vec<T>> {
+    if lacks_tables(error) { Ok(Vec::new()) } else { Err(explain(error)) }
+}
+
+/// What an error of SQLite means to the user of a fence.
+#[must_use]
+pub fn explain(error: &rusqlite::Error) -> Error {
+    let (failure, text) = match error {
+        rusqlite::Error::SqliteFailure(failure, Some(text)) => (Some(failure), text.clone()),
+        rusqlite::Error::SqliteFailure(failure, None) => (Some(failure), failure.to_string()),
+        // Its own text would repeat the whole statement.
+        rusqlite::Error::SqlInputError { error, msg, .. } => (Some(error), msg.clone()),
+        other => (None, other.to_string()),
+    };
+    let found = match failure {
+        Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::invalid(
+            "this transaction read before it entered, and another has written since: roll back, \
+             and enter first in the transaction",
+        ),
+        Some(found) => match found.code {
+            ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => Error::unreachable(
+                "the database is busy: another connection is writing; set a busy_timeout, or try \
+                 the transaction again",
+            ),
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen => {
+                Error::refused(
+                    "the database can not be written, and to enter is to write: open it for \
+                     writing, see its permissions",
+                )
+            }
+            ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt => {
+                Error::refused("the database is damaged or no SQLite file: restore it")
+            }
+            ErrorCode::DiskFull => {
+                Error::unreachable("the database can not grow: free some disk space")
+            }
+            ErrorCode::Unknown => Error::invalid("the database does not take this statement"),
+            _ => Error::unreachable("the database can not be used"),
+        },
+        None => Error::refused("the tables of the fence hold what fencepost did not write"),
+    };
+    found.because(text)
+}
