@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fencepost::{Error, Result};
+use fencepost_base::{Error, Result};
 
 use crate::pattern::Pattern;
 use crate::status::StatusList;

@@ -3,7 +3,7 @@
 //! What must hold: as many connections as are accepted can be served. Without files the proxy could reach no upstream and
 //! keep no body, and would refuse those it has already taken in.
 
-use fencepost::{Error, Result};
+use fencepost_base::{Error, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What the proxy itself needs: listeners, marks, log, threads.

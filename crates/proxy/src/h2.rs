@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use fencepost::clock::{BootClock, Clock as _};
+use fencepost_base::clock::{BootClock, Clock as _};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
@@ -19,6 +19,7 @@ use hyper::http::{HeaderName, HeaderValue, StatusCode, header};
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use streams::{Look, Stream, Streams};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch::Receiver;
 use tokio::sync::{Semaphore, mpsc};
@@ -33,7 +34,6 @@ use crate::rules::path_of;
 use crate::spool::Spool;
 use crate::time::{Late, Watch, now, told};
 use crate::upstream::Pool;
-use streams::{Look, Stream, Streams};
 
 /// What a client begins an HTTP/2 connection with.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fencepost::clock::stamp;
-use fencepost::{Error, LockName, Moment, Result, Token};
+use fencepost_base::clock::stamp;
+use fencepost_base::{Error, Result};
+use fencepost_core::{LockName, Moment, Token};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::AccessLog;

@@ -1,7 +1,7 @@
 //! The marks of the proxy: the highest token per lock name that has entered, on disk before anybody acts on it.
 //!
 //! ```text
-//! DIR/marks.db     fencepost_marks, fencepost_resets   as in fencepost::fences::sqlite
+//! DIR/marks.db     fencepost_marks, fencepost_resets   as in fencepost_fence::sqlite
 //!                  fencepost_proxy                     one row: whether the last run left requests at the upstream
 //! DIR/marks.lock   held (flock) by the one proxy that uses the directory
 //! ```
@@ -24,14 +24,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use fencepost::fences::Mark;
-use fencepost::{Error, LockName, Result, Token};
+use fencepost_base::{Error, Result};
+use fencepost_core::{LockName, Token};
+use fencepost_fence::Mark;
+use known::Known;
 use parking_lot::{Condvar, Mutex};
+use store::Store;
 use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
-use known::Known;
-use store::Store;
 
 /// What `enter` can say.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use fencepost::{Error, LockName, Result};
+use fencepost_base::{Error, Result};
+use fencepost_core::LockName;
 
 /// One pattern, as the operator wrote it.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! What is answered instead of what was asked for: `application/problem+json` (RFC 9457).
 
-use fencepost::fences::Mark;
-use fencepost::{LockName, Token};
+use fencepost_core::{LockName, Token};
+use fencepost_fence::Mark;
 use serde_json::{Map, Value};
 
 use crate::metrics::Outcome;

@@ -1,6 +1,6 @@
 //! What a request is, by its head alone: passed on as it is, fenced, or refused.
 
-use fencepost::{Label, LockName, Token};
+use fencepost_core::{Label, LockName, Token};
 
 use crate::config::Config;
 use crate::message::head::Request;
@@ -101,7 +101,7 @@ impl Rules {
     fn name(&self, head: &Request, path: &str) -> Result<LockName, Problem> {
         let segments = segments(path)
             .map_err(|why| Problem::bad_path(format!("the path {path} is refused: {why}")))?;
-        let invalid = |error: fencepost::Error| Problem::bad_request(error.to_string());
+        let invalid = |error: fencepost_base::Error| Problem::bad_request(error.to_string());
         let by_path = self.patterns.iter().find_map(|pattern| pattern.name(&segments));
         let by_path = by_path.transpose().map_err(invalid)?;
         let by_header = match &self.name_header {

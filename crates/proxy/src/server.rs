@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use fencepost::clock::{BootClock, Clock as _};
-use fencepost::{Error, Result};
+use fencepost_base::clock::{BootClock, Clock as _};
+use fencepost_base::{Error, Result};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::TcpStream;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use fencepost::{Error, Result};
+use fencepost_base::{Error, Result};
 
 /// Status codes of final responses.
 const FINAL: RangeInclusive<u16> = 200..=599;

@@ -4,9 +4,9 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::{Poll, Waker};
 
-use fencepost::Moment;
-use fencepost::backend::BoxFuture;
-use fencepost::clock::{BootClock, Clock as _};
+use fencepost_base::BoxFuture;
+use fencepost_base::clock::{BootClock, Clock as _};
+use fencepost_core::Moment;
 use tokio::sync::watch::Receiver;
 
 /// The time limit was reached.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fencepost::{Error, Result};
+use fencepost_base::{Error, Result};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;

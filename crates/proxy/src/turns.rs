@@ -14,8 +14,8 @@ use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost::clock::{BootClock, Clock as _};
-use fencepost::{LockName, Moment};
+use fencepost_base::clock::{BootClock, Clock as _};
+use fencepost_core::{LockName, Moment};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 

@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use common::service::Manner;
 use common::{Reply, Scene, Service, call, intermediary};
-use fencepost::backend::BoxFuture;
-use fencepost::fences::{Mark, Reset, sqlite};
-use fencepost::rusqlite::Connection;
-use fencepost::{Error, ErrorKind, Label, LockName, Result, Token};
+use fencepost_base::{BoxFuture, Error, ErrorKind, Result};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
+use fencepost_core::{Label, LockName, Token};
+use fencepost_fence::{Mark, Reset, sqlite};
 use fencepost_testkit::Nginx;
 use fencepost_testkit::wait::{SOON, until};
+use rusqlite::Connection;
 
 fn main() -> ExitCode {
     fencepost_conformance::fences::main(vec![Box::new(Gateway)])

@@ -14,8 +14,8 @@ use std::time::Duration;
 use common::client::{connect, reply, request};
 use common::service::{Manner, header};
 use common::{Scene, call, config, stop};
-use fencepost::LockName;
-use fencepost::fences::sqlite;
+use fencepost_core::LockName;
+use fencepost_fence::sqlite;
 use fencepost_proxy::{AccessLog, Proxy, Stopped};
 use fencepost_testkit::Certificates;
 use fencepost_testkit::wait::{SOON, until};
@@ -390,8 +390,7 @@ fn a_reset_by_hand_is_noticed() {
     let scene = Scene::new();
     let name = LockName::new("a").unwrap();
     assert_eq!(scene.call("PUT", "/a", 500, b"x").status, 201);
-    let mut db =
-        fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
+    let mut db = rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
     let mark = sqlite::show(&db, Some(&name)).unwrap().remove(0);
     assert_eq!(mark.token.get(), 500);
     // Lowered: at once, because the memory never refuses.

@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use common::client::{request, try_call};
 use common::{Service, service};
-use fencepost::fences::sqlite;
-use fencepost::rusqlite::Connection;
+use fencepost_fence::sqlite;
 use fencepost_proxy::{Config, Proxy};
 use fencepost_testkit::Process;
 use fencepost_testkit::wait::{SOON, until};
+use rusqlite::Connection;
 
 const CLIENTS: usize = 8;
 /// Each client writes under these many names in turn.

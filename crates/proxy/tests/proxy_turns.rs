@@ -422,8 +422,7 @@ fn nothing_is_forwarded_when_the_mark_can_not_be_written() {
     let scene = Scene::new();
     assert_eq!(scene.call("PUT", "/a", 1, b"x").status, 201);
     // Another program has the database for itself.
-    let db =
-        fencepost::rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
+    let db = rusqlite::Connection::open(scene.directory.path().join("marks.db")).unwrap();
     for damage in [
         "DROP TABLE fencepost_marks; CREATE TABLE fencepost_marks (nonsense)",
         "DROP TABLE fencepost_marks",

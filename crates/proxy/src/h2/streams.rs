@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost::Moment;
+use fencepost_core::Moment;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::time::now;

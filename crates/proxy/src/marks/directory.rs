@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use fencepost::{Error, Result};
+use fencepost_base::{Error, Result};
 
 pub(super) const LOCK: &str = "marks.lock";
 pub(super) const DB: &str = "marks.db";

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 
-use fencepost::{LockName, Token};
+use fencepost_core::{LockName, Token};
 use parking_lot::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;

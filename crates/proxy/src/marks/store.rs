@@ -4,9 +4,10 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use fencepost::fences::{Admission, Mark, admit, sqlite};
-use fencepost::rusqlite::{self, Connection, OptionalExtension as _, TransactionBehavior};
-use fencepost::{Error, Label, Result};
+use fencepost_base::{Error, Result};
+use fencepost_core::Label;
+use fencepost_fence::{Admission, Mark, admit, sqlite};
+use rusqlite::{self, Connection, OptionalExtension as _, TransactionBehavior};
 
 use super::{Ask, Refusal, directory};
 

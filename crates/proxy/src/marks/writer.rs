@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost::fences::Mark;
-use fencepost::{LockName, Token};
+use fencepost_core::{LockName, Token};
+use fencepost_fence::Mark;
 
 use super::store::Store;
 use super::{Ask, Desk, Refusal};
@@ -19,7 +19,7 @@ pub(super) fn write(
     mut store: Store,
     desk: &Arc<Desk>,
     metrics: &Metrics,
-) -> fencepost::Result<()> {
+) -> fencepost_base::Result<()> {
     loop {
         let (asks, closing, clean) = {
             let mut asks = desk.asks.lock();
