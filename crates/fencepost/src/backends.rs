@@ -17,23 +17,13 @@ pub mod redlock;
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod unanswered;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod until_changed;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use std::time::Duration;
-
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use fencepost_core::LockName;
-
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
 use crate::backend::{Store, Surroundings};
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use crate::clock::Clock;
 use crate::error::Result;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use crate::retry::CALL_TIMEOUT;
 use crate::store_url::StoreUrl;
 
 #[cfg_attr(
@@ -77,23 +67,5 @@ pub(crate) async fn open(url: StoreUrl, around: Surroundings) -> Result<Store> {
         StoreUrl::ZooKeeper(url) => {
             Ok(Store::from(zookeeper::ZooKeeper::open(*url, &around).await?))
         }
-    }
-}
-
-/// For stores that notify nobody of a change: inspects until there is one.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-async fn inspect_until_changed(
-    store: &dyn Observe,
-    clock: &dyn Clock,
-    every: Duration,
-    name: LockName,
-    seen: Option<Glimpse>,
-) -> StoreResult<LockInfo> {
-    loop {
-        let reply = store.inspect(name.clone(), clock.now() + CALL_TIMEOUT).await?;
-        if seen != Some(reply.value.glimpse()) {
-            return Ok(reply);
-        }
-        clock.alarm(clock.now() + every).await;
     }
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "redis")]
+use fencepost_base::redis::{RedisUrl, RedlockUrl};
+
 #[cfg(feature = "etcd")]
 use crate::backends::etcd::EtcdUrl;
-#[cfg(feature = "redis")]
-use crate::backends::redis::{RedisUrl, RedlockUrl};
 #[cfg(feature = "zookeeper")]
 use crate::backends::zookeeper::ZooKeeperUrl;
 use crate::error::{Error, Result};

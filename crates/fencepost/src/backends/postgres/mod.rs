@@ -63,8 +63,8 @@ pub use self::schema::{Installed, install};
 use self::schema::{LOCKS, RECORDS};
 use self::server_info::Found;
 use super::ears::{Ears, client_id};
-use super::inspect_until_changed;
 use super::unanswered::Unanswered;
+use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,

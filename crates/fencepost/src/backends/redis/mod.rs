@@ -54,11 +54,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_base::redis::{config, error, server_info};
+use fencepost_base::redis::{RedisUrl, config, error, server_info};
 use fencepost_core::{LockName, Moment, Token};
 use futures_util::future::join_all;
 
-pub(crate) use self::config::{RedisUrl, RedlockUrl};
 pub(in crate::backends) use self::{
     config::Address,
     connection::Connection,
@@ -70,9 +69,9 @@ pub(in crate::backends) use self::{
     scripts::{Call, STEPS},
     subscriber::Subscriber,
 };
-use super::inspect_until_changed;
 use super::polling::wait_by_polling;
 use super::unanswered::Unanswered;
+use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,

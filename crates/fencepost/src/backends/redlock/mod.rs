@@ -37,13 +37,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use fencepost_base::redis::RedlockUrl;
 use fencepost_core::{LockName, Moment, Token, Ttl};
 use futures_util::future::join_all;
 
 use self::nodes::Nodes;
-use super::inspect_until_changed;
 use super::polling::wait_by_polling;
-use super::redis::{Address, LOOK_AGAIN, Prefix, RedlockUrl, Subscriber};
+use super::redis::{Address, LOOK_AGAIN, Prefix, Subscriber};
+use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Reply, Request, StoreCall, StoreResult, Surroundings,

@@ -13,7 +13,7 @@ use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult, Surroundings,
 };
-use crate::backends::inspect_until_changed;
+use crate::backends::until_changed::inspect_until_changed;
 use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};

@@ -67,7 +67,7 @@ use self::presence::Marks;
 pub(crate) use self::records::finish_in;
 use self::users::User;
 use self::wake::{Bell, Post};
-use super::inspect_until_changed;
+use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
     Renewal, Renewed, Request, StoreCall, StoreError, StoreResult, Surroundings,
