@@ -56,16 +56,23 @@ impl Unanswered {
         noted.sent.insert(owner, now).is_none()
     }
 
-    /// An acquire came back, which was the `first` one to be noted, or was not. Its owner stays noted while a request of
-    /// it may still be under way.
+    /// An acquire came back that was noted at `sent`, and was the `first` one to be noted, or was not. Its owner stays
+    /// noted while a request of it may still be under way: this one, or a later one, which was noted since.
     #[cfg(feature = "redis")]
-    pub(super) fn settle<T>(&self, owner: OwnerId, first: bool, reply: &StoreResult<T>) {
+    pub(super) fn settle<T>(
+        &self,
+        owner: OwnerId,
+        first: bool,
+        sent: Moment,
+        reply: &StoreResult<T>,
+    ) {
         let open = match reply {
             Ok(reply) => reply.retried,
             Err(error) => error.outcome() == Outcome::Unknown,
         };
-        if first && !open {
-            self.clear(owner);
+        let mut noted = self.noted();
+        if first && !open && noted.sent.get(&owner) == Some(&sent) {
+            noted.sent.remove(&owner);
         }
     }
 
@@ -105,6 +112,21 @@ mod tests {
         assert!(!unanswered.has(owner(0), at(200)));
         unanswered.clear(owner(0));
         assert!(!unanswered.has(owner(0), at(2)));
+    }
+
+    /// A vote that came late is answered when the next one is on its way, and that one may be cut off.
+    #[cfg(feature = "redis")]
+    #[test]
+    fn owner_stays_noted_while_a_later_acquire_is_open() {
+        let unanswered = Unanswered::new(LATE);
+        let reply = Ok(crate::backend::Reply::new((), at(1)));
+        let first = unanswered.note(owner(0), at(1));
+        unanswered.settle(owner(0), first, at(1), &reply);
+        assert!(!unanswered.has(owner(0), at(1)), "it was the only one");
+        let first = unanswered.note(owner(0), at(2));
+        unanswered.note(owner(0), at(3));
+        unanswered.settle(owner(0), first, at(2), &reply);
+        assert!(unanswered.has(owner(0), at(4)), "the later one may still arrive");
     }
 
     #[test]

@@ -39,9 +39,10 @@ pub(super) async fn poll(
         call = call.arg("long");
     }
     // Noted before the request leaves: even if this future is dropped, `release` knows that an acquire may arrive.
-    let first = redis.unanswered.note(*owner, redis.clock.now());
+    let noted = redis.clock.now();
+    let first = redis.unanswered.note(*owner, noted);
     let reply = redis.connection.call(&call, limit).await;
-    redis.unanswered.settle(*owner, first, &reply);
+    redis.unanswered.settle(*owner, first, noted, &reply);
     let reply = reply?.try_map(|reply| reply.polled(*ttl))?;
     if let Acquired::Granted(grant) = &reply.value.acquired
         && redis.subscriber.granted(request, grant.token)

@@ -225,9 +225,10 @@ impl Node {
             return self.connection.call_once(&message.call, up_for, limit).await;
         };
         // Noted before the request leaves: a release that overtakes it has to know of it.
-        let first = self.unanswered.note(owner, self.around.clock.now());
+        let noted = self.around.clock.now();
+        let first = self.unanswered.note(owner, noted);
         let reply = self.connection.call_once(&message.call, up_for, limit).await;
-        self.unanswered.settle(owner, first, &reply);
+        self.unanswered.settle(owner, first, noted, &reply);
         reply
     }
 
