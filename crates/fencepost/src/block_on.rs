@@ -13,7 +13,7 @@ thread_local! {
 }
 
 /// Whether this thread blocks in a call of ours.
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "etcd", feature = "postgres"))]
 pub(crate) fn is_waiting() -> bool {
     WAITING.get()
 }
