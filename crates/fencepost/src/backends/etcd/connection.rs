@@ -111,8 +111,9 @@ impl Connection {
         C: Future<Output = Result<T, Status>>,
     {
         let (clock, count) = (self.clock(), self.members.len() as u32);
-        let share = limit.since(clock.now()) / (2 * count);
-        let first = share.clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
+        let time = limit.since(clock.now());
+        let first = (time / (2 * count)).clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
+        let hurried = time < 2 * first;
         // What each member failed of.
         let said = Mutex::new(BTreeMap::new());
         let (said, rpc) = (&said, &rpc);
@@ -132,8 +133,8 @@ impl Connection {
                     Err(error)
                 }
                 First::Right(()) => {
-                    // A caller in a hurry is no fault of the member.
-                    if stop.since(sent) >= timeout {
+                    // A caller in a hurry is no fault of the member: others have their watches there.
+                    if !hurried && stop.since(sent) >= timeout {
                         self.give_up(at, failures);
                     }
                     let late = format!("no answer within {}", short(stop.since(sent)));
@@ -336,7 +337,7 @@ impl Member {
 mod tests {
     use std::future::ready;
 
-    use fencepost_testbed::Etcd as Server;
+    use fencepost_testbed::{Etcd as Server, Mode, Proxy};
 
     use super::super::requests::range_of;
     use super::super::testing::open;
@@ -357,6 +358,21 @@ mod tests {
             assert!(matches!(race(call, ready(())).await, First::Right(())));
         }
         connection.range(&nothing, limit).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn caller_in_a_hurry_does_not_leave_the_member() {
+        let server = Server::builder().start().unwrap();
+        let proxy = Proxy::to(server.address()).unwrap();
+        let etcd = open(proxy.address()).await;
+        let connection = &etcd.0.connection;
+        let nothing = range_of((b"nothing".to_vec(), Vec::new()));
+        proxy.set_mode(Mode::Silent);
+        for (limit, failures) in [(120, 0), (1000, 1)] {
+            let limit = connection.clock().now() + Duration::from_millis(limit);
+            connection.range(&nothing, limit).await.unwrap_err();
+            assert_eq!(connection.failures(), failures);
+        }
     }
 
     #[tokio::test]
