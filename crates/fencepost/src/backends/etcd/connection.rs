@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fencepost_core::Moment;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -20,6 +22,7 @@ use super::api;
 use super::config::{Address, EtcdUrl};
 use super::error::{from_status, is_stale_login};
 use crate::backend::{Outcome, StoreError, StoreResult, Surroundings, short};
+use crate::block_on::is_waiting;
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::retry::{ATTEMPT_TIMEOUT, retry};
@@ -44,7 +47,7 @@ pub(super) struct Connection {
     failures: AtomicUsize,
     /// How many calls came from runtimes that could have a connection of their own.
     calls: AtomicUsize,
-    login: Option<Login>,
+    login: Option<Arc<Login>>,
     around: Surroundings,
 }
 
@@ -58,8 +61,9 @@ struct Member {
 
 struct Login {
     user: User,
-    /// Held while a new one is made.
-    token: tokio::sync::Mutex<Option<MetadataValue<Ascii>>>,
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    /// Held while a new one is made, and only on the client's runtime: a caller that nobody polls would keep it.
+    renewing: tokio::sync::Mutex<()>,
 }
 
 impl Connection {
@@ -71,8 +75,10 @@ impl Connection {
         let mut start = [0; 8];
         let _ = getrandom::fill(&mut start);
         let start = usize::from_ne_bytes(start) % members.len();
-        let login =
-            url.user.clone().map(|user| Login { user, token: tokio::sync::Mutex::default() });
+        let login = url.user.clone().map(|user| {
+            let (token, renewing) = (Mutex::default(), tokio::sync::Mutex::default());
+            Arc::new(Login { user, token, renewing })
+        });
         Self {
             members,
             current: AtomicUsize::new(start),
@@ -105,8 +111,9 @@ impl Connection {
         C: Future<Output = Result<T, Status>>,
     {
         let (clock, count) = (self.clock(), self.members.len() as u32);
-        let share = limit.since(clock.now()) / (2 * count);
-        let first = share.clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
+        let time = limit.since(clock.now());
+        let first = (time / (2 * count)).clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
+        let hurried = time < 2 * first;
         // What each member failed of.
         let said = Mutex::new(BTreeMap::new());
         let (said, rpc) = (&said, &rpc);
@@ -126,8 +133,8 @@ impl Connection {
                     Err(error)
                 }
                 First::Right(()) => {
-                    // A caller in a hurry is no fault of the member.
-                    if stop.since(sent) >= timeout {
+                    // A caller in a hurry is no fault of the member: others have their watches there.
+                    if !hurried && stop.since(sent) >= timeout {
                         self.give_up(at, failures);
                     }
                     let late = format!("no answer within {}", short(stop.since(sent)));
@@ -159,46 +166,48 @@ impl Connection {
             Some(login) => Some(self.token(at, login).await?),
             None => None,
         };
-        if let Some(token) = &token {
+        // One that is empty is taken for a wrong one, also where nobody has to log in.
+        if let Some(token) = token.as_ref().filter(|token| !token.is_empty()) {
             request.metadata_mut().insert("token", token.clone());
         }
         let status = match rpc(self.channel(at), request).await {
             Ok(value) => return Ok(value),
             Err(status) => status,
         };
-        if let Some(login) = self.login.as_ref().filter(|_| is_stale_login(&status)) {
+        // Nobody had to log in when we did.
+        let needed_now = status.message().contains("user name is empty");
+        let stale = needed_now || is_stale_login(&status);
+        if let Some(login) = self.login.as_ref().filter(|_| stale) {
             // Unless somebody has a new one by now.
-            let mut known = login.token.lock().await;
+            let mut known = login.token.lock();
             if *known == token {
                 *known = None;
+            }
+            if needed_now {
+                return Err(StoreError::busy("etcd wants a login by now"));
             }
         }
         Err(from_status(&status, self.shown_at(at)))
     }
 
     /// The login that is valid, or a new one: one is enough for all who ask.
-    async fn token(&self, at: usize, login: &Login) -> Result<MetadataValue<Ascii>, StoreError> {
-        let mut known = login.token.lock().await;
-        if let Some(token) = &*known {
-            return Ok(token.clone());
+    async fn token(
+        &self,
+        at: usize,
+        login: &Arc<Login>,
+    ) -> Result<MetadataValue<Ascii>, StoreError> {
+        if let Some(token) = login.known() {
+            return Ok(token);
         }
-        let (name, password) = (login.user.name.clone(), login.user.password.clone());
-        let request = api::AuthenticateRequest { name, password };
-        let mut client = api::auth_client::AuthClient::new(self.channel(at));
-        let token = match client.authenticate(request).await {
-            Ok(reply) => reply.into_inner().token,
-            // Whoever asks may do all.
-            Err(status) if status.message().contains("authentication is not enabled") => {
-                String::new()
-            }
-            Err(status) => return Err(from_status(&status, self.shown_at(at))),
-        };
-        let mut token: MetadataValue<Ascii> = token
-            .parse()
-            .map_err(|_| StoreError::refused("the login that etcd gave is not printable"))?;
-        token.set_sensitive(true);
-        *known = Some(token.clone());
-        Ok(token)
+        let (login, shown) = (Arc::clone(login), self.shown_at(at).to_owned());
+        let channel = self.members[at].channel.lock().clone();
+        let limit = self.clock().alarm(self.clock().now() + ATTEMPT_TIMEOUT);
+        let renewed = async move { race(login.renew(channel, &shown), limit).await };
+        match AbortOnDropHandle::new(self.around.runtime.spawn(renewed)).await {
+            Ok(First::Left(token)) => token,
+            Ok(First::Right(())) => Err(StoreError::no_reply("no answer to a login")),
+            Err(_) => Err(StoreError::unavailable("this client is closing")),
+        }
     }
 
     /// The way to a member. A runtime that calls all the time has one of its own, if it runs at any time: the hop to the
@@ -206,9 +215,9 @@ impl Connection {
     fn channel(&self, at: usize) -> Channel {
         let member = &self.members[at];
         // A runtime of one thread stands still whenever nobody waits on it.
-        let caller = Handle::try_current()
-            .ok()
-            .filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
+        // A thread that blocks in a call drives nothing meanwhile, even if it is a runtime's.
+        let caller = (!is_waiting()).then(|| Handle::try_current().ok()).flatten();
+        let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
         if let Some(caller) = caller {
             let mut callers = member.callers.lock();
             match &*callers {
@@ -273,6 +282,40 @@ impl Connection {
     }
 }
 
+impl Login {
+    fn known(&self) -> Option<MetadataValue<Ascii>> {
+        self.token.lock().clone()
+    }
+
+    /// Logs in, unless somebody just has.
+    async fn renew(
+        &self,
+        channel: Channel,
+        shown: &str,
+    ) -> Result<MetadataValue<Ascii>, StoreError> {
+        let _renewing = self.renewing.lock().await;
+        if let Some(token) = self.known() {
+            return Ok(token);
+        }
+        let (name, password) = (self.user.name.clone(), self.user.password.clone());
+        let request = api::AuthenticateRequest { name, password };
+        let token = match api::auth_client::AuthClient::new(channel).authenticate(request).await {
+            Ok(reply) => reply.into_inner().token,
+            // Whoever asks may do all.
+            Err(status) if status.message().contains("authentication is not enabled") => {
+                String::new()
+            }
+            Err(status) => return Err(from_status(&status, shown)),
+        };
+        let mut token: MetadataValue<Ascii> = token
+            .parse()
+            .map_err(|_| StoreError::refused("the login that etcd gave is not printable"))?;
+        token.set_sensitive(true);
+        *self.token.lock() = Some(token.clone());
+        Ok(token)
+    }
+}
+
 impl Member {
     fn new(address: Address) -> Self {
         let channel = Mutex::new(Self::connect(&address));
@@ -287,5 +330,60 @@ impl Member {
             .http2_keep_alive_interval(PROBE_EVERY)
             .keep_alive_timeout(PROBE_TIMEOUT)
             .connect_lazy()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use fencepost_testbed::{Etcd as Server, Mode, Proxy};
+
+    use super::super::requests::range_of;
+    use super::super::testing::open;
+    use super::*;
+
+    /// A future that is dropped or polled no more is its caller's business, and nobody else's.
+    #[tokio::test]
+    async fn caller_that_is_not_polled_keeps_nobody_from_a_login() {
+        let server = Server::builder().start().unwrap();
+        let etcd = open(format!("me:secret@{}", server.address())).await;
+        let connection = &etcd.0.connection;
+        let login = connection.login.as_ref().unwrap();
+        *login.token.lock() = None;
+        let limit = connection.clock().now() + Duration::from_secs(3);
+        let nothing = range_of((b"nothing".to_vec(), Vec::new()));
+        let mut stalled = [(); 2].map(|()| Box::pin(connection.range(&nothing, limit)));
+        for call in &mut stalled {
+            assert!(matches!(race(call, ready(())).await, First::Right(())));
+        }
+        connection.range(&nothing, limit).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn caller_in_a_hurry_does_not_leave_the_member() {
+        let server = Server::builder().start().unwrap();
+        let proxy = Proxy::to(server.address()).unwrap();
+        let etcd = open(proxy.address()).await;
+        let connection = &etcd.0.connection;
+        let nothing = range_of((b"nothing".to_vec(), Vec::new()));
+        proxy.set_mode(Mode::Silent);
+        for (limit, failures) in [(120, 0), (1000, 1)] {
+            let limit = connection.clock().now() + Duration::from_millis(limit);
+            connection.range(&nothing, limit).await.unwrap_err();
+            assert_eq!(connection.failures(), failures);
+        }
+    }
+
+    #[tokio::test]
+    async fn user_of_the_url_is_none_to_a_server_without_users_until_it_has_some() {
+        let server = Server::builder().start().unwrap();
+        let etcd = open(format!("root:secret@{}", server.address())).await;
+        let (connection, nothing) =
+            (&etcd.0.connection, range_of((b"nothing".to_vec(), Vec::new())));
+        server.etcdctl(&["user", "add", "root", "--new-user-password=secret"]).unwrap();
+        server.etcdctl(&["auth", "enable"]).unwrap();
+        let limit = connection.clock().now() + Duration::from_secs(3);
+        connection.range(&nothing, limit).await.unwrap();
     }
 }
