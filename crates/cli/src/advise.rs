@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use self::cases::CASES;
 use self::questions::{Advice, Answers, Question};
 use crate::args::advise::Advise;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::out;
 
 const WIDTH: usize = 80;
@@ -27,8 +27,7 @@ pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
         None => return Err(list(json)?),
     };
     if json {
-        out::json(&as_json(&advice))?;
-        return Ok(exit::OK);
+        return out::json(&as_json(&advice));
     }
     out::done(&in_words(&advice))
 }

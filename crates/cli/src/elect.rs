@@ -252,8 +252,7 @@ pub(crate) async fn leader(args: &Leader, at: &Target, json: bool) -> Result<u8,
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
     if json {
-        out::json(&as_json(name, at, Some(&leader)))?;
-        return Ok(exit::OK);
+        return out::json(&as_json(name, at, Some(&leader)));
     }
     out::bytes(value.as_bytes())?;
     out::done("\n")

@@ -3,7 +3,7 @@
 use fencepost::guarantees::{Correctness, Guarantees, Holds, Records};
 use serde_json::{Value, json};
 
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::out;
 use crate::store::Target;
 
@@ -13,8 +13,7 @@ pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
     if json {
         let mut shown = as_json(&guarantees);
         shown["url"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let correctness = match &guarantees.correctness {
         Correctness::Fit => "yes".to_owned(),

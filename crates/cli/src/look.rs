@@ -23,8 +23,7 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
     let locks = locks(args, &at.look().await?).await?;
     if json {
         let locks: Vec<Value> = locks.iter().map(as_json).collect();
-        out::json(&json!({ "store": at.shown(), "locks": locks }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "store": at.shown(), "locks": locks }));
     }
     at.announce("locks in");
     let mut rows: Vec<Vec<String>> =
@@ -51,8 +50,7 @@ pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Fai
     if json {
         let mut shown = as_json(&info);
         shown["store"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let mut rows = vec![vec!["name".to_owned(), info.name.to_string()]];
     let mut row = |what: &str, value: String| rows.push(vec![what.to_owned(), value]);

@@ -30,9 +30,9 @@ pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader, Failure> {
     }
 }
 
-/// Writes one JSON object on a line of its own.
-pub(crate) fn json(value: &serde_json::Value) -> Result<Reader, Failure> {
-    print(&format!("{value}\n"))
+/// Writes one JSON object on a line of its own, the end of a command that only had to print.
+pub(crate) fn json(value: &serde_json::Value) -> Result<u8, Failure> {
+    done(&format!("{value}\n"))
 }
 
 /// The end of a command that only had to print.

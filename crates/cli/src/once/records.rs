@@ -41,8 +41,7 @@ pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
             .iter()
             .map(|(key, entry)| as_json(key, entry, held.contains(&entry.name)))
             .collect();
-        out::json(&json!({ "store": at.shown(), "records": entries }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "store": at.shown(), "records": entries }));
     }
     at.announce("records in");
     let mut rows: Vec<Vec<String>> =
@@ -68,8 +67,7 @@ pub(crate) async fn show(args: &OnceKey, at: &Target, json: bool) -> Result<u8, 
     if json {
         let mut shown = as_json_with_result(key, &entry, live);
         shown["store"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let rows = [
         ("key", key.clone()),
@@ -120,8 +118,7 @@ pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result
         return Err(nothing(key));
     }
     if json {
-        out::json(&json!({ "key": key, "forgotten": true }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "key": key, "forgotten": true }));
     }
     out::done(&format!("forgot \"{key}\": the next one to come runs it\n"))
 }
