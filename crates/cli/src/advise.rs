@@ -17,8 +17,6 @@ use crate::args::advise::Advise;
 use crate::exit::Failure;
 use crate::out;
 
-const WIDTH: usize = 80;
-
 /// Answers for the case that is given, or asks.
 pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
     let advice = match args.case.as_deref().and_then(cases::find) {
@@ -135,22 +133,7 @@ fn as_json(advice: &Advice) -> Value {
 /// A word, and beside it a text that is broken into lines.
 fn paragraph(word: &str, text: &str) -> String {
     const MARGIN: usize = 11;
-    let mut lines = format!("{word:<MARGIN$}");
-    let mut column = MARGIN;
-    for (place, piece) in text.split_whitespace().enumerate() {
-        let length = piece.chars().count();
-        if place > 0 && column + 1 + length > WIDTH {
-            lines.extend(["\n", &" ".repeat(MARGIN)]);
-            column = MARGIN;
-        } else if place > 0 {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(piece);
-        column += length;
-    }
-    lines.push('\n');
-    lines
+    format!("{word:<MARGIN$}{}", out::filled(text, MARGIN))
 }
 
 #[cfg(test)]
@@ -231,7 +214,7 @@ mod tests {
     fn lines_are_broken_between_words() {
         let text = paragraph("why", &"word ".repeat(40));
         assert!(text.lines().count() > 2);
-        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         assert!(text.lines().skip(1).all(|line| line.starts_with("           word")), "{text}");
     }
 }

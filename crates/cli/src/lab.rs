@@ -94,7 +94,7 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
         if let (Some(frees), false) = (account.late, late.is_empty()) {
             let late = late.join(", then ");
             let why = format!("B had the lock {late} after the end of A's lease. Here {frees}.");
-            text.push_str(&lines(&why));
+            text.push_str(&out::filled(&why, 0));
         }
         let _ = write!(text, "{verdict}{kept}");
         if let (Some(file), Ok(Some(()))) = (&args.svg, &drawn) {
@@ -148,7 +148,7 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
     let (ttl, kept) = (ttl(options.ttl, account.ttl), kept(args.site.keep, &left));
     let from = if options.kill { "from the kill to the next grant" } else { "nobody was killed" };
     let _ = write!(text, "\nOn {store}, {ttl}, {from}:\n{table}{verdict}{kept}\n");
-    text.push_str(&lines(&if !options.kill {
+    let why = if !options.kill {
         "The holder lives and renews its lease, so nobody else has the lock. Without --no-kill you see when a dead \
          one's comes free."
             .to_owned()
@@ -167,7 +167,8 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
              every third of it.",
             account.frees
         )
-    }));
+    };
+    text.push_str(&out::filled(&why, 0));
     out::print(&text)?;
     judged(&account.verdict)
 }
@@ -258,27 +259,6 @@ fn with_left(mut account: Value, left: &Left) -> Value {
     account["kept"] = json!(left.kept.as_ref().map(|path| path.display().to_string()));
     account["left_behind"] = json!(left.behind);
     account
-}
-
-/// Text in lines of at most 80 characters.
-fn lines(text: &str) -> String {
-    let mut filled = String::new();
-    let mut wide = 0;
-    for word in text.split_whitespace() {
-        let more = word.chars().count();
-        if wide > 0 && wide + 1 + more > 80 {
-            filled.push('\n');
-            wide = 0;
-        }
-        if wide > 0 {
-            filled.push(' ');
-            wide += 1;
-        }
-        filled.push_str(word);
-        wide += more;
-    }
-    filled.push('\n');
-    filled
 }
 
 /// A lab that did not show what it should is a failure of its own kind.

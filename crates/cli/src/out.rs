@@ -73,6 +73,25 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
     line.chars().take_while(fits).collect()
 }
 
+/// Words in lines of at most 80 columns. The first line begins at column `margin`, and so do the others.
+pub(crate) fn filled(text: &str, margin: usize) -> String {
+    let (mut lines, mut column) = (String::new(), margin);
+    for (place, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if place > 0 && column + 1 + length > 80 {
+            lines.extend(["\n", &" ".repeat(margin)]);
+            column = margin;
+        } else if place > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines.push('\n');
+    lines
+}
+
 /// What others wrote, fit for one line: control characters are escaped.
 pub(crate) fn line(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().collect() } else { c.to_string() };
