@@ -41,12 +41,11 @@ fn list(json: bool) -> Result<Failure, Failure> {
             CASES.iter().map(|case| vec![case.id.to_owned(), case.about.to_owned()]).collect();
         out::print(&out::table(&rows))?;
     }
-    let mut failure = Failure::usage(
+    let failure = Failure::usage(
         "there is no terminal to ask on: name the case that is most like yours, as in \
          `fencepost advise --case nightly-billing`",
     );
-    failure.on_stdout = false;
-    Ok(failure)
+    Ok(failure.off_stdout())
 }
 
 /// Asks until the answer is known.

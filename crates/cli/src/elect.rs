@@ -77,7 +77,7 @@ impl<'a> Candidate<'a> {
             self.teller.tell("campaigning", "campaigning again", json!({}));
             let term = self.term(&election, events).await;
             // Stdout has been the command's.
-            ended = term.map_err(Failure::after_the_child_started)?;
+            ended = term.map_err(Failure::off_stdout)?;
         }
     }
 
@@ -144,7 +144,7 @@ impl<'a> Candidate<'a> {
             }
             _ => {
                 let code = run::verdict(&name, &outcome, released);
-                code.map(Some).map_err(Failure::after_the_child_started)
+                code.map(Some).map_err(Failure::off_stdout)
             }
         }
     }

@@ -69,7 +69,7 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
     let drawn = file.map(|file| {
         file.write(&svg(&account.title(), &account.description(), &pictures)).map_err(|error| {
             // What the show was is told all the same.
-            Failure { on_stdout: false, ..svg_failed(&error) }
+            svg_failed(&error).off_stdout()
         })
     });
     let drawn = drawn.transpose();
@@ -266,8 +266,6 @@ fn judged(verdict: &Verdict) -> Result<u8, Failure> {
     if verdict.holds() {
         return Ok(exit::OK);
     }
-    let mut failure = Failure::new(exit::NOT_SHOWN, "not_shown", verdict.complaint());
     // The account has been printed, with the checks that failed.
-    failure.on_stdout = false;
-    Err(failure)
+    Err(Failure::new(exit::NOT_SHOWN, "not_shown", verdict.complaint()).off_stdout())
 }

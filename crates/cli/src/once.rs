@@ -101,7 +101,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let how = out::line(&String::from_utf8_lossy(&entry.result));
-    let mut failure = Failure::new(
+    let failure = Failure::new(
         code_in(&entry.result).unwrap_or(exit::FAILED_BEFORE),
         "failed",
         format!(
@@ -109,8 +109,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
             records::as_argument(key)
         ),
     );
-    failure.on_stdout = false;
-    Err(failure)
+    Err(failure.off_stdout())
 }
 
 async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Result<u8, Failure> {
@@ -134,7 +133,7 @@ async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Resul
         Some(keeper) => keeper.end(&mut events.signals).await,
         None => Vec::new(),
     };
-    settle(args, turn, &outcome, result).await.map_err(Failure::after_the_child_started)
+    settle(args, turn, &outcome, result).await.map_err(Failure::off_stdout)
 }
 
 /// Records how it came out.

@@ -85,7 +85,7 @@ async fn hold(guard: Guard, job: Job<'_>, events: &mut Events) -> Result<u8, Fai
     };
     let name = guard.name().clone();
     let released = guard.release().await;
-    verdict(&name, &outcome, released).map_err(Failure::after_the_child_started)
+    verdict(&name, &outcome, released).map_err(Failure::off_stdout)
 }
 
 /// Runs the command for as long as `guard` holds. When this returns, nothing of its group runs; what becomes of
