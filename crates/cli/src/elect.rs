@@ -125,17 +125,12 @@ impl<'a> Candidate<'a> {
             max_hold: self.args.max_hold,
             stdout: None,
         };
-        let outcome = match run::under(leadership.guard(), job, events).await {
-            Ok(outcome) => outcome,
-            Err(failure) => {
-                // The failure is what the user must hear of.
-                let _ = leadership.resign().await;
-                return Err(failure);
-            }
-        };
+        let outcome = run::under(leadership.guard(), job, events).await;
         let name = leadership.name().clone();
         // Not before: nothing of the command runs any more.
         let released = leadership.resign().await;
+        // If it was not started, that is what the user must hear of.
+        let outcome = outcome?;
         match &outcome.lost {
             Some(lost) if !outcome.told_to_end && !outcome.unwatched => {
                 let what = format!("no longer leading: {lost}");

@@ -62,12 +62,10 @@ pub(crate) async fn run(args: &Run, at: &Target) -> Result<u8, Failure> {
     let (name, taking) = (&args.name, &args.taking);
     let max_hold = args.max_hold.map(|max| supervise::hold_for(max, taking.ttl));
     let wish = Wish { at, name, taking, max_hold, lease_only: false };
+    let (command, max_hold, url) = (&*args.command, args.max_hold, at.for_the_command());
+    let job = Job { command, url: &url, key: None, max_hold, stdout: None };
     let result = match take::take(&fp, &wish, &mut events.signals).await {
-        Ok(guard) => {
-            let (command, max_hold, url) = (&*args.command, args.max_hold, at.for_the_command());
-            let job = Job { command, url: &url, key: None, max_hold, stdout: None };
-            hold(guard, job, &mut events).await
-        }
+        Ok(guard) => hold(guard, job, &mut events).await,
         Err(failure) => Err(failure),
     };
     store::close(&fp).await;
@@ -75,17 +73,11 @@ pub(crate) async fn run(args: &Run, at: &Target) -> Result<u8, Failure> {
 }
 
 async fn hold(guard: Guard, job: Job<'_>, events: &mut Events) -> Result<u8, Failure> {
-    let outcome = match under(&guard, job, events).await {
-        Ok(outcome) => outcome,
-        Err(failure) => {
-            // The failure is what the user must hear of; a release that fails goes on in the background.
-            let _ = guard.release().await;
-            return Err(failure);
-        }
-    };
+    let outcome = under(&guard, job, events).await;
     let name = guard.name().clone();
     let released = guard.release().await;
-    verdict(&name, &outcome, released).map_err(Failure::off_stdout)
+    // If it was not started, that is what the user must hear of; a release that fails goes on in the background.
+    verdict(&name, &outcome?, released).map_err(Failure::off_stdout)
 }
 
 /// Runs the command for as long as `guard` holds. When this returns, nothing of its group runs; what becomes of
@@ -98,15 +90,11 @@ pub(crate) async fn under(
     let max_hold = job.max_hold;
     let schedule = Schedule::new(guard.ttl().as_duration(), max_hold);
     let terminal = Terminal::find();
-    let (child, leash) = match start(guard, job, schedule, terminal.as_ref()).await {
-        Ok(started) => started,
-        Err(failure) => {
-            if let Some(terminal) = &terminal {
-                terminal.reclaim();
-            }
-            return Err(failure);
-        }
-    };
+    let started = start(guard, job, schedule, terminal.as_ref()).await;
+    if let (Err(_), Some(terminal)) = (&started, &terminal) {
+        terminal.reclaim();
+    }
+    let (child, leash) = started?;
     let supervisor = Supervisor {
         guard,
         schedule,
