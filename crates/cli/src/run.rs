@@ -21,7 +21,7 @@ use crate::exit::{self, Failure, say};
 use crate::signals::Signals;
 use crate::store::{self, Target};
 use crate::take::{self, Wish};
-use child::{Environment, Spawned};
+use child::Spawned;
 use leash::Leash;
 use supervise::{Outcome, Schedule, Supervisor};
 use terminal::Terminal;
@@ -120,13 +120,7 @@ async fn start(
         |error: std::io::Error| Failure::internal(format!("can not start the watchdog: {error}"));
     let leash = Leash::start(guard.name().as_str(), presence).map_err(no_watchdog)?;
     leash.tell(schedule.record(guard.deadline())).map_err(no_watchdog)?;
-    let environment = Environment {
-        name: guard.name().as_str(),
-        token: guard.token(),
-        url: job.url,
-        key: job.key,
-    };
-    let child = Spawned::start(job.command, &environment, job.stdout, |parent| {
+    let child = Spawned::start(guard, job, |parent| {
         Ok(crate::sys::ChildSetup {
             parent,
             leash: leash.pipe()?,
