@@ -42,12 +42,14 @@ fn main() -> ExitCode {
         let name = arguments.next().unwrap_or_default();
         return run::watchdog::watch(&name.to_string_lossy()).into();
     }
-    if std::env::args_os().nth(1).is_some_and(|first| first == fencepost_lab::WORKER) {
-        return lab_worker();
-    }
-    let (json, result) = match Cli::try_parse() {
-        Ok(cli) => (cli.common.json, execute(&cli)),
-        Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
+    let worker = std::env::args_os().nth(1).is_some_and(|first| first == fencepost_lab::WORKER);
+    let (json, result) = if worker {
+        (false, lab_worker())
+    } else {
+        match Cli::try_parse() {
+            Ok(cli) => (cli.common.json, execute(&cli)),
+            Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
+        }
     };
     match result {
         Ok(code) => code.into(),
@@ -70,15 +72,9 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 /// The other process of a lab.
-fn lab_worker() -> ExitCode {
+fn lab_worker() -> Result<u8, Failure> {
     log::to_stderr(false);
-    match runtime() {
-        Ok(runtime) => runtime.block_on(fencepost_lab::worker_main()).into(),
-        Err(failure) => {
-            failure.report(false);
-            failure.code.into()
-        }
-    }
+    Ok(runtime()?.block_on(fencepost_lab::worker_main()))
 }
 
 fn execute(cli: &Cli) -> Result<u8, Failure> {
