@@ -83,34 +83,43 @@ pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Fai
     out::done(&out::table(&rows))
 }
 
-/// Prints a line per change until it is interrupted, nobody reads, or there were enough.
+/// Prints a line per change.
 pub(crate) async fn watch(args: &Watch, at: &Target, json: bool) -> Result<u8, Failure> {
-    let mut signals = Signals::listen()?;
+    let signals = Signals::listen()?;
     let fp = at.look().await?;
     if !json {
         at.announce("watching");
     }
     let mut watch = fp.watch(&args.name)?;
-    let mut left = args.count.unwrap_or(u64::MAX);
-    while left > 0 {
-        let info = tokio::select! {
-            biased;
-            // It is how one ends a watch: nothing is said.
-            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
-            info = watch.next() => info?,
-        };
+    follow(signals, args.count, async || {
+        let info = watch.next().await?;
         let time = fencepost::clock::stamp::now();
-        let line = if json {
-            let mut shown = as_json(&info);
-            (shown["time"], shown["store"]) = (time.into(), at.shown().into());
-            shown.to_string()
-        } else {
-            out::line(&format!("{time} {}", in_words(&info)))
+        if !json {
+            return Ok(out::line(&format!("{time} {}", in_words(&info))));
+        }
+        let mut shown = as_json(&info);
+        (shown["time"], shown["store"]) = (time.into(), at.shown().into());
+        Ok(shown.to_string())
+    })
+    .await
+}
+
+/// Prints each line as it comes, until it is interrupted, nobody reads, or there were enough.
+pub(crate) async fn follow(
+    mut signals: Signals,
+    count: Option<u64>,
+    mut next_line: impl AsyncFnMut() -> Result<String, Failure>,
+) -> Result<u8, Failure> {
+    for _ in 0..count.unwrap_or(u64::MAX) {
+        let line = tokio::select! {
+            biased;
+            // It is how one ends it: nothing is said.
+            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
+            line = next_line() => line?,
         };
         if out::print(&format!("{line}\n"))? == Reader::Gone {
             break;
         }
-        left -= 1;
     }
     Ok(exit::OK)
 }
