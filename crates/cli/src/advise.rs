@@ -73,9 +73,9 @@ fn choose(question: &Question) -> Result<usize, Failure> {
         if std::io::stdin().read_line(&mut line)? == 0 {
             return Err(Failure::usage("no answer was given; name a case instead: --case"));
         }
-        match line.trim().parse::<usize>() {
-            Ok(number) if (1..=question.choices.len()).contains(&number) => return Ok(number - 1),
-            _ => {}
+        let number = line.trim().parse().unwrap_or(0);
+        if (1..=question.choices.len()).contains(&number) {
+            return Ok(number - 1);
         }
     }
 }

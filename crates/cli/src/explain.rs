@@ -38,8 +38,7 @@ pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
     for (what, value) in &guarantees.found {
         facts.push(vec![format!("found {what}"), value.clone()]);
     }
-    let mut rows =
-        vec![["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"].map(str::to_owned).to_vec()];
+    let mut rows = out::titles(["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"]);
     for (fault, kept) in guarantees.rows() {
         rows.push(vec![
             fault.to_string(),

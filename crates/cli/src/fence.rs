@@ -152,8 +152,7 @@ fn show(marks: &[Mark], name: Option<&LockName>, json: bool) -> Result<u8, Failu
     if let (Some(name), true) = (name, marks.is_empty()) {
         return out::done(&format!("nobody has entered for \"{name}\" yet\n"));
     }
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "TOKEN", "SET BY", "SET AT"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "TOKEN", "SET BY", "SET AT"]);
     rows.extend(marks.iter().map(|Mark { name, token, set_by, set_at }| {
         vec![name.to_string(), token.to_string(), set_by.clone(), set_at.clone()]
     }));
@@ -178,8 +177,7 @@ fn resets(resets: &[Reset], json: bool) -> Result<u8, Failure> {
         return out::json(&json!({ "resets": resets }));
     }
     let token = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "FROM", "TO", "BY", "AT", "WHY"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "FROM", "TO", "BY", "AT", "WHY"]);
     rows.extend(resets.iter().map(|Reset { name, from, to, by, why, at }| {
         let (from, to) = (token(*from), token(*to));
         vec![name.to_string(), from, to, by.clone(), at.clone(), why.clone()]

@@ -137,7 +137,7 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
         text.push('\n');
         text.push_str(&round.picture().text(Style::of_stdout()));
     }
-    let mut rows = vec![["ROUND", "FREE AFTER", "LEASE LEFT"].map(str::to_owned).to_vec()];
+    let mut rows = out::titles(["ROUND", "FREE AFTER", "LEASE LEFT"]);
     for (number, round) in account.rounds.iter().enumerate() {
         let free = round
             .free_after
@@ -192,7 +192,7 @@ async fn lab_nolock(args: &LabNolock, on: Option<&str>, json: bool) -> Result<u8
         return judged(&account.verdict);
     }
     let head = ["BY", "RUNS PER TICK", "CALLS PER TICK", "A COPY P50", "MAX", "ALL DONE P50"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = out::titles(head);
     for (words, way) in [("insert-if-absent", &account.key), ("lock", &account.lock)] {
         let (least, most) = (way.runs.iter().min(), way.runs.iter().max());
         let runs = match (least, most) {

@@ -26,8 +26,7 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
         return out::json(&json!({ "store": at.shown(), "locks": locks }));
     }
     at.announce("locks in");
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"]);
     for lock in &locks {
         let cell = |read: fn(&HolderInfo) -> Option<String>| {
             lock.holder.as_ref().and_then(read).unwrap_or_else(|| "-".to_owned())

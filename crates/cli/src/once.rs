@@ -86,7 +86,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
     if json {
         out::json(&records::as_json_with_result(key, entry, false))?;
     }
-    let who = format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token);
+    let who = records::who(entry);
     if done {
         note(&format!("\"{key}\" is done already: {who}"));
         if records::is_cut(entry) {
@@ -113,12 +113,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
 }
 
 async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Result<u8, Failure> {
-    let (keeper, stdout) = if args.keep_output {
-        let (keeper, pipe) = Keeper::start()?;
-        (Some(keeper), Some(pipe))
-    } else {
-        (None, None)
-    };
+    let (keeper, stdout) = args.keep_output.then(Keeper::start).transpose()?.unzip();
     let key = turn.key().to_owned();
     let job = Job { command: &args.command, url, key: Some(&key), max_hold: None, stdout };
     let outcome = match run::under(turn.guard(), job, events).await {

@@ -40,6 +40,11 @@ pub(crate) fn done(text: &str) -> Result<u8, Failure> {
     print(text).map(|_| exit::OK)
 }
 
+/// The rows of a table, so far only with what its columns are called.
+pub(crate) fn titles<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
+    vec![titles.map(str::to_owned).into()]
+}
+
 /// Columns wide enough for what stands in them, two spaces apart. Control characters are escaped.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =

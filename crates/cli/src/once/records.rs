@@ -27,6 +27,11 @@ pub(crate) fn is_cut(entry: &Entry) -> bool {
     entry.result.len() == Entry::MAX_RESULT
 }
 
+/// Since when it stands so, and by whom.
+pub(crate) fn who(entry: &Entry) -> String {
+    format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token)
+}
+
 /// Lists every record.
 pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
     let fp = at.look().await?;
@@ -44,8 +49,7 @@ pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
         return out::json(&json!({ "store": at.shown(), "records": entries }));
     }
     at.announce("records in");
-    let mut rows: Vec<Vec<String>> =
-        vec![["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"].map(str::to_owned).into()];
+    let mut rows = out::titles(["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"]);
     for (key, entry) in &entries {
         rows.push(vec![
             key.clone(),
@@ -102,13 +106,7 @@ pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
     let live = is_live(&fp, key, &entry).await?;
     if !args.yes && !live {
-        let question = format!(
-            "\"{key}\" is recorded as {}, {} ago by {} (token {})",
-            word(&entry, live),
-            out::span(entry.since),
-            entry.label,
-            entry.token
-        );
+        let question = format!("\"{key}\" is recorded as {}, {}", word(&entry, live), who(&entry));
         if !agreed(&question, "Forget it?", "to forget it without asking use --yes")? {
             return Err(Failure::usage(format!("\"{key}\" was not forgotten: you said no")));
         }
