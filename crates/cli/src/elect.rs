@@ -11,7 +11,7 @@ use fencepost::{Election, ErrorKind, Fencepost, Leadership};
 use serde_json::{Value, json};
 
 use crate::args::Class;
-use crate::args::elect::{Elect, Leader};
+use crate::args::elect::Elect;
 use crate::exit::{self, Failure, note};
 use crate::look;
 use crate::out;
@@ -209,8 +209,7 @@ pub(crate) async fn observe(args: &Elect, at: &Target, json: bool) -> Result<u8,
 }
 
 /// Prints what the leader says of itself.
-pub(crate) async fn leader(args: &Leader, at: &Target, json: bool) -> Result<u8, Failure> {
-    let name = &args.name;
+pub(crate) async fn leader(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
     let Some(leader) = at.look().await?.election(name).leader().await? else {
         let message = format!("nobody leads \"{name}\": try again when a candidate has started");
         return Err(Failure::new(exit::HELD, "nobody", message));

@@ -57,8 +57,7 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
             "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
         )),
         FenceCommand::Proxy(proxy_args) => proxy::proxy(proxy_args, json).await,
-        FenceCommand::Unprotect(unprotect_args) => {
-            let table = &unprotect_args.table;
+        FenceCommand::Unprotect { table } => {
             let client = Resource::open(&url(args)?).await?.only_postgres()?;
             let was = postgres::unprotect(&client, table).await?;
             if json {

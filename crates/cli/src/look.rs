@@ -4,7 +4,7 @@ use fencepost::Fencepost;
 use fencepost::backend::{HolderInfo, LockInfo, short};
 use serde_json::{Value, json};
 
-use crate::args::{Ls, Show, Watch};
+use crate::args::{Ls, Watch};
 use crate::exit::{self, Failure};
 use crate::out::{self, Reader};
 use crate::signals::Signals;
@@ -44,8 +44,8 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
 }
 
 /// Shows one lock and its queue.
-pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Failure> {
-    let info = at.look().await?.inspect(&args.name).await?;
+pub(crate) async fn show(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
+    let info = at.look().await?.inspect(name).await?;
     if json {
         let mut shown = as_json(&info);
         shown["store"] = at.shown().into();

@@ -32,7 +32,7 @@ pub(crate) async fn once(args: &Once, at: &Target, json: bool) -> Result<u8, Fai
              called ls, show or forget stands behind --key",
         )),
         (Some(Records::Ls), _) => records::ls(at, json).await,
-        (Some(Records::Show(args)), _) => records::show(args, at, json).await,
+        (Some(Records::Show { key }), _) => records::show(key, at, json).await,
         (Some(Records::Forget(args)), _) => records::forget(args, at, json).await,
         (None, None) => Err(Failure::usage("no key is given; see `fencepost once --help`")),
     }

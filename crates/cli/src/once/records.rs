@@ -4,7 +4,7 @@ use fencepost::Fencepost;
 use fencepost::ledger::{Entry, State};
 use serde_json::{Value, json};
 
-use crate::args::once::{OnceForget, OnceKey};
+use crate::args::once::OnceForget;
 use crate::breaking::agreed;
 use crate::exit::{self, Failure};
 use crate::out;
@@ -64,8 +64,8 @@ pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
 }
 
 /// Shows one record.
-pub(crate) async fn show(args: &OnceKey, at: &Target, json: bool) -> Result<u8, Failure> {
-    let (key, fp) = (&args.key, at.look().await?);
+pub(crate) async fn show(key: &str, at: &Target, json: bool) -> Result<u8, Failure> {
+    let fp = at.look().await?;
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
     let live = is_live(&fp, key, &entry).await?;
     if json {
@@ -74,7 +74,7 @@ pub(crate) async fn show(args: &OnceKey, at: &Target, json: bool) -> Result<u8, 
         return out::json(&shown);
     }
     let rows = [
-        ("key", key.clone()),
+        ("key", key.to_owned()),
         ("state", word(&entry, live).to_owned()),
         ("age", out::span(entry.since)),
         ("by", entry.label.to_string()),
