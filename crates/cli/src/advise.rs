@@ -14,10 +14,8 @@ use serde_json::{Value, json};
 use self::cases::CASES;
 use self::questions::{Advice, Answers, Question};
 use crate::args::advise::Advise;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::out;
-
-const WIDTH: usize = 80;
 
 /// Answers for the case that is given, or asks.
 pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
@@ -27,8 +25,7 @@ pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
         None => return Err(list(json)?),
     };
     if json {
-        out::json(&as_json(&advice))?;
-        return Ok(exit::OK);
+        return out::json(&as_json(&advice));
     }
     out::done(&in_words(&advice))
 }
@@ -44,12 +41,11 @@ fn list(json: bool) -> Result<Failure, Failure> {
             CASES.iter().map(|case| vec![case.id.to_owned(), case.about.to_owned()]).collect();
         out::print(&out::table(&rows))?;
     }
-    let mut failure = Failure::usage(
+    let failure = Failure::usage(
         "there is no terminal to ask on: name the case that is most like yours, as in \
          `fencepost advise --case nightly-billing`",
     );
-    failure.on_stdout = false;
-    Ok(failure)
+    Ok(failure.off_stdout())
 }
 
 /// Asks until the answer is known.
@@ -77,9 +73,9 @@ fn choose(question: &Question) -> Result<usize, Failure> {
         if std::io::stdin().read_line(&mut line)? == 0 {
             return Err(Failure::usage("no answer was given; name a case instead: --case"));
         }
-        match line.trim().parse::<usize>() {
-            Ok(number) if (1..=question.choices.len()).contains(&number) => return Ok(number - 1),
-            _ => {}
+        let number = line.trim().parse().unwrap_or(0);
+        if (1..=question.choices.len()).contains(&number) {
+            return Ok(number - 1);
         }
     }
 }
@@ -136,22 +132,7 @@ fn as_json(advice: &Advice) -> Value {
 /// A word, and beside it a text that is broken into lines.
 fn paragraph(word: &str, text: &str) -> String {
     const MARGIN: usize = 11;
-    let mut lines = format!("{word:<MARGIN$}");
-    let mut column = MARGIN;
-    for (place, piece) in text.split_whitespace().enumerate() {
-        let length = piece.chars().count();
-        if place > 0 && column + 1 + length > WIDTH {
-            lines.extend(["\n", &" ".repeat(MARGIN)]);
-            column = MARGIN;
-        } else if place > 0 {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(piece);
-        column += length;
-    }
-    lines.push('\n');
-    lines
+    format!("{word:<MARGIN$}{}", out::filled(text, MARGIN))
 }
 
 #[cfg(test)]
@@ -232,7 +213,7 @@ mod tests {
     fn lines_are_broken_between_words() {
         let text = paragraph("why", &"word ".repeat(40));
         assert!(text.lines().count() > 2);
-        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         assert!(text.lines().skip(1).all(|line| line.starts_with("           word")), "{text}");
     }
 }

@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::advise::{ADVISE_HELP, Advise};
-use self::elect::{ELECT_HELP, Elect, LEADER_HELP, Leader};
+use self::elect::{ELECT_HELP, Elect, LEADER_HELP};
 use self::fence::{FENCE_HELP, Fence};
 use self::lab::{LAB_HELP, Lab};
 use self::once::{ONCE_HELP, ONCE_USAGE, Once};
@@ -38,15 +38,6 @@ use crate::exit::{Failure, exit_codes};
     arg_required_else_help = false,
 )]
 pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
-
-/// What every command takes.
-#[derive(Args, Debug)]
-pub(crate) struct Common {
     /// The store, such as sqlite:PATH or `redis://HOST` [default: `FENCEPOST_URL`, else a file in your state
     /// directory, for your processes on this host]
     #[arg(long, global = true, value_name = "URL")]
@@ -57,6 +48,8 @@ pub(crate) struct Common {
     /// Leave out of stderr who is waited for, near misses and the store of a listing; errors stay
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
 }
 
 /// The commands.
@@ -70,7 +63,10 @@ pub(crate) enum Command {
     Elect(Elect),
     /// Print what the leader says of itself
     #[command(after_help = LEADER_HELP, after_long_help = LEADER_HELP)]
-    Leader(Leader),
+    Leader {
+        /// What is led
+        name: String,
+    },
     /// Run a command once per key, whoever comes first
     #[command(after_help = ONCE_HELP, after_long_help = ONCE_HELP, disable_help_subcommand = true,
               override_usage = ONCE_USAGE)]
@@ -89,7 +85,10 @@ pub(crate) enum Command {
     Ls(Ls),
     /// Show who holds a lock and who waits for it
     #[command(after_help = SHOW_HELP, after_long_help = SHOW_HELP)]
-    Show(Show),
+    Show {
+        /// The lock
+        name: String,
+    },
     /// Follow a lock as it changes hands, a line per change
     #[command(after_help = WATCH_HELP, after_long_help = WATCH_HELP)]
     Watch(Watch),
@@ -98,7 +97,10 @@ pub(crate) enum Command {
     Break(Break),
     /// Print what a store guarantees under which fault
     #[command(after_help = EXPLAIN_HELP, after_long_help = EXPLAIN_HELP)]
-    Explain(Explain),
+    Explain {
+        /// The store; else that of --on
+        url: Option<String>,
+    },
     /// Say which mechanism fits, and whether a lock is needed at all
     #[command(after_help = ADVISE_HELP, after_long_help = ADVISE_HELP)]
     Advise(Advise),
@@ -109,11 +111,14 @@ pub(crate) enum Command {
     #[command(subcommand, after_help = LAB_HELP, after_long_help = LAB_HELP)]
     Lab(Lab),
     /// What a store keeps on a server
-    #[command(disable_help_subcommand = true)]
+    #[command(subcommand, disable_help_subcommand = true)]
     Backend(Backend),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_HELP, after_long_help = COMPLETIONS_HELP)]
-    Completions(Completions),
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
     /// Print the manual page
     #[command(after_help = MAN_HELP, after_long_help = MAN_HELP)]
     Man,
@@ -228,13 +233,6 @@ pub(crate) struct Ls {
     pub(crate) over: Option<Duration>,
 }
 
-/// `fencepost show`
-#[derive(Args, Debug)]
-pub(crate) struct Show {
-    /// The lock
-    pub(crate) name: String,
-}
-
 /// `fencepost watch`
 #[derive(Args, Debug)]
 pub(crate) struct Watch {
@@ -258,33 +256,12 @@ pub(crate) struct Break {
     pub(crate) yes: bool,
 }
 
-/// `fencepost explain`
-#[derive(Args, Debug)]
-pub(crate) struct Explain {
-    /// The store; else that of --on
-    pub(crate) url: Option<String>,
-}
-
 /// `fencepost backend`
-#[derive(Args, Debug)]
-pub(crate) struct Backend {
-    #[command(subcommand)]
-    pub(crate) command: BackendCommand,
-}
-
-/// The commands of `fencepost backend`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum BackendCommand {
+pub(crate) enum Backend {
     /// Make what a store needs on its server, or bring it up to date (PostgreSQL)
     #[command(after_help = BACKEND_INSTALL_HELP, after_long_help = BACKEND_INSTALL_HELP)]
     Install,
-}
-
-/// `fencepost completions`
-#[derive(Args, Debug)]
-pub(crate) struct Completions {
-    /// Which shell
-    pub(crate) shell: Shell,
 }
 
 const TOP_EXAMPLES: &str = concat!(

@@ -2,8 +2,8 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
+use fencepost::Token;
 use fencepost::backend::{Broken, HolderInfo, short};
-use fencepost::{Fencepost, Token};
 use serde_json::json;
 
 use crate::args::Break;
@@ -37,21 +37,11 @@ pub(crate) async fn break_lock(args: &Break, at: &Target, json: bool) -> Result<
     };
     match broken {
         Some(broken) => say_broken(name, at, &holder, &broken, json),
-        None => not_there(name, at, &fp, only, json).await,
-    }
-}
-
-/// Nothing was broken: there is nobody, or somebody else.
-async fn not_there(
-    name: &str,
-    at: &Target,
-    fp: &Fencepost,
-    token: Option<Token>,
-    json: bool,
-) -> Result<u8, Failure> {
-    match fp.inspect(name).await?.holder {
-        Some(holder) if token.is_some() => Err(another(name, token, &holder)),
-        _ => nothing(name, at, json),
+        // There is nobody, or somebody else.
+        None => match fp.inspect(name).await?.holder {
+            Some(holder) if only.is_some() => Err(another(name, only, &holder)),
+            _ => nothing(name, at, json),
+        },
     }
 }
 
@@ -73,7 +63,7 @@ fn say_broken(
 ) -> Result<u8, Failure> {
     let Broken { label, token, floor, confirmed } = broken;
     if json {
-        out::json(&json!({
+        return out::json(&json!({
             "store": at.shown(),
             "name": name,
             "broken": {
@@ -82,8 +72,7 @@ fn say_broken(
                 "floor": floor.get(),
                 "confirmed": confirmed,
             },
-        }))?;
-        return Ok(exit::OK);
+        }));
     }
     let with = token.map_or_else(String::new, |token| format!(" with token {token}"));
     let broke = format!(
@@ -104,8 +93,7 @@ fn say_broken(
 
 fn nothing(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
     if json {
-        out::json(&json!({ "store": at.shown(), "name": name, "broken": null }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "store": at.shown(), "name": name, "broken": null }));
     }
     out::done(&format!("nobody holds \"{name}\" in {}: nothing to break\n", at.shown()))
 }

@@ -11,9 +11,10 @@ use fencepost::{Election, ErrorKind, Fencepost, Leadership};
 use serde_json::{Value, json};
 
 use crate::args::Class;
-use crate::args::elect::{Elect, Leader};
+use crate::args::elect::Elect;
 use crate::exit::{self, Failure, note};
-use crate::out::{self, Reader};
+use crate::look;
+use crate::out;
 use crate::run::{self, Events, Job};
 use crate::signals::Signals;
 use crate::store::{self, Target};
@@ -77,7 +78,7 @@ impl<'a> Candidate<'a> {
             self.teller.tell("campaigning", "campaigning again", json!({}));
             let term = self.term(&election, events).await;
             // Stdout has been the command's.
-            ended = term.map_err(Failure::after_the_child_started)?;
+            ended = term.map_err(Failure::off_stdout)?;
         }
     }
 
@@ -93,15 +94,8 @@ impl<'a> Candidate<'a> {
         election: &Election,
         signals: &mut Signals,
     ) -> Result<Leadership, Failure> {
-        let mut trouble = Trouble::new(self.teller);
-        let granted = async {
-            loop {
-                match election.campaign(&self.value).await {
-                    Ok(leadership) => return Ok(leadership),
-                    Err(error) => trouble.bear(error).await?,
-                }
-            }
-        };
+        let mut trouble = Trouble { teller: self.teller, said: None };
+        let granted = trouble.outlast(async || election.campaign(&self.value).await);
         let wait = Wait { at: self.at, fp: self.fp, name: &self.args.name, label: &self.label };
         take::attended(wait, signals, granted).await
     }
@@ -125,17 +119,12 @@ impl<'a> Candidate<'a> {
             max_hold: self.args.max_hold,
             stdout: None,
         };
-        let outcome = match run::under(leadership.guard(), job, events).await {
-            Ok(outcome) => outcome,
-            Err(failure) => {
-                // The failure is what the user must hear of.
-                let _ = leadership.resign().await;
-                return Err(failure);
-            }
-        };
+        let outcome = run::under(leadership.guard(), job, events).await;
         let name = leadership.name().clone();
         // Not before: nothing of the command runs any more.
         let released = leadership.resign().await;
+        // If it was not started, that is what the user must hear of.
+        let outcome = outcome?;
         match &outcome.lost {
             Some(lost) if !outcome.told_to_end && !outcome.unwatched => {
                 let what = format!("no longer leading: {lost}");
@@ -144,7 +133,7 @@ impl<'a> Candidate<'a> {
             }
             _ => {
                 let code = run::verdict(&name, &outcome, released);
-                code.map(Some).map_err(Failure::after_the_child_started)
+                code.map(Some).map_err(Failure::off_stdout)
             }
         }
     }
@@ -177,69 +166,50 @@ struct Trouble<'a> {
     said: Option<String>,
 }
 
-impl<'a> Trouble<'a> {
-    const fn new(teller: Teller<'a>) -> Self {
-        Self { teller, said: None }
-    }
-
-    /// Returns when it is time to try again; at once with the error if that would not help.
-    async fn bear(&mut self, error: fencepost::Error) -> Result<(), Failure> {
-        if *error.kind() != ErrorKind::Unreachable {
-            return Err(error.into());
+impl Trouble<'_> {
+    /// Tries again and again; returns at once with an error that this would not help against.
+    async fn outlast<T>(
+        &mut self,
+        mut attempt: impl AsyncFnMut() -> fencepost::Result<T>,
+    ) -> Result<T, Failure> {
+        loop {
+            let message = match attempt().await {
+                Err(error) if *error.kind() == ErrorKind::Unreachable => error.to_string(),
+                other => return Ok(other?),
+            };
+            if self.said.as_ref() != Some(&message) {
+                let words = format!("{message}; trying again");
+                self.teller.tell("unreachable", &words, json!({ "message": message }));
+                self.said = Some(message);
+            }
+            BootClock.alarm(BootClock.now() + BREATH).await;
         }
-        let message = error.to_string();
-        if self.said.as_ref() != Some(&message) {
-            let words = format!("{message}; trying again");
-            self.teller.tell("unreachable", &words, json!({ "message": message }));
-            self.said = Some(message);
-        }
-        BootClock.alarm(BootClock.now() + BREATH).await;
-        Ok(())
     }
 }
 
 /// Prints a line per change of leader or value.
 pub(crate) async fn observe(args: &Elect, at: &Target, json: bool) -> Result<u8, Failure> {
-    let mut signals = Signals::listen()?;
+    let signals = Signals::listen()?;
     let fp = at.look().await?;
     if !json {
         at.announce("observing");
     }
     let mut observer = fp.election(&args.name).observe()?;
-    let mut left = args.count.unwrap_or(u64::MAX);
-    let mut trouble = Trouble::new(Teller { name: &args.name, json });
-    while left > 0 {
-        let next = async {
-            loop {
-                match observer.next().await {
-                    Ok(leader) => return Ok(leader),
-                    Err(error) => trouble.bear(error).await?,
-                }
-            }
-        };
-        let leader = tokio::select! {
-            biased;
-            // It is how one ends it: nothing is said.
-            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
-            leader = next => leader.map_err(|failure: Failure| failure)?,
-        };
+    let mut trouble = Trouble { teller: Teller { name: &args.name, json }, said: None };
+    look::follow(signals, args.count, async || {
+        let leader = trouble.outlast(async || observer.next().await).await?;
         trouble.said = None;
-        let line = match &leader {
+        Ok(match &leader {
             _ if json => as_json(&args.name, at, leader.as_ref()).to_string(),
             Some(leader) => in_words(leader),
             None => "nobody leads".to_owned(),
-        };
-        if out::print(&format!("{line}\n"))? == Reader::Gone {
-            break;
-        }
-        left -= 1;
-    }
-    Ok(exit::OK)
+        })
+    })
+    .await
 }
 
 /// Prints what the leader says of itself.
-pub(crate) async fn leader(args: &Leader, at: &Target, json: bool) -> Result<u8, Failure> {
-    let name = &args.name;
+pub(crate) async fn leader(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
     let Some(leader) = at.look().await?.election(name).leader().await? else {
         let message = format!("nobody leads \"{name}\": try again when a candidate has started");
         return Err(Failure::new(exit::HELD, "nobody", message));
@@ -252,8 +222,7 @@ pub(crate) async fn leader(args: &Leader, at: &Target, json: bool) -> Result<u8,
         return Err(Failure::new(exit::HELD, "nobody", message));
     };
     if json {
-        out::json(&as_json(name, at, Some(&leader)))?;
-        return Ok(exit::OK);
+        return out::json(&as_json(name, at, Some(&leader)));
     }
     out::bytes(value.as_bytes())?;
     out::done("\n")

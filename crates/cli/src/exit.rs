@@ -109,12 +109,6 @@ impl Failure {
         Self { on_stdout, signal: Some(signal), ..failure }
     }
 
-    /// Nothing is left to say: it was printed.
-    pub(crate) fn silent(code: u8) -> Self {
-        let failure = Self::new(code, "invalid", "");
-        Self { on_stdout: false, ..failure }
-    }
-
     /// The same failure, with the store named where the message is about what is there.
     pub(crate) fn on_store(mut self, store: &str) -> Self {
         let about_the_call = ["invalid", "internal", "interrupted"].contains(&self.kind);
@@ -124,8 +118,8 @@ impl Failure {
         self
     }
 
-    /// The same failure, kept off stdout.
-    pub(crate) fn after_the_child_started(mut self) -> Self {
+    /// The same failure, kept off stdout: that is the command's, or has the account already.
+    pub(crate) fn off_stdout(mut self) -> Self {
         self.on_stdout = false;
         self
     }

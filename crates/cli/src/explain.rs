@@ -3,7 +3,7 @@
 use fencepost::guarantees::{Correctness, Guarantees, Holds, Records};
 use serde_json::{Value, json};
 
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::out;
 use crate::store::Target;
 
@@ -13,8 +13,7 @@ pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
     if json {
         let mut shown = as_json(&guarantees);
         shown["url"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let correctness = match &guarantees.correctness {
         Correctness::Fit => "yes".to_owned(),
@@ -39,8 +38,7 @@ pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
     for (what, value) in &guarantees.found {
         facts.push(vec![format!("found {what}"), value.clone()]);
     }
-    let mut rows =
-        vec![["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"].map(str::to_owned).to_vec()];
+    let mut rows = out::titles(["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"]);
     for (fault, kept) in guarantees.rows() {
         rows.push(vec![
             fault.to_string(),

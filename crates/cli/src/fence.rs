@@ -57,12 +57,11 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
             "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
         )),
         FenceCommand::Proxy(proxy_args) => proxy::proxy(proxy_args, json).await,
-        FenceCommand::Unprotect(unprotect_args) => {
-            let table = &unprotect_args.table;
+        FenceCommand::Unprotect { table } => {
             let client = Resource::open(&url(args)?).await?.only_postgres()?;
             let was = postgres::unprotect(&client, table).await?;
             if json {
-                return said(&json!({ "table": table, "was_protected": was }));
+                return out::json(&json!({ "table": table, "was_protected": was }));
             }
             out::done(&if was {
                 format!("{table} is not protected any more\n")
@@ -90,14 +89,10 @@ fn lock_name(name: impl AsRef<str>) -> Result<LockName, Failure> {
     Ok(LockName::new(name.as_ref()).map_err(Error::from)?)
 }
 
-fn said(value: &Value) -> Result<u8, Failure> {
-    out::json(value).map(|_| exit::OK)
-}
-
 async fn install(resource: &mut Resource, json: bool) -> Result<u8, Failure> {
     let done = resource.install().await?;
     if json {
-        return said(&json!({ "installed": done == Some(Installed::Now) }));
+        return out::json(&json!({ "installed": done == Some(Installed::Now) }));
     }
     out::done(match done {
         Some(Installed::Now) => "the fence is installed\n",
@@ -118,7 +113,7 @@ fn token(given: Option<&String>) -> Result<Token, Failure> {
 
 fn entered(name: &LockName, token: Token, json: bool) -> Result<u8, Failure> {
     if json {
-        return said(&json!({ "name": name.as_str(), "token": token.get(), "entered": true }));
+        return out::json(&json!({ "name": name.as_str(), "token": token.get(), "entered": true }));
     }
     out::done(&format!("token {token} has entered for \"{name}\": lower ones are refused now\n"))
 }
@@ -132,7 +127,7 @@ fn write(args: &FenceWrite, json: bool) -> Result<u8, Failure> {
     }
     let bytes = file.write(&name, token, input)?;
     if json {
-        return said(&json!({
+        return out::json(&json!({
             "name": name.as_str(), "token": token.get(), "bytes": bytes, "written": true
         }));
     }
@@ -151,13 +146,12 @@ fn as_json(mark: &Mark) -> Value {
 
 fn show(marks: &[Mark], name: Option<&LockName>, json: bool) -> Result<u8, Failure> {
     if json {
-        return said(&json!({ "marks": marks.iter().map(as_json).collect::<Vec<_>>() }));
+        return out::json(&json!({ "marks": marks.iter().map(as_json).collect::<Vec<_>>() }));
     }
     if let (Some(name), true) = (name, marks.is_empty()) {
         return out::done(&format!("nobody has entered for \"{name}\" yet\n"));
     }
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "TOKEN", "SET BY", "SET AT"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "TOKEN", "SET BY", "SET AT"]);
     rows.extend(marks.iter().map(|Mark { name, token, set_by, set_at }| {
         vec![name.to_string(), token.to_string(), set_by.clone(), set_at.clone()]
     }));
@@ -179,11 +173,10 @@ fn resets(resets: &[Reset], json: bool) -> Result<u8, Failure> {
                 })
             })
             .collect();
-        return said(&json!({ "resets": resets }));
+        return out::json(&json!({ "resets": resets }));
     }
     let token = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "FROM", "TO", "BY", "AT", "WHY"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "FROM", "TO", "BY", "AT", "WHY"]);
     rows.extend(resets.iter().map(|Reset { name, from, to, by, why, at }| {
         let (from, to) = (token(*from), token(*to));
         vec![name.to_string(), from, to, by.clone(), at.clone(), why.clone()]
@@ -207,7 +200,7 @@ async fn reset(
     }
     let old = resource.reset(name, to, &by, &args.why).await?;
     if json {
-        return said(&json!({
+        return out::json(&json!({
             "name": name.as_str(),
             "was": old.as_ref().map(as_json),
             "is": to.map(Token::get),
@@ -252,7 +245,7 @@ async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failu
     let before = postgres::protect(&client, &args.table, from).await?;
     let table = &args.table;
     if json {
-        return said(&json!({
+        return out::json(&json!({
             "table": table, "name_from": args.name_from, "name": args.name, "protected": true,
             "was_protected": before
         }));

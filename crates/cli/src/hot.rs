@@ -140,8 +140,7 @@ impl Heat {
 }
 
 fn table(names: &[(LockName, Heat)]) -> String {
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "WAITING", "MOST", "HANDED ON", "HOLDER", "HELD"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "WAITING", "MOST", "HANDED ON", "HOLDER", "HELD"]);
     for (name, heat) in names {
         let cell = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let holder = heat.holder.as_ref();

@@ -69,7 +69,7 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
     let drawn = file.map(|file| {
         file.write(&svg(&account.title(), &account.description(), &pictures)).map_err(|error| {
             // What the show was is told all the same.
-            Failure { on_stdout: false, ..svg_failed(&error) }
+            svg_failed(&error).off_stdout()
         })
     });
     let drawn = drawn.transpose();
@@ -94,7 +94,7 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
         if let (Some(frees), false) = (account.late, late.is_empty()) {
             let late = late.join(", then ");
             let why = format!("B had the lock {late} after the end of A's lease. Here {frees}.");
-            text.push_str(&lines(&why));
+            text.push_str(&out::filled(&why, 0));
         }
         let _ = write!(text, "{verdict}{kept}");
         if let (Some(file), Ok(Some(()))) = (&args.svg, &drawn) {
@@ -137,7 +137,7 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
         text.push('\n');
         text.push_str(&round.picture().text(Style::of_stdout()));
     }
-    let mut rows = vec![["ROUND", "FREE AFTER", "LEASE LEFT"].map(str::to_owned).to_vec()];
+    let mut rows = out::titles(["ROUND", "FREE AFTER", "LEASE LEFT"]);
     for (number, round) in account.rounds.iter().enumerate() {
         let free = round
             .free_after
@@ -148,7 +148,7 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
     let (ttl, kept) = (ttl(options.ttl, account.ttl), kept(args.site.keep, &left));
     let from = if options.kill { "from the kill to the next grant" } else { "nobody was killed" };
     let _ = write!(text, "\nOn {store}, {ttl}, {from}:\n{table}{verdict}{kept}\n");
-    text.push_str(&lines(&if !options.kill {
+    let why = if !options.kill {
         "The holder lives and renews its lease, so nobody else has the lock. Without --no-kill you see when a dead \
          one's comes free."
             .to_owned()
@@ -167,7 +167,8 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
              every third of it.",
             account.frees
         )
-    }));
+    };
+    text.push_str(&out::filled(&why, 0));
     out::print(&text)?;
     judged(&account.verdict)
 }
@@ -191,7 +192,7 @@ async fn lab_nolock(args: &LabNolock, on: Option<&str>, json: bool) -> Result<u8
         return judged(&account.verdict);
     }
     let head = ["BY", "RUNS PER TICK", "CALLS PER TICK", "A COPY P50", "MAX", "ALL DONE P50"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = out::titles(head);
     for (words, way) in [("insert-if-absent", &account.key), ("lock", &account.lock)] {
         let (least, most) = (way.runs.iter().min(), way.runs.iter().max());
         let runs = match (least, most) {
@@ -260,34 +261,11 @@ fn with_left(mut account: Value, left: &Left) -> Value {
     account
 }
 
-/// Text in lines of at most 80 characters.
-fn lines(text: &str) -> String {
-    let mut filled = String::new();
-    let mut wide = 0;
-    for word in text.split_whitespace() {
-        let more = word.chars().count();
-        if wide > 0 && wide + 1 + more > 80 {
-            filled.push('\n');
-            wide = 0;
-        }
-        if wide > 0 {
-            filled.push(' ');
-            wide += 1;
-        }
-        filled.push_str(word);
-        wide += more;
-    }
-    filled.push('\n');
-    filled
-}
-
 /// A lab that did not show what it should is a failure of its own kind.
 fn judged(verdict: &Verdict) -> Result<u8, Failure> {
     if verdict.holds() {
         return Ok(exit::OK);
     }
-    let mut failure = Failure::new(exit::NOT_SHOWN, "not_shown", verdict.complaint());
     // The account has been printed, with the checks that failed.
-    failure.on_stdout = false;
-    Err(failure)
+    Err(Failure::new(exit::NOT_SHOWN, "not_shown", verdict.complaint()).off_stdout())
 }

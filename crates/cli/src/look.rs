@@ -4,7 +4,7 @@ use fencepost::Fencepost;
 use fencepost::backend::{HolderInfo, LockInfo, short};
 use serde_json::{Value, json};
 
-use crate::args::{Ls, Show, Watch};
+use crate::args::{Ls, Watch};
 use crate::exit::{self, Failure};
 use crate::out::{self, Reader};
 use crate::signals::Signals;
@@ -23,12 +23,10 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
     let locks = locks(args, &at.look().await?).await?;
     if json {
         let locks: Vec<Value> = locks.iter().map(as_json).collect();
-        out::json(&json!({ "store": at.shown(), "locks": locks }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "store": at.shown(), "locks": locks }));
     }
     at.announce("locks in");
-    let mut rows: Vec<Vec<String>> =
-        vec![["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"].map(str::to_owned).into()];
+    let mut rows = out::titles(["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"]);
     for lock in &locks {
         let cell = |read: fn(&HolderInfo) -> Option<String>| {
             lock.holder.as_ref().and_then(read).unwrap_or_else(|| "-".to_owned())
@@ -46,13 +44,12 @@ pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure
 }
 
 /// Shows one lock and its queue.
-pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Failure> {
-    let info = at.look().await?.inspect(&args.name).await?;
+pub(crate) async fn show(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
+    let info = at.look().await?.inspect(name).await?;
     if json {
         let mut shown = as_json(&info);
         shown["store"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let mut rows = vec![vec!["name".to_owned(), info.name.to_string()]];
     let mut row = |what: &str, value: String| rows.push(vec![what.to_owned(), value]);
@@ -85,34 +82,43 @@ pub(crate) async fn show(args: &Show, at: &Target, json: bool) -> Result<u8, Fai
     out::done(&out::table(&rows))
 }
 
-/// Prints a line per change until it is interrupted, nobody reads, or there were enough.
+/// Prints a line per change.
 pub(crate) async fn watch(args: &Watch, at: &Target, json: bool) -> Result<u8, Failure> {
-    let mut signals = Signals::listen()?;
+    let signals = Signals::listen()?;
     let fp = at.look().await?;
     if !json {
         at.announce("watching");
     }
     let mut watch = fp.watch(&args.name)?;
-    let mut left = args.count.unwrap_or(u64::MAX);
-    while left > 0 {
-        let info = tokio::select! {
-            biased;
-            // It is how one ends a watch: nothing is said.
-            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
-            info = watch.next() => info?,
-        };
+    follow(signals, args.count, async || {
+        let info = watch.next().await?;
         let time = fencepost::clock::stamp::now();
-        let line = if json {
-            let mut shown = as_json(&info);
-            (shown["time"], shown["store"]) = (time.into(), at.shown().into());
-            shown.to_string()
-        } else {
-            out::line(&format!("{time} {}", in_words(&info)))
+        if !json {
+            return Ok(out::line(&format!("{time} {}", in_words(&info))));
+        }
+        let mut shown = as_json(&info);
+        (shown["time"], shown["store"]) = (time.into(), at.shown().into());
+        Ok(shown.to_string())
+    })
+    .await
+}
+
+/// Prints each line as it comes, until it is interrupted, nobody reads, or there were enough.
+pub(crate) async fn follow(
+    mut signals: Signals,
+    count: Option<u64>,
+    mut next_line: impl AsyncFnMut() -> Result<String, Failure>,
+) -> Result<u8, Failure> {
+    for _ in 0..count.unwrap_or(u64::MAX) {
+        let line = tokio::select! {
+            biased;
+            // It is how one ends it: nothing is said.
+            signal = signals.next_ending() => return Err(Failure::signal(signal, None)),
+            line = next_line() => line?,
         };
         if out::print(&format!("{line}\n"))? == Reader::Gone {
             break;
         }
-        left -= 1;
     }
     Ok(exit::OK)
 }

@@ -33,7 +33,7 @@ mod watchdog_record;
 
 use std::process::ExitCode;
 
-use args::{BackendCommand, Cli, Command};
+use args::{Backend, Cli, Command};
 use clap::Parser as _;
 use exit::Failure;
 use store::Target;
@@ -44,12 +44,14 @@ fn main() -> ExitCode {
         let name = arguments.next().unwrap_or_default();
         return run::watchdog::watch(&name.to_string_lossy()).into();
     }
-    if std::env::args_os().nth(1).is_some_and(|first| first == fencepost_lab::WORKER) {
-        return lab_worker();
-    }
-    let (json, result) = match Cli::try_parse() {
-        Ok(cli) => (cli.common.json, execute(&cli)),
-        Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
+    let worker = std::env::args_os().nth(1).is_some_and(|first| first == fencepost_lab::WORKER);
+    let (json, result) = if worker {
+        (false, lab_worker())
+    } else {
+        match Cli::try_parse() {
+            Ok(cli) => (cli.json, execute(&cli)),
+            Err(error) => (usage::wants_json(std::env::args_os()), usage::explain(&error)),
+        }
     };
     match result {
         Ok(code) => code.into(),
@@ -72,23 +74,17 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 /// The other process of a lab.
-fn lab_worker() -> ExitCode {
+fn lab_worker() -> Result<u8, Failure> {
     log::to_stderr(false);
-    match runtime() {
-        Ok(runtime) => runtime.block_on(fencepost_lab::worker_main()).into(),
-        Err(failure) => {
-            failure.report(false);
-            failure.code.into()
-        }
-    }
+    Ok(runtime()?.block_on(fencepost_lab::worker_main()))
 }
 
 fn execute(cli: &Cli) -> Result<u8, Failure> {
-    if cli.common.quiet {
+    if cli.quiet {
         exit::be_quiet();
     }
     let events = matches!(&cli.command, Command::Elect(args) if !args.observe);
-    log::to_stderr(events && cli.common.json);
+    log::to_stderr(events && cli.json);
     let runtime = runtime()?;
     let result = runtime.block_on(dispatch(cli));
     // A blocking call that hangs must not keep us.
@@ -97,13 +93,13 @@ fn execute(cli: &Cli) -> Result<u8, Failure> {
 }
 
 async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
-    let (on, json) = (cli.common.on.as_deref(), cli.common.json);
+    let (on, json) = (cli.on.as_deref(), cli.json);
     match &cli.command {
-        Command::Explain(args) if args.url.is_some() && on.is_some() => {
+        Command::Explain { url: Some(_) } if on.is_some() => {
             Err(Failure::usage("two stores are named: give the URL or --on, not both"))
         }
-        Command::Explain(args) => {
-            with_store(&Target::new(args.url.as_deref().or(on))?, &cli.command, json).await
+        Command::Explain { url } => {
+            with_store(&Target::new(url.as_deref().or(on))?, &cli.command, json).await
         }
         Command::Advise(_) if on.is_some() => Err(Failure::usage(
             "--on names a store, and advice needs none: what yours is worth, `fencepost explain URL` says",
@@ -114,10 +110,8 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
         )),
         Command::Fence(args) => fence::fence(args, json).await,
         Command::Lab(which) => lab::lab(which, on, json).await,
-        Command::Backend(args) => match args.command {
-            BackendCommand::Install => backend::install(&store::url(on)?, json).await,
-        },
-        Command::Completions(args) => manual::completions(args.shell),
+        Command::Backend(Backend::Install) => backend::install(&store::url(on)?, json).await,
+        Command::Completions { shell } => manual::completions(*shell),
         Command::Man => manual::man(),
         command => with_store(&Target::new(on)?, command, json).await,
     }
@@ -129,17 +123,17 @@ async fn with_store(at: &Target, command: &Command, json: bool) -> Result<u8, Fa
         Command::Run(args) => run::run(args, at).await,
         Command::Elect(args) if args.observe => elect::observe(args, at, json).await,
         Command::Elect(args) => elect::elect(args, at, json).await,
-        Command::Leader(args) => elect::leader(args, at, json).await,
+        Command::Leader { name } => elect::leader(name, at, json).await,
         Command::Once(args) => once::once(args, at, json).await,
         Command::Acquire(args) => script::acquire(args, at, json).await,
         Command::Renew(args) => script::renew(args, at, json).await,
         Command::Release(args) => script::release(args, at, json).await,
         Command::Ls(args) if args.hot => hot::ls(args, at, json).await,
         Command::Ls(args) => look::ls(args, at, json).await,
-        Command::Show(args) => look::show(args, at, json).await,
+        Command::Show { name } => look::show(name, at, json).await,
         Command::Watch(args) => look::watch(args, at, json).await,
         Command::Break(args) => breaking::break_lock(args, at, json).await,
-        Command::Explain(_) => explain::explain(at, json).await,
+        Command::Explain { .. } => explain::explain(at, json).await,
         _ => Err(Failure::internal("this command has no store; please report this")),
     };
     result.map_err(|failure| failure.on_store(at.shown()))

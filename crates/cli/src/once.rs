@@ -32,7 +32,7 @@ pub(crate) async fn once(args: &Once, at: &Target, json: bool) -> Result<u8, Fai
              called ls, show or forget stands behind --key",
         )),
         (Some(Records::Ls), _) => records::ls(at, json).await,
-        (Some(Records::Show(args)), _) => records::show(args, at, json).await,
+        (Some(Records::Show { key }), _) => records::show(key, at, json).await,
         (Some(Records::Forget(args)), _) => records::forget(args, at, json).await,
         (None, None) => Err(Failure::usage("no key is given; see `fencepost once --help`")),
     }
@@ -86,7 +86,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
     if json {
         out::json(&records::as_json_with_result(key, entry, false))?;
     }
-    let who = format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token);
+    let who = records::who(entry);
     if done {
         note(&format!("\"{key}\" is done already: {who}"));
         if records::is_cut(entry) {
@@ -101,7 +101,7 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let how = out::line(&String::from_utf8_lossy(&entry.result));
-    let mut failure = Failure::new(
+    let failure = Failure::new(
         code_in(&entry.result).unwrap_or(exit::FAILED_BEFORE),
         "failed",
         format!(
@@ -109,17 +109,11 @@ fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
             records::as_argument(key)
         ),
     );
-    failure.on_stdout = false;
-    Err(failure)
+    Err(failure.off_stdout())
 }
 
 async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Result<u8, Failure> {
-    let (keeper, stdout) = if args.keep_output {
-        let (keeper, pipe) = Keeper::start()?;
-        (Some(keeper), Some(pipe))
-    } else {
-        (None, None)
-    };
+    let (keeper, stdout) = args.keep_output.then(Keeper::start).transpose()?.unzip();
     let key = turn.key().to_owned();
     let job = Job { command: &args.command, url, key: Some(&key), max_hold: None, stdout };
     let outcome = match run::under(turn.guard(), job, events).await {
@@ -134,7 +128,7 @@ async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Resul
         Some(keeper) => keeper.end(&mut events.signals).await,
         None => Vec::new(),
     };
-    settle(args, turn, &outcome, result).await.map_err(Failure::after_the_child_started)
+    settle(args, turn, &outcome, result).await.map_err(Failure::off_stdout)
 }
 
 /// Records how it came out.

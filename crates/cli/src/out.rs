@@ -31,14 +31,19 @@ pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader, Failure> {
     }
 }
 
-/// Writes one JSON object on a line of its own.
-pub(crate) fn json(value: &serde_json::Value) -> Result<Reader, Failure> {
-    print(&format!("{value}\n"))
+/// Writes one JSON object on a line of its own, the end of a command that only had to print.
+pub(crate) fn json(value: &serde_json::Value) -> Result<u8, Failure> {
+    done(&format!("{value}\n"))
 }
 
 /// The end of a command that only had to print.
 pub(crate) fn done(text: &str) -> Result<u8, Failure> {
     print(text).map(|_| exit::OK)
+}
+
+/// The rows of a table, so far only with what its columns are called.
+pub(crate) fn titles<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
+    vec![titles.map(str::to_owned).into()]
 }
 
 /// Columns wide enough for what stands in them, two spaces apart. Control characters are escaped.
@@ -72,6 +77,25 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
         used <= columns
     };
     line.chars().take_while(fits).collect()
+}
+
+/// Words in lines of at most 80 columns. The first line begins at column `margin`, and so do the others.
+pub(crate) fn filled(text: &str, margin: usize) -> String {
+    let (mut lines, mut column) = (String::new(), margin);
+    for (place, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if place > 0 && column + 1 + length > 80 {
+            lines.extend(["\n", &" ".repeat(margin)]);
+            column = margin;
+        } else if place > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines.push('\n');
+    lines
 }
 
 /// A span that may be days: `3d04h`, else as [`short`](fencepost::backend::short) has it.

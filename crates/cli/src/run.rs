@@ -20,7 +20,7 @@ use crate::exit::{self, Failure, say};
 use crate::signals::Signals;
 use crate::store::{self, Target};
 use crate::take::{self, Wish};
-use child::{Environment, Spawned};
+use child::Spawned;
 use leash::Leash;
 use supervise::{Outcome, Schedule, Supervisor};
 use terminal::Terminal;
@@ -61,12 +61,10 @@ pub(crate) async fn run(args: &Run, at: &Target) -> Result<u8, Failure> {
     let (name, taking) = (&args.name, &args.taking);
     let max_hold = args.max_hold.map(|max| supervise::hold_for(max, taking.ttl));
     let wish = Wish { at, name, taking, max_hold, lease_only: false };
+    let (command, max_hold, url) = (&*args.command, args.max_hold, at.for_the_command());
+    let job = Job { command, url: &url, key: None, max_hold, stdout: None };
     let result = match take::take(&fp, &wish, &mut events.signals).await {
-        Ok(guard) => {
-            let (command, max_hold, url) = (&*args.command, args.max_hold, at.for_the_command());
-            let job = Job { command, url: &url, key: None, max_hold, stdout: None };
-            hold(guard, job, &mut events).await
-        }
+        Ok(guard) => hold(guard, job, &mut events).await,
         Err(failure) => Err(failure),
     };
     store::close(&fp).await;
@@ -74,17 +72,11 @@ pub(crate) async fn run(args: &Run, at: &Target) -> Result<u8, Failure> {
 }
 
 async fn hold(guard: Guard, job: Job<'_>, events: &mut Events) -> Result<u8, Failure> {
-    let outcome = match under(&guard, job, events).await {
-        Ok(outcome) => outcome,
-        Err(failure) => {
-            // The failure is what the user must hear of; a release that fails goes on in the background.
-            let _ = guard.release().await;
-            return Err(failure);
-        }
-    };
+    let outcome = under(&guard, job, events).await;
     let name = guard.name().clone();
     let released = guard.release().await;
-    verdict(&name, &outcome, released).map_err(Failure::after_the_child_started)
+    // If it was not started, that is what the user must hear of; a release that fails goes on in the background.
+    verdict(&name, &outcome?, released).map_err(Failure::off_stdout)
 }
 
 /// Runs the command for as long as `guard` holds. When this returns, nothing of its group runs; what becomes of
@@ -97,15 +89,11 @@ pub(crate) async fn under(
     let max_hold = job.max_hold;
     let schedule = Schedule::new(guard.ttl().as_duration(), max_hold);
     let terminal = Terminal::find();
-    let (child, leash) = match start(guard, job, schedule, terminal.as_ref()).await {
-        Ok(started) => started,
-        Err(failure) => {
-            if let Some(terminal) = &terminal {
-                terminal.reclaim();
-            }
-            return Err(failure);
-        }
-    };
+    let started = start(guard, job, schedule, terminal.as_ref()).await;
+    if let (Err(_), Some(terminal)) = (&started, &terminal) {
+        terminal.reclaim();
+    }
+    let (child, leash) = started?;
     let supervisor = Supervisor {
         guard,
         schedule,
@@ -131,13 +119,7 @@ async fn start(
         |error: std::io::Error| Failure::internal(format!("can not start the watchdog: {error}"));
     let leash = Leash::start(guard.name().as_str(), presence).map_err(no_watchdog)?;
     leash.tell(schedule.record(guard.deadline())).map_err(no_watchdog)?;
-    let environment = Environment {
-        name: guard.name().as_str(),
-        token: guard.token(),
-        url: job.url,
-        key: job.key,
-    };
-    let child = Spawned::start(job.command, &environment, job.stdout, |parent| {
+    let child = Spawned::start(guard, job, |parent| {
         Ok(crate::sys::ChildSetup {
             parent,
             leash: leash.pipe()?,

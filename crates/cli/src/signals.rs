@@ -29,9 +29,10 @@ impl Signals {
     /// `nohup`, and a shell that starts a job in the background, ask for.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored_mask();
+        let is_ignored = |signal: Signal| ignored >> (signal.as_raw() - 1) & 1 == 1;
         FORWARDED
             .into_iter()
-            .filter(|signal| *signal == Signal::CONT || !is_in(ignored, *signal))
+            .filter(|signal| *signal == Signal::CONT || !is_ignored(*signal))
             .map(|signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<io::Result<_>>()
             .map(Self)
@@ -59,13 +60,6 @@ impl Signals {
             }
         }
     }
-}
-
-fn is_in(mask: u64, signal: Signal) -> bool {
-    u32::try_from(signal.as_raw() - 1)
-        .ok()
-        .and_then(|bit| mask.checked_shr(bit))
-        .is_some_and(|mask| mask & 1 == 1)
 }
 
 /// Which signals we were told to ignore. Nothing where the system does not say.

@@ -34,14 +34,9 @@ impl Target {
         absolute(&self.url)
     }
 
-    /// Connects to the store, and creates it if it is not there.
-    pub(crate) async fn open(&self) -> Result<Fencepost, Failure> {
-        Ok(Fencepost::connect(&self.url).await?)
-    }
-
-    /// The same for a lock that others shall see: one in our own memory would exclude nobody.
+    /// Connects to the store, and creates it if it is not there. A lock in our own memory would exclude nobody.
     pub(crate) async fn open_shared(&self) -> Result<Fencepost, Failure> {
-        let fp = self.open().await?;
+        let fp = Fencepost::connect(&self.url).await?;
         if fp.guarantees().backend == "memory" {
             return Err(fencepost::Error::refused(
                 "memory: is the memory of one process, and ends with this command: name a store that \

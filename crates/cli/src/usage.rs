@@ -20,7 +20,7 @@ pub(crate) fn explain(error: &clap::Error) -> Result<u8, Failure> {
         let usage = crate::args::Cli::command().render_help();
         // Nobody is left to tell if this fails.
         let _ = write!(std::io::stderr(), "{usage}");
-        return Err(Failure::silent(crate::exit::USAGE));
+        return Err(Failure::usage("").off_stdout());
     }
     Err(Failure::usage(one_line(error)))
 }

@@ -30,7 +30,7 @@ pub(crate) struct Wait<'a> {
 /// else one line after a second. With `--quiet` only a wait that cannot end is shown.
 pub(crate) async fn show(wait: Wait<'_>) -> Infallible {
     let Wait { at, fp, name, label } = wait;
-    let mut line = Line::default();
+    let _line = Line;
     let drawn = std::io::stderr().is_terminal() && !is_quiet();
     BootClock.alarm(BootClock.now() + if drawn { FIRST_LOOK } else { EVERY }).await;
     let mut first = fp.inspect(name).await;
@@ -45,8 +45,8 @@ pub(crate) async fn show(wait: Wait<'_>) -> Infallible {
     }
     loop {
         match first {
-            Ok(info) => line.draw(&describe(&info, label)),
-            Err(error) => line.draw(&error.to_string()),
+            Ok(info) => Line::draw(&describe(&info, label)),
+            Err(error) => Line::draw(&error.to_string()),
         }
         BootClock.alarm(BootClock.now() + EVERY).await;
         first = fp.inspect(name).await;
@@ -83,14 +83,10 @@ fn describe(info: &LockInfo, own_label: &str) -> String {
 }
 
 /// A line on the terminal that is drawn over, and gone when we are.
-#[derive(Default)]
-struct Line {
-    drawn: bool,
-}
+struct Line;
 
 impl Line {
-    fn draw(&mut self, text: &str) {
-        self.drawn = true;
+    fn draw(text: &str) {
         line_is_drawn();
         let known = rustix::termios::tcgetwinsize(std::io::stderr())
             .map_or(0, |size| usize::from(size.ws_col));
@@ -105,9 +101,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if self.drawn {
-            let mut stderr = std::io::stderr();
-            let _ = write!(stderr, "{}", clear_line()).and_then(|()| stderr.flush());
-        }
+        let mut stderr = std::io::stderr();
+        let _ = write!(stderr, "{}", clear_line()).and_then(|()| stderr.flush());
     }
 }

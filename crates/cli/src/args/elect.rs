@@ -45,13 +45,6 @@ pub(crate) struct Elect {
     pub(crate) command: Vec<OsString>,
 }
 
-/// `fencepost leader`
-#[derive(Args, Debug)]
-pub(crate) struct Leader {
-    /// What is led
-    pub(crate) name: String,
-}
-
 pub(crate) const ELECT_HELP: &str = "\
 Examples:
   fencepost elect --on etcd://a,b,c scheduler -- ./scheduler

@@ -39,7 +39,10 @@ pub(crate) enum FenceCommand {
     #[command(after_help = FENCE_PROTECT_HELP, after_long_help = FENCE_PROTECT_HELP)]
     Protect(FenceProtect),
     /// Take a table's protection off (PostgreSQL)
-    Unprotect(FenceUnprotect),
+    Unprotect {
+        /// The table, as SQL writes it
+        table: String,
+    },
     /// Stand in front of an HTTP service, and refuse stale tokens there
     #[command(after_help = PROXY_HELP, after_long_help = PROXY_HELP)]
     Proxy(Box<FenceProxy>),
@@ -117,13 +120,6 @@ pub(crate) struct FenceProtect {
     /// All rows belong to this lock
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-}
-
-/// `fencepost fence unprotect`
-#[derive(Args, Debug)]
-pub(crate) struct FenceUnprotect {
-    /// The table, as SQL writes it
-    pub(crate) table: String,
 }
 
 pub(super) const FENCE_HELP: &str = "\

@@ -53,17 +53,13 @@ pub(crate) enum Records {
     Ls,
     /// Show one record, with what the run printed
     #[command(after_help = ONCE_SHOW_HELP, after_long_help = ONCE_SHOW_HELP)]
-    Show(OnceKey),
+    Show {
+        /// The key
+        key: String,
+    },
     /// Remove a record, so that the work can be done again
     #[command(after_help = ONCE_FORGET_HELP, after_long_help = ONCE_FORGET_HELP)]
     Forget(OnceForget),
-}
-
-/// `fencepost once show`
-#[derive(Args, Debug)]
-pub(crate) struct OnceKey {
-    /// The key
-    pub(crate) key: String,
 }
 
 /// `fencepost once forget`

@@ -51,16 +51,15 @@ pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> 
         }
     }
     signals.next().await;
-    let stopped = tokio::select! {
-        stopped = stop(&proxy, args.drain) => stopped?,
+    tokio::select! {
+        stopped = stop(&proxy, args.drain) => stopped,
         number = signals.next() => {
             // At once: nothing is noted, so the next start waits for the settle time. Nor is anything waited for: a disk
             // or a reader may hang.
             std::mem::forget(proxy);
-            return Ok(exit::signal_code(number));
+            Ok(exit::signal_code(number))
         }
-    };
-    Ok(stopped)
+    }
 }
 
 async fn stop(proxy: &Proxy, drain: Duration) -> Result<u8, Failure> {

@@ -4,7 +4,7 @@ use fencepost::Fencepost;
 use fencepost::ledger::{Entry, State};
 use serde_json::{Value, json};
 
-use crate::args::once::{OnceForget, OnceKey};
+use crate::args::once::OnceForget;
 use crate::breaking::agreed;
 use crate::exit::{self, Failure};
 use crate::out;
@@ -27,6 +27,11 @@ pub(crate) fn is_cut(entry: &Entry) -> bool {
     entry.result.len() == Entry::MAX_RESULT
 }
 
+/// Since when it stands so, and by whom.
+pub(crate) fn who(entry: &Entry) -> String {
+    format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token)
+}
+
 /// Lists every record.
 pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
     let fp = at.look().await?;
@@ -41,12 +46,10 @@ pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
             .iter()
             .map(|(key, entry)| as_json(key, entry, held.contains(&entry.name)))
             .collect();
-        out::json(&json!({ "store": at.shown(), "records": entries }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "store": at.shown(), "records": entries }));
     }
     at.announce("records in");
-    let mut rows: Vec<Vec<String>> =
-        vec![["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"].map(str::to_owned).into()];
+    let mut rows = out::titles(["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"]);
     for (key, entry) in &entries {
         rows.push(vec![
             key.clone(),
@@ -61,18 +64,17 @@ pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
 }
 
 /// Shows one record.
-pub(crate) async fn show(args: &OnceKey, at: &Target, json: bool) -> Result<u8, Failure> {
-    let (key, fp) = (&args.key, at.look().await?);
+pub(crate) async fn show(key: &str, at: &Target, json: bool) -> Result<u8, Failure> {
+    let fp = at.look().await?;
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
     let live = is_live(&fp, key, &entry).await?;
     if json {
         let mut shown = as_json_with_result(key, &entry, live);
         shown["store"] = at.shown().into();
-        out::json(&shown)?;
-        return Ok(exit::OK);
+        return out::json(&shown);
     }
     let rows = [
-        ("key", key.clone()),
+        ("key", key.to_owned()),
         ("state", word(&entry, live).to_owned()),
         ("age", out::span(entry.since)),
         ("by", entry.label.to_string()),
@@ -104,13 +106,7 @@ pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result
     let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
     let live = is_live(&fp, key, &entry).await?;
     if !args.yes && !live {
-        let question = format!(
-            "\"{key}\" is recorded as {}, {} ago by {} (token {})",
-            word(&entry, live),
-            out::span(entry.since),
-            entry.label,
-            entry.token
-        );
+        let question = format!("\"{key}\" is recorded as {}, {}", word(&entry, live), who(&entry));
         if !agreed(&question, "Forget it?", "to forget it without asking use --yes")? {
             return Err(Failure::usage(format!("\"{key}\" was not forgotten: you said no")));
         }
@@ -120,8 +116,7 @@ pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result
         return Err(nothing(key));
     }
     if json {
-        out::json(&json!({ "key": key, "forgotten": true }))?;
-        return Ok(exit::OK);
+        return out::json(&json!({ "key": key, "forgotten": true }));
     }
     out::done(&format!("forgot \"{key}\": the next one to come runs it\n"))
 }

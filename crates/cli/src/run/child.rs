@@ -1,12 +1,12 @@
 //! The command's own process.
 
-use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 
+use fencepost::Guard;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, waitid};
 
+use super::Job;
 use crate::exit::{self, Failure};
 use crate::sys::{self, ChildSetup};
 
@@ -35,49 +35,35 @@ impl Ended {
     }
 }
 
-/// What the command is given besides what we were given.
-pub(crate) struct Environment<'a> {
-    /// `FENCEPOST_NAME`
-    pub(crate) name: &'a str,
-    /// `FENCEPOST_TOKEN`
-    pub(crate) token: fencepost::Token,
-    /// `FENCEPOST_URL`
-    pub(crate) url: &'a str,
-    /// `FENCEPOST_KEY`, under `once`
-    pub(crate) key: Option<&'a str>,
-}
-
 impl Spawned {
     /// Starts the command. Must be called on the main thread, which the command's life is tied to.
     pub(crate) fn start(
-        line: &[OsString],
-        environment: &Environment<'_>,
-        stdout: Option<OwnedFd>,
+        guard: &Guard,
+        job: Job<'_>,
         setup: impl FnOnce(Pid) -> io::Result<ChildSetup>,
     ) -> Result<Self, Failure> {
+        let line = job.command.split_first();
         let (program, arguments) =
-            line.split_first().ok_or_else(|| Failure::usage("no command is given after `--`"))?;
+            line.ok_or_else(|| Failure::usage("no command is given after `--`"))?;
         let mut command = Command::new(program);
         command
             .args(arguments)
-            .env("FENCEPOST_NAME", environment.name)
-            .env("FENCEPOST_TOKEN", environment.token.to_string())
-            .env("FENCEPOST_URL", environment.url)
+            .env("FENCEPOST_NAME", guard.name().as_str())
+            .env("FENCEPOST_TOKEN", guard.token().to_string())
+            .env("FENCEPOST_URL", job.url)
             // What a script around us may have got from `acquire` is of another lock.
             .env_remove("FENCEPOST_OWNER")
             .env_remove("FENCEPOST_TTL_MS")
             .env_remove("FENCEPOST_KEY");
-        if let Some(key) = environment.key {
+        if let Some(key) = job.key {
             command.env("FENCEPOST_KEY", key);
         }
-        if let Some(stdout) = stdout {
+        if let Some(stdout) = job.stdout {
             command.stdout(stdout);
         }
         sys::prepare_child(&mut command, setup(getpid())?);
         let process = command.spawn().map_err(|error| why_not(program, &error))?;
-        let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
-        let id = id.ok_or_else(|| Failure::internal("the system gave a process no number"))?;
-        Ok(Self { process, id })
+        Ok(Self { id: Pid::from_child(&process), process })
     }
 
     /// Its process id, which is its group's too.

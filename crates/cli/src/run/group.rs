@@ -57,23 +57,16 @@ impl Group {
     }
 
     /// How many members run; `None` where the system does not say.
-    #[cfg(target_os = "linux")]
     pub(crate) fn count_running(&self) -> Option<usize> {
+        if !cfg!(target_os = "linux") {
+            return None;
+        }
         let processes = std::fs::read_dir("/proc").ok()?;
         let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let group = self.id.as_raw_nonzero().get();
-        Some(
-            ids.filter(|id| {
-                Stat::of(*id).is_some_and(|stat| stat.group == group && stat.runs(*id))
-            })
-            .count(),
-        )
-    }
-
-    /// How many members run; `None` where the system does not say.
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn count_running(&self) -> Option<usize> {
-        None
+        let runs =
+            |id: &i32| Stat::of(*id).is_some_and(|stat| stat.group == group && stat.runs(*id));
+        Some(ids.filter(runs).count())
     }
 
     /// A number can come back only after its group is empty, with a new process for a leader. If the

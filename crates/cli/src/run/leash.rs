@@ -63,10 +63,8 @@ impl Leash {
 
     /// Continues it, in case somebody stopped it: a stopped watchdog watches nothing.
     pub(crate) fn wake(&self) {
-        if let Some(id) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
-            // It is our child and not reaped before it is asked how it stands: the number is its own.
-            let _ = kill_process(id, Signal::CONT);
-        }
+        // It is our child and not reaped before it is asked how it stands: the number is its own.
+        let _ = kill_process(Pid::from_child(&self.process), Signal::CONT);
     }
 
     /// A copy of our end of the pipe, for the command's process to announce itself.
