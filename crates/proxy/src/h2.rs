@@ -19,7 +19,7 @@ use hyper::http::{HeaderName, HeaderValue, StatusCode, header};
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::sync::watch::Receiver;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -69,10 +69,13 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let (idle, streams) = (gate.limits.idle, Streams::new());
     let shared = Shared { gate, pool, client, room, streams: Arc::clone(&streams) };
     let service = service_fn(move |request| shared.clone().answer(request));
+    // What has been read already comes first.
+    let (reader, writer) = tokio::io::split(io);
+    let io = tokio::io::join(io::Cursor::new(read).chain(reader), writer);
     let connection = Builder::new(TokioExecutor::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(max_head)
-        .serve_connection(TokioIo::new(Rewound { read, io }), service);
+        .serve_connection(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
     let (mut again, mut stopping, mut quiet) = (now() + idle, false, idle);
     loop {
@@ -374,44 +377,5 @@ impl Body for Sent {
 
     fn is_end_stream(&self) -> bool {
         matches!(self.content, Content::Once(None))
-    }
-}
-
-/// A connection of which something has been read already.
-struct Rewound<S> {
-    read: BytesMut,
-    io: S,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.read.is_empty() {
-            return Pin::new(&mut self.io).poll_read(context, buffer);
-        }
-        let length = self.read.len().min(buffer.remaining());
-        buffer.put_slice(&self.read.split_to(length));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
     }
 }
