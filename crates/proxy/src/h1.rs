@@ -8,4 +8,4 @@ pub(crate) mod body;
 pub(crate) mod fields;
 pub(crate) mod head;
 pub(crate) mod serve;
-pub(crate) mod write;
+mod write;

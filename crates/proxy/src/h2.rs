@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use fencepost::Moment;
 use fencepost::clock::{BootClock, Clock as _};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
@@ -27,9 +28,9 @@ use crate::gate::{Answer, AnswerBody, Carried, Gate};
 use crate::h1::body::Framing;
 use crate::h1::fields::Fields;
 use crate::h1::head::{Bad, Request};
-use crate::log::{Line, Seen};
+use crate::log::Line;
 use crate::problem::Problem;
-use crate::rules::path_of;
+use crate::rules::{Rules, path_of};
 use crate::spool::Spool;
 use crate::time::{Late, Watch, now, told};
 use crate::upstream::Pool;
@@ -64,9 +65,9 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     pool: Arc<Pool>,
     mut stop: Receiver<bool>,
 ) {
-    let max_head = u32::try_from(gate.limits.max_head).unwrap_or(u32::MAX);
+    let max_head = u32::try_from(gate.config.max_head).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(STREAMS as usize));
-    let (idle, streams) = (gate.limits.idle, Streams::new());
+    let (idle, streams) = (gate.config.idle_timeout, Streams::new());
     let shared = Shared { gate, pool, client, room, streams: Arc::clone(&streams) };
     let service = service_fn(move |request| shared.clone().answer(request));
     // What has been read already comes first.
@@ -113,26 +114,18 @@ impl Shared {
         let permit = Arc::clone(&self.room).acquire_owned().await.ok();
         // A task of its own: a stream that the client resets does not stop its request.
         let done = tokio::spawn(async move {
-            let mut seen = Seen::default();
-            let head = head(&parts);
-            let (method, target) = match &head {
-                Ok(head) => (head.method.clone(), head.target.clone()),
-                Err(_) => (parts.method.to_string(), parts.uri.path().to_owned()),
+            let refuse = |problem, method: &str, path: &str| {
+                self.gate.refuse(problem, &Line { began, client: self.client, method, path })
             };
-            let answer = match head {
-                Ok(head) => self.carry(&head, body, &mut seen).await,
-                Err(problem) => Gate::refuse(&problem, &mut seen),
+            let answer = match head(&parts) {
+                Ok(head) => self
+                    .carry(&head, body, began)
+                    .await
+                    .unwrap_or_else(|problem| refuse(problem, &head.method, path_of(&head.target))),
+                Err(problem) => refuse(problem, parts.method.as_str(), parts.uri.path()),
             };
-            self.gate.note(&Line {
-                began,
-                client: self.client,
-                method: &method,
-                path: path_of(&target),
-                seen: &seen,
-                status: answer.status,
-            });
             drop(permit);
-            response(answer, method == "HEAD", &self.gate, &self.pool)
+            response(answer, parts.method == "HEAD", &self.gate, &self.pool)
         });
         let response = done.await.unwrap_or_else(|_| {
             let mut failed = hyper::Response::new(Content::Once(None));
@@ -143,39 +136,36 @@ impl Shared {
         Ok(response.map(|content| Sent { content, stream }))
     }
 
-    async fn carry(&self, head: &Request, body: Incoming, seen: &mut Seen) -> Answer {
+    async fn carry(
+        &self,
+        head: &Request,
+        body: Incoming,
+        began: Moment,
+    ) -> Result<Answer, Problem> {
         let (gate, mut watch) = (&self.gate, Watch::default());
-        let plan = match gate.rules.plan(head) {
+        let plan = match Rules(&gate.config).plan(head) {
             Ok(plan) => plan,
             Err(problem) => {
                 // Some clients take an answer that comes before the end of what they send for a failure.
                 let _ = watch.until(now() + LINGER.1, skip(body, LINGER.0)).await;
-                return Gate::refuse(&problem, seen);
+                return Err(problem);
             }
         };
-        let framing = match head.framing() {
-            Ok(framing) => framing,
-            Err(Bad(why)) => {
-                return Gate::refuse(&Problem::bad_request(format!("the request {why}")), seen);
-            }
-        };
+        let bad = |Bad(why)| Problem::bad_request(format!("the request {why}"));
         // Without a length it is as long as it turns out to be.
-        let length = match framing {
+        let length = match head.framing().map_err(bad)? {
             Framing::Length(length) if head.fields.has("content-length") => Some(length),
             _ => None,
         };
-        let late = || Problem::late_request("the body did not come in time");
-        let body = watch.until(now() + gate.limits.body, self.spool(body, length)).await;
-        let body = match body.unwrap_or_else(|Late| Err(late())) {
-            Ok(body) => body,
-            Err(problem) => return Gate::refuse(&problem, seen),
-        };
-        let carried = Carried { head, body: &body, client: self.client, pool: &self.pool };
-        gate.carry(plan, carried, &mut watch, seen).await
+        let late = |Late| Err(Problem::late_request("the body did not come in time"));
+        let body = watch.until(now() + gate.config.body_timeout, self.spool(body, length)).await;
+        let body = &body.unwrap_or_else(late)?;
+        let carried = Carried { began, head, body, client: self.client, pool: &self.pool };
+        Ok(gate.carry(plan, carried, &mut watch).await)
     }
 
     async fn spool(&self, mut body: Incoming, said: Option<u64>) -> Result<Spool, Problem> {
-        let (limits, mut spool) = (&self.gate.limits, Spool::default());
+        let (limit, mut spool) = (self.gate.config.max_body, Spool::default());
         loop {
             let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
             let Some(frame) = next.await else {
@@ -190,13 +180,12 @@ impl Shared {
             })?;
             // Trailers are dropped.
             let Ok(data) = frame.into_data() else { continue };
-            if spool.len() + data.len() as u64 > limits.max_body {
-                let limit = limits.max_body;
+            if spool.len() + data.len() as u64 > limit {
                 return Err(Problem::too_large(format!(
                     "the body has more than {limit} bytes: see --max-body"
                 )));
             }
-            let kept = spool.push(&data, &limits.spool).await;
+            let kept = spool.push(&data, &self.gate.spool).await;
             kept.map_err(|error| Problem::not_kept(&error))?;
         }
     }
@@ -306,7 +295,7 @@ fn response(
             }),
         },
         AnswerBody::Flow(mut reply) => {
-            let (pool, idle) = (Arc::clone(pool), gate.limits.idle);
+            let (pool, idle) = (Arc::clone(pool), gate.config.idle_timeout);
             pump(async move |pieces| {
                 let mut watch = Watch::default();
                 loop {
