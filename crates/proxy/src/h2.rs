@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fencepost::Moment;
 use fencepost::clock::{BootClock, Clock as _};
 use http_body::{Body, Frame};
@@ -28,6 +28,7 @@ use crate::gate::{Answer, AnswerBody, Carried, Gate};
 use crate::h1::body::Framing;
 use crate::h1::fields::Fields;
 use crate::h1::head::{Bad, Request};
+use crate::h1::serve::Connection;
 use crate::log::Line;
 use crate::problem::Problem;
 use crate::rules::{Rules, path_of};
@@ -56,15 +57,12 @@ struct Shared {
     streams: Arc<Streams>,
 }
 
-/// Serves it to its end. `read` is what has been read of it already.
+/// Serves it to its end.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    io: S,
-    read: BytesMut,
-    client: SocketAddr,
-    gate: Arc<Gate>,
-    pool: Arc<Pool>,
+    connection: Connection<S>,
     mut stop: Receiver<bool>,
 ) {
+    let Connection { io, read, client, gate, pool, .. } = connection;
     let max_head = u32::try_from(gate.config.max_head).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(STREAMS as usize));
     let (idle, streams) = (gate.config.idle_timeout, Streams::new());
@@ -80,25 +78,22 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let mut connection = std::pin::pin!(connection);
     let (mut again, mut stopping, mut quiet) = (now() + idle, false, idle);
     loop {
-        tokio::select! {
+        let look = tokio::select! {
             // How it ended is nobody's business but the client's.
             _ = &mut connection => return,
-            () = told(&mut stop), if !stopping => {
-                // A client that does not say goodbye is not waited for.
+            () = told(&mut stop), if !stopping => Look::Idle,
+            () = BootClock.alarm(again) => streams.look(quiet, idle),
+        };
+        match look {
+            Look::Again(then) if stopping => again = then.min(now() + LINGER.1),
+            Look::Again(then) => again = then,
+            // What the client sent before it hears of the end is still answered. One that does not say goodbye is not
+            // waited for.
+            Look::Idle if !stopping => {
                 (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
                 connection.as_mut().graceful_shutdown();
             }
-            () = BootClock.alarm(again) => match streams.look(quiet, idle) {
-                Look::Again(then) if stopping => again = then.min(now() + LINGER.1),
-                Look::Again(then) => again = then,
-                Look::Idle if stopping => return,
-                // What the client sent before it hears of the end is still answered.
-                Look::Idle => {
-                    (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
-                    connection.as_mut().graceful_shutdown();
-                }
-                Look::Stuck => return,
-            },
+            Look::Idle | Look::Stuck => return,
         }
     }
 }

@@ -349,8 +349,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     if !matches!(watch.until(deadline, first).await, Ok(true)) {
         return;
     }
-    if read.starts_with(h2::PREFACE) {
-        return h2::serve(io, read, client, gate, pool, stop).await;
-    }
-    Connection { io, read, client, gate, pool, watch }.serve(stop).await;
+    let is_h2 = read.starts_with(h2::PREFACE);
+    let connection = Connection { io, read, client, gate, pool, watch };
+    if is_h2 { h2::serve(connection, stop).await } else { connection.serve(stop).await }
 }
