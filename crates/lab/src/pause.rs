@@ -13,10 +13,10 @@ use fencepost::{ErrorKind, OwnerId};
 
 pub use account::{Account, Half};
 
-use crate::event::{Event, What, Who};
+use crate::event::{Event, What, Who, first};
 use crate::process::Duo;
 use crate::resource::Session;
-use crate::scene::{Result, SOON, Scene, now};
+use crate::scene::{Result, SOON, Scene, alarm, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
@@ -138,9 +138,7 @@ async fn half(
     let end = session.read(None).await?;
     let ttl = duo.ttl;
     let events = duo.into_events();
-    let accepted = |who| {
-        events.iter().any(|event| event.who == who && matches!(event.what, What::Wrote { .. }))
-    };
+    let accepted = |who| first(&events, who, |what| matches!(what, What::Wrote { .. })).is_some();
     let sum: i64 = [Who::A, Who::B].into_iter().filter(|who| accepted(*who)).map(amount).sum();
     Ok(Half { fence, start: START, expected: START + sum, end, events, ttl })
 }
@@ -167,9 +165,4 @@ async fn freeze(scene: &Scene, duo: &mut Duo<'_>) -> Result<()> {
         duo.a.wake()?;
     }
     Ok(())
-}
-
-async fn alarm(at: fencepost::Moment) {
-    use fencepost::clock::{BootClock, Clock as _};
-    BootClock.alarm(at).await;
 }
