@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use fencepost::ErrorKind;
 
-use crate::event::{Event, What, Who, millis};
+use crate::event::{Event, What, Who, millis, token};
 use crate::fault::{Fault, Result};
 use crate::lanes::Picture;
 use crate::process::Duo;
-use crate::scene::{SOON, Scene, now};
+use crate::scene::{SOON, Scene, alarm, now, within};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
@@ -143,23 +143,16 @@ async fn round(
     let waited = free_after.unwrap_or_else(|| now().since(killed));
     let ttl = duo.ttl;
     let events = duo.into_events();
-    let token = |of| {
-        events.iter().find_map(|event| match event.what {
-            What::Granted { token } if event.who == of => Some(token),
-            _ => None,
-        })
-    };
-    let tokens = [token(Who::A), token(Who::B)];
+    let tokens = [token(&events, Who::A), token(&events, Who::B)];
     let killed = options.kill;
     Ok(Round { free_after, waited, lease_left, tokens, events, killed, presence, ttl })
 }
 
 /// Waits until somebody waits for `name` at the store.
 async fn in_line(scene: &Scene, name: &str) -> Result<()> {
-    use fencepost::clock::{BootClock, Clock as _};
-    crate::scene::within(SOON, "B stands in the store's queue", async {
+    within(SOON, "B stands in the store's queue", async {
         while scene.store.inspect(name).await?.waiting == 0 {
-            BootClock.alarm(now() + Duration::from_millis(5)).await;
+            alarm(now() + Duration::from_millis(5)).await;
         }
         Ok(())
     })
@@ -218,12 +211,11 @@ impl Account {
             .rounds
             .iter()
             .map(|round| {
-                let events: Vec<_> = round.events.iter().map(Event::as_json).collect();
                 serde_json::json!({
                     "free_after_ms": round.free_after.map(millis),
                     "lease_left_ms": millis(round.lease_left),
                     "tokens": { "A": round.tokens[0], "B": round.tokens[1] },
-                    "events": events,
+                    "events": round.events,
                 })
             })
             .collect();

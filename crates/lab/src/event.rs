@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// One of the two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,29 +77,34 @@ pub enum What {
     },
 }
 
-/// Something that happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Something that happened. For programs it is an object: `at_ms`, `who`, `what` and what belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// Since the beginning.
+    #[serde(rename = "at_ms", serialize_with = "as_millis")]
     pub at: Duration,
     /// To whom.
     pub who: Who,
     /// What.
+    #[serde(flatten)]
     pub what: What,
 }
 
-impl Event {
-    /// The event as an object: `at_ms`, `who`, `what` and what belongs to it.
-    #[must_use]
-    pub fn as_json(&self) -> serde_json::Value {
-        let mut object = serde_json::json!({ "at_ms": millis(self.at), "who": self.who });
-        if let (Ok(serde_json::Value::Object(what)), Some(object)) =
-            (serde_json::to_value(&self.what), object.as_object_mut())
-        {
-            object.extend(what);
-        }
-        object
-    }
+/// The first of these that happened to `who`.
+pub(crate) fn first(events: &[Event], who: Who, is: impl Fn(&What) -> bool) -> Option<&Event> {
+    events.iter().find(|event| event.who == who && is(&event.what))
+}
+
+/// The token that `who` was granted.
+pub(crate) fn token(events: &[Event], who: Who) -> Option<u64> {
+    events.iter().find_map(|event| match event.what {
+        What::Granted { token } if event.who == who => Some(token),
+        _ => None,
+    })
+}
+
+fn as_millis<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(millis(*span))
 }
 
 /// Milliseconds with three digits after the point.

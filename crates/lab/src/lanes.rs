@@ -99,6 +99,13 @@ impl Picture {
         }
         Self { title: title.to_owned(), lanes, rows }
     }
+
+    /// How many characters the widest text of a lane has, its name included.
+    fn width(&self, lane: usize) -> usize {
+        let cells = self.rows.iter().filter_map(|row| row.cells.get(lane));
+        let texts = cells.map(|cell| cell.text.chars().count());
+        texts.max().unwrap_or(0).max(self.lanes[lane].chars().count())
+    }
 }
 
 /// Where the lanes stand while the picture is laid out.
@@ -116,43 +123,34 @@ impl Pen {
 
     fn happens(&mut self, event: &Event) -> Row {
         let (who, own) = (event.who, lane(event.who));
+        let before = self.tracks[own];
         let mut notes: Vec<(usize, String, Tone)> = Vec::new();
         let mut note = |lane: usize, text: String, tone| notes.push((lane, text, tone));
-        match &event.what {
-            What::Asked => {
-                self.tracks[own] = Track::Waits;
-                note(own, "asks".into(), Tone::Plain);
-            }
+        // What becomes of its own lane; the others are noted on the way.
+        let (track, text, tone) = match &event.what {
+            What::Asked => (Track::Waits, "asks".into(), Tone::Plain),
             What::Granted { token } => {
-                self.tracks[own] = Track::Works;
                 self.tracks[LOCK] = Track::Held(who);
-                note(own, "granted".into(), Tone::Plain);
                 note(LOCK, format!("{who}, token {token}"), Tone::Plain);
+                (Track::Works, "granted".into(), Tone::Plain)
             }
             What::Read { value } => {
                 self.read[own / 2] = Some(*value);
-                note(own, format!("reads {value}"), Tone::Plain);
+                (before, format!("reads {value}"), Tone::Plain)
             }
-            What::Frozen => {
-                self.tracks[own] = Track::Frozen;
-                note(own, "frozen".into(), Tone::Bad);
-            }
-            What::Killed => {
-                self.tracks[own] = Track::Nothing;
-                note(own, "killed".into(), Tone::Bad);
-            }
+            What::Frozen => (Track::Frozen, "frozen".into(), Tone::Bad),
+            What::Killed => (Track::Nothing, "killed".into(), Tone::Bad),
             What::LeaseOver { session_goes_on: false } => {
                 self.let_go(who);
                 note(LOCK, format!("{who}'s lease ends"), Tone::Plain);
+                (before, String::new(), Tone::Plain)
             }
             What::LeaseOver { session_goes_on: true } => {
                 note(LOCK, format!("{who}'s lease ends, its session not yet"), Tone::Plain);
+                (before, String::new(), Tone::Plain)
             }
-            What::Woken => {
-                self.tracks[own] = Track::Works;
-                note(own, "wakes".into(), Tone::Plain);
-            }
-            What::Lost { .. } => note(own, "told: lost".into(), Tone::Plain),
+            What::Woken => (Track::Works, "wakes".into(), Tone::Plain),
+            What::Lost { .. } => (before, "told: lost".into(), Tone::Plain),
             What::Wrote { value } => {
                 // What was there, and what the writer believed was there.
                 let unseen = match (self.value, self.read[own / 2]) {
@@ -160,29 +158,26 @@ impl Pen {
                     _ => 0,
                 };
                 self.value = Some(*value);
-                if unseen == 0 {
-                    note(own, format!("writes {value}"), Tone::Plain);
-                    note(RESOURCE, value.to_string(), Tone::Plain);
-                } else {
-                    note(own, format!("writes {value}"), Tone::Bad);
-                    note(RESOURCE, format!("{value}: {unseen} lost"), Tone::Bad);
-                }
+                let (there, tone) = match unseen {
+                    0 => (value.to_string(), Tone::Plain),
+                    _ => (format!("{value}: {unseen} lost"), Tone::Bad),
+                };
+                note(RESOURCE, there, tone);
+                (before, format!("writes {value}"), tone)
             }
             What::Refused { value, .. } => {
-                note(own, format!("{value}? refused"), Tone::Good);
                 let there = self.value.map_or_else(String::new, |value| format!("{value} stays"));
                 note(RESOURCE, there, Tone::Good);
+                (before, format!("{value}? refused"), Tone::Good)
             }
             What::Released => {
-                self.tracks[own] = Track::Nothing;
                 self.let_go(who);
-                note(own, "releases".into(), Tone::Plain);
+                (Track::Nothing, "releases".into(), Tone::Plain)
             }
-            What::NotHeld { .. } => {
-                self.tracks[own] = Track::Nothing;
-                note(own, "had lost it".into(), Tone::Plain);
-            }
-        }
+            What::NotHeld { .. } => (Track::Nothing, "had lost it".into(), Tone::Plain),
+        };
+        note(own, text, tone);
+        self.tracks[own] = track;
         let mut row = self.row(Some(event.at));
         for (lane, text, tone) in notes {
             if let Some(cell) = row.cells.get_mut(lane) {

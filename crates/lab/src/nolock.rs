@@ -68,33 +68,28 @@ pub async fn nolock(
 ) -> Result<Account> {
     let mut session = scene.make(true).await?;
     session.make_ledger(options.unique).await?;
-    let mut measured = Vec::new();
+    let (mut measured, mut verdict) = (Vec::new(), Verdict::default());
     let lock = if options.lock { Way::Lock } else { Way::Look };
     for (way, words) in [(Way::Key, "insert-if-absent alone"), (lock, "the lock")] {
         say(words);
         let mut crew = Crew::start(scene, options.copies, way).await?;
-        let mut way = Measured::default();
         // The first tick is not counted: connections and files are opened there.
-        for number in 0..=options.ticks {
+        crew.tick(&format!("{words}, tick 0"), &mut Measured::default()).await?;
+        let mut way = Measured::default();
+        for number in 1..=options.ticks {
             let tick = format!("{words}, tick {number}");
-            let seen = crew.tick(&tick).await?;
-            if number > 0 {
-                way.runs.push(session.runs(&tick).await?);
-                way.add(seen);
-            }
+            crew.tick(&tick, &mut way).await?;
+            way.runs.push(session.runs(&tick).await?);
         }
         way.copies.sort();
-        measured.push(way);
-    }
-    let lock = measured.pop().unwrap_or_default();
-    let key = measured.pop().unwrap_or_default();
-    let mut verdict = Verdict::default();
-    for (way, words) in [(&key, "insert-if-absent alone"), (&lock, "the lock")] {
         let once = way.runs.iter().chain(&way.claims).all(|runs| *runs == 1);
         let runs: Vec<String> = way.runs.iter().map(u64::to_string).collect();
         let seen = format!("runs per tick: {}", runs.join(" "));
         verdict.check(format!("by {words} the job runs once per tick"), once, seen);
+        measured.push(way);
     }
+    let lock = measured.pop().unwrap_or_default();
+    let key = measured.pop().unwrap_or_default();
     let (store, resource) = (scene.store_name(), scene.resource()?.kind());
     Ok(Account { store, resource, options: options.clone(), key, lock, verdict })
 }
@@ -103,15 +98,6 @@ pub async fn nolock(
 struct Crew {
     workers: Vec<Worker>,
     heard: UnboundedReceiver<(u32, Option<Report>)>,
-}
-
-/// One tick, as the copies tell it.
-#[derive(Default)]
-struct Tick {
-    claims: u64,
-    steps: u64,
-    whole: Duration,
-    copies: Vec<Duration>,
 }
 
 impl Crew {
@@ -154,35 +140,30 @@ impl Crew {
     }
 
     /// The clock strikes: all copies start, and all have ended.
-    async fn tick(&mut self, tick: &str) -> Result<Tick> {
+    async fn tick(&mut self, tick: &str, way: &mut Measured) -> Result<()> {
         let began = now();
         for worker in &mut self.workers {
             worker.tell(tick)?;
         }
-        let mut seen = Tick::default();
+        let (mut claims, mut all_steps) = (0, 0);
         for _ in 0..self.workers.len() {
             match self.hear().await? {
                 Report::Ticked { ran, steps, micros } => {
-                    seen.claims += u64::from(ran);
-                    seen.steps += steps;
-                    seen.copies.push(Duration::from_micros(micros));
+                    claims += u64::from(ran);
+                    all_steps += steps;
+                    way.copies.push(Duration::from_micros(micros));
                 }
                 other => return Err(Fault::System(format!("a copy said {other:?}"))),
             }
         }
-        seen.whole = now().since(began);
-        Ok(seen)
+        way.claims.push(claims);
+        way.steps.push(all_steps);
+        way.ticks.push(now().since(began));
+        Ok(())
     }
 }
 
 impl Measured {
-    fn add(&mut self, tick: Tick) {
-        self.claims.push(tick.claims);
-        self.steps.push(tick.steps);
-        self.ticks.push(tick.whole);
-        self.copies.extend(tick.copies);
-    }
-
     /// The median and the longest time of a copy.
     #[must_use]
     pub fn copy_times(&self) -> (Duration, Duration) {

@@ -13,11 +13,11 @@ use fencepost::{ErrorKind, OwnerId};
 
 pub use account::{Account, Half};
 
-use crate::event::{Event, What, Who};
+use crate::event::{Event, What, Who, first};
 use crate::fault::Result;
 use crate::process::Duo;
 use crate::resource::Session;
-use crate::scene::{SOON, Scene, now};
+use crate::scene::{SOON, Scene, alarm, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
@@ -139,9 +139,7 @@ async fn half(
     let end = session.read(None).await?;
     let ttl = duo.ttl;
     let events = duo.into_events();
-    let accepted = |who| {
-        events.iter().any(|event| event.who == who && matches!(event.what, What::Wrote { .. }))
-    };
+    let accepted = |who| first(&events, who, |what| matches!(what, What::Wrote { .. })).is_some();
     let sum: i64 = [Who::A, Who::B].into_iter().filter(|who| accepted(*who)).map(amount).sum();
     Ok(Half { fence, start: START, expected: START + sum, end, events, ttl })
 }
@@ -168,9 +166,4 @@ async fn freeze(scene: &Scene, duo: &mut Duo<'_>) -> Result<()> {
         duo.a.wake()?;
     }
     Ok(())
-}
-
-async fn alarm(at: fencepost::Moment) {
-    use fencepost::clock::{BootClock, Clock as _};
-    BootClock.alarm(at).await;
 }

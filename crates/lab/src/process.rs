@@ -4,14 +4,13 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Error, ErrorKind, Moment};
 use fencepost_process::Process;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::event::{Event, What, Who};
+use crate::event::{Event, What, Who, first};
 use crate::fault::{Fault, Result};
-use crate::scene::{SOON, Scene, now, within};
+use crate::scene::{SOON, Scene, alarm, now, within};
 use crate::worker::{Kind, Report, Role, Task, WORKER};
 
 /// A worker that runs.
@@ -53,7 +52,7 @@ impl Worker {
                 if !self.0.is_running() {
                     return Err(Fault::System("a worker ended unasked".into()));
                 }
-                BootClock.alarm(now() + Duration::from_millis(1)).await;
+                alarm(now() + Duration::from_millis(1)).await;
             }
             Ok(())
         })
@@ -137,7 +136,9 @@ impl<'a> Duo<'a> {
                     }
                     Some((who, Some(report))) => return Ok((who, report)),
                     Some((who, None)) if self.has_ended(who) => {}
-                    Some((who, None)) => return Err(gone(who)),
+                    Some((who, None)) => {
+                        return Err(Fault::System(format!("worker {who} ended unasked")));
+                    }
                     None => return Err(Fault::System("both workers are gone".into())),
                 }
             }
@@ -149,7 +150,7 @@ impl<'a> Duo<'a> {
     fn has_ended(&self, who: Who) -> bool {
         let last =
             |what: &What| matches!(what, What::Released | What::NotHeld { .. } | What::Killed);
-        self.events.iter().any(|event| event.who == who && last(&event.what))
+        first(&self.events, who, last).is_some()
     }
 
     /// Waits until something happens to `who` that `is` says it waits for.
@@ -168,23 +169,19 @@ impl<'a> Duo<'a> {
                 }
                 seen += 1;
             }
-            let (who, report) = self.hear(give_up.since(now())).await?;
-            self.take_in(who, report)?;
-        }
-    }
-
-    fn take_in(&mut self, who: Who, report: Report) -> Result<()> {
-        match report {
-            Report::Happened { at, what } => self.note(Moment::from_nanos(at), who, what),
-            Report::Good { until, presence, ttl_ms } if who == Who::A => {
-                self.good_until = Some(Moment::from_nanos(until));
-                self.presence = presence;
-                self.ttl = Duration::from_millis(ttl_ms.into());
+            match self.hear(give_up.since(now())).await? {
+                (who, Report::Happened { at, what }) => {
+                    self.note(Moment::from_nanos(at), who, what);
+                }
+                (Who::A, Report::Good { until, presence, ttl_ms }) => {
+                    self.good_until = Some(Moment::from_nanos(until));
+                    self.presence = presence;
+                    self.ttl = Duration::from_millis(ttl_ms.into());
+                }
+                // `hear` has told of a failure.
+                _ => {}
             }
-            Report::Failed { kind, message } => return Err(failed(who, kind, &message)),
-            Report::Ready | Report::Good { .. } | Report::Ticked { .. } => {}
         }
-        Ok(())
     }
 
     /// Something that the lab did, or heard of.
@@ -202,8 +199,7 @@ impl<'a> Duo<'a> {
 
     /// When that happened to `who` first.
     pub(crate) fn first(&self, who: Who, is: impl Fn(&What) -> bool) -> Option<Moment> {
-        let event = self.events.iter().find(|event| event.who == who && is(&event.what))?;
-        Some(self.began + event.at)
+        first(&self.events, who, is).map(|event| self.began + event.at)
     }
 
     /// What happened, in the order in which it did.
@@ -211,10 +207,6 @@ impl<'a> Duo<'a> {
         self.events.sort_by_key(|event| event.at);
         self.events
     }
-}
-
-fn gone(who: Who) -> Fault {
-    Fault::System(format!("worker {who} ended unasked"))
 }
 
 pub(crate) fn failed(who: impl std::fmt::Display, kind: Kind, message: &str) -> Fault {

@@ -215,10 +215,14 @@ pub(crate) async fn within<T>(
 ) -> Result<T> {
     tokio::select! {
         done = future => done,
-        () = BootClock.alarm(now() + limit) => {
+        () = alarm(now() + limit) => {
             Err(Fault::System(format!("waited {limit:?} until {what}, in vain")))
         }
     }
+}
+
+pub(crate) async fn alarm(at: Moment) {
+    BootClock.alarm(at).await;
 }
 
 pub(crate) fn now() -> Moment {

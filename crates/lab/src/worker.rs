@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::event::What;
 use crate::fault::{Fault, Result};
 use crate::resource::{Fence, Resource, Session};
-use crate::scene::now;
+use crate::scene::{alarm, now};
 
 /// The hidden command.
 pub const WORKER: &str = "__lab-worker";
@@ -119,8 +119,8 @@ async fn work(task: Task, orders: &mut UnboundedReceiver<String>) -> Result<()> 
     let store = Fencepost::connect(&task.store).await?;
     match &task.role {
         Role::Add { resource, amount, work_ms, fence } => {
-            let add = Add { resource, amount: *amount, fence: *fence, work_ms: *work_ms };
-            add.run(&task, &store, orders).await?;
+            let work = Duration::from_millis(*work_ms);
+            add(&task, &store, resource, *amount, work, *fence, orders).await?;
         }
         Role::Hold => {
             say(&Report::Ready);
@@ -170,44 +170,38 @@ async fn give_back(guard: Guard) -> Result<()> {
     Ok(())
 }
 
-struct Add<'a> {
-    resource: &'a Resource,
+/// Reads, works, writes. It does not look at its guard before it writes, on purpose: between a look and the
+/// write a process can freeze as well, and then the look was worth nothing.
+async fn add(
+    task: &Task,
+    store: &Fencepost,
+    resource: &Resource,
     amount: i64,
+    work: Duration,
     fence: bool,
-    work_ms: u64,
-}
-
-impl Add<'_> {
-    /// Reads, works, writes. It does not look at its guard before it writes, on purpose: between a look and the
-    /// write a process can freeze as well, and then the look was worth nothing.
-    async fn run(
-        self,
-        task: &Task,
-        store: &Fencepost,
-        orders: &mut UnboundedReceiver<String>,
-    ) -> Result<()> {
-        let mut session = self.resource.open().await?;
-        let name = LockName::new(&task.name).map_err(fencepost::Error::from)?;
-        say(&Report::Ready);
-        orders.recv().await;
-        let guard = take(task, store).await?;
-        let fence: Fence<'_> = self.fence.then(|| (&name, guard.token()));
-        let balance = session.read(fence).await?;
-        // Before it says so: from then on it can be frozen, and the time of the freeze counts.
-        let done_at = now() + Duration::from_millis(self.work_ms);
-        happened(What::Read { value: balance });
-        orders.recv().await;
-        alarm(done_at).await;
-        let value = balance + self.amount;
-        match session.write(value, fence).await {
-            Ok(()) => happened(What::Wrote { value }),
-            Err(Fault::Lock(error)) if *error.kind() == ErrorKind::Stale => {
-                happened(What::Refused { value, why: error.to_string() });
-            }
-            Err(fault) => return Err(fault),
+    orders: &mut UnboundedReceiver<String>,
+) -> Result<()> {
+    let mut session = resource.open().await?;
+    let name = LockName::new(&task.name).map_err(fencepost::Error::from)?;
+    say(&Report::Ready);
+    orders.recv().await;
+    let guard = take(task, store).await?;
+    let fence: Fence<'_> = fence.then(|| (&name, guard.token()));
+    let balance = session.read(fence).await?;
+    // Before it says so: from then on it can be frozen, and the time of the freeze counts.
+    let done_at = now() + work;
+    happened(What::Read { value: balance });
+    orders.recv().await;
+    alarm(done_at).await;
+    let value = balance + amount;
+    match session.write(value, fence).await {
+        Ok(()) => happened(What::Wrote { value }),
+        Err(Fault::Lock(error)) if *error.kind() == ErrorKind::Stale => {
+            happened(What::Refused { value, why: error.to_string() });
         }
-        give_back(guard).await
+        Err(fault) => return Err(fault),
     }
+    give_back(guard).await
 }
 
 async fn job(
@@ -250,11 +244,6 @@ async fn run_if_not_done(session: &mut Session, tick: &str) -> Result<(bool, u64
     }
     session.act(tick).await?;
     Ok((true, 2))
-}
-
-async fn alarm(at: Moment) {
-    use fencepost::clock::{BootClock, Clock as _};
-    BootClock.alarm(at).await;
 }
 
 fn happened(what: What) {

@@ -17,7 +17,8 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+
+use fencepost::Moment;
 
 use crate::config::Config;
 use crate::log::{Line, Log, Seen};
@@ -26,37 +27,21 @@ use crate::message::fields::Fields;
 use crate::message::head::Request;
 use crate::metrics::{Metrics, Outcome};
 use crate::problem::{Problem, reason};
-use crate::rules::{Fenced, Plan, Rules};
+use crate::rules::{Fenced, Plan, path_of};
 use crate::spool::{Room, Spool};
-use crate::status::StatusList;
 use crate::time::{Late, Watch, now};
 use crate::turns::Turns;
 use crate::upstream::{Fault, Pool, Read, Reply, Rest, Upstream};
 
 /// What all connections share.
 pub(crate) struct Gate {
-    pub(crate) rules: Rules,
-    pub(crate) limits: Limits,
+    pub(crate) config: Config,
+    pub(crate) spool: Arc<Room>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) turns: Arc<Turns>,
     pub(crate) marks: Marks,
     pub(crate) log: Log,
-    upstream: Upstream,
-    upstream_host: Option<String>,
-    unknown_status: StatusList,
-}
-
-/// Sizes and times.
-pub(crate) struct Limits {
-    pub(crate) max_body: u64,
-    pub(crate) max_head: usize,
-    pub(crate) head: Duration,
-    pub(crate) body: Duration,
-    pub(crate) idle: Duration,
-    pub(crate) spool: Arc<Room>,
-    max_answer: u64,
-    queue: Duration,
-    upstream: Duration,
+    pub(crate) upstream: Upstream,
 }
 
 /// What is sent back.
@@ -77,77 +62,44 @@ pub(crate) enum AnswerBody {
 }
 
 impl Gate {
-    pub(crate) fn new(
-        config: &Config,
-        metrics: Arc<Metrics>,
-        turns: Arc<Turns>,
-        marks: Marks,
-        log: Log,
-    ) -> Self {
-        Self {
-            rules: Rules::new(config),
-            limits: Limits {
-                max_body: config.max_body,
-                max_head: config.max_head,
-                head: config.head_timeout,
-                body: config.body_timeout,
-                idle: config.idle_timeout,
-                spool: Room::new(config.marks.clone(), config.max_spool),
-                max_answer: config.max_answer,
-                queue: config.queue_timeout,
-                upstream: config.upstream_timeout,
-            },
-            metrics,
-            turns,
-            marks,
-            log,
-            upstream: Upstream::new(config),
-            upstream_host: config.upstream_host.clone(),
-            unknown_status: config.unknown_status.clone(),
-        }
-    }
-
     /// Carries out a plan.
     pub(crate) async fn carry(
         &self,
         plan: Plan,
         request: Carried<'_>,
         watch: &mut Watch,
-        seen: &mut Seen,
     ) -> Answer {
+        let mut seen = Seen::default();
         let done = match plan {
-            Plan::Pass => self.pass(request, watch, seen).await,
+            Plan::Pass => self.pass(request, watch, &mut seen).await,
             Plan::Fence(fenced) => {
                 (seen.name, seen.token) = (Some(fenced.name.clone()), Some(fenced.token));
-                self.fence(&fenced, request, watch, seen).await
+                let done = self.fence(&fenced, request, watch, &mut seen).await;
+                done.map_err(|problem| problem.on(&fenced.name, Some(fenced.token)))
             }
         };
-        done.unwrap_or_else(|problem| Self::refuse(&problem, seen))
+        let Carried { began, head, client, .. } = request;
+        let line = Line { began, client, method: &head.method, path: path_of(&head.target) };
+        self.end(done, &line, seen)
     }
 
-    /// The answer that tells of a problem.
-    pub(crate) fn refuse(problem: &Problem, seen: &mut Seen) -> Answer {
-        seen.outcome = Some(problem.outcome);
-        seen.mark = seen.mark.or(problem.mark());
-        let mut fields = Fields::default();
-        fields.push(b"Content-Type", b"application/problem+json");
-        if let Some(seconds) = problem.retry_after {
-            fields.push(b"Retry-After", seconds.to_string().as_bytes());
-        }
-        Answer {
-            status: problem.status,
-            reason: reason(problem.status).into(),
-            fields,
-            body: AnswerBody::Whole(Spool::of(problem.json())),
-        }
+    /// The answer to a request that is not carried out.
+    pub(crate) fn refuse(&self, problem: Problem, line: &Line<'_>) -> Answer {
+        self.end(Err(problem), line, Seen::default())
     }
 
-    /// Counts a request and leaves its line in the log.
-    pub(crate) fn note(&self, line: &Line<'_>) {
-        if let Some(outcome) = line.seen.outcome {
+    /// The answer, or the one that tells of the problem. Counts the request, and leaves its line in the log.
+    fn end(&self, done: Result<Answer, Problem>, line: &Line<'_>, mut seen: Seen) -> Answer {
+        let answer = done.unwrap_or_else(|problem| {
+            seen.outcome = Some(problem.outcome);
+            seen.mark = seen.mark.or(problem.mark());
+            Answer::telling(&problem)
+        });
+        if let Some(outcome) = seen.outcome {
             self.metrics.count(outcome);
         }
-        self.log.line(line, &self.metrics);
+        self.log.line(line, &seen, answer.status, &self.metrics);
+        answer
     }
 
     /// Without a token: passed on, and the answer streamed.
@@ -168,12 +120,15 @@ impl Gate {
             };
             Ok((reply, body.transpose()))
         };
-        let (reply, body) = match watch.until(now() + self.limits.upstream, sent).await {
+        let (reply, body) = match watch.until(now() + self.config.upstream_timeout, sent).await {
             Ok(Ok(reply)) => reply,
             Ok(Err(Fault::NotSent(why) | Fault::InDoubt(why))) => {
                 return Err(Problem::bad_gateway(why));
             }
-            Err(Late) => return Err(self.late()),
+            Err(Late) => {
+                let limit = self.config.upstream_timeout;
+                return Err(Problem::late_upstream(format!("no answer within {limit:?}")));
+            }
         };
         let body = body.map_err(Problem::bad_gateway)?;
         seen.outcome = Some(Outcome::Passed);
@@ -185,7 +140,7 @@ impl Gate {
     }
 
     async fn whole(&self, reply: &mut Reply, rest: Option<Rest<'_>>) -> Result<Read, Fault> {
-        let body = reply.whole(rest, self.limits.max_answer, &self.limits.spool).await;
+        let body = reply.whole(rest, self.config.max_answer, &self.spool).await;
         let body = body.map_err(|error| Fault::InDoubt(format!("the upstream failed: {error}")))?;
         let status = reply.head.status;
         Ok(body.map_err(|why| {
@@ -195,7 +150,7 @@ impl Gate {
 
     /// Whether the service may still be working on the request of this response.
     fn is_unknown(&self, reply: &Reply) -> bool {
-        let list = &self.unknown_status;
+        let list = &self.config.unknown_status;
         list.contains(reply.head.status) || (reply.is_early && !list.is_none())
     }
 
@@ -207,33 +162,27 @@ impl Gate {
         seen: &mut Seen,
     ) -> Result<Answer, Problem> {
         let (token, writes, asked) = (*token, *writes, now());
-        let Ok(mut turn) = self.turns.take(name, asked + self.limits.queue, watch).await else {
+        let Ok(mut turn) = self.turns.take(name, asked + self.config.queue_timeout, watch).await
+        else {
             let wait = self.turns.free_in(name).map_or(1, |wait| wait.as_secs() + 1);
             let busy =
                 "others are at it, or it is held back because the end of a request is not known";
-            return Err(Problem::busy(format!("the turn of \"{name}\" did not come: {busy}"))
-                .on(name, Some(token))
-                .retry_after(wait));
+            let why = format!("the turn of \"{name}\" did not come: {busy}");
+            return Err(Problem::busy(why).retry_after(wait));
         };
         let began = now();
         self.metrics.queue_seconds.observe(began.since(asked).as_secs_f64());
         let client = request.client;
         let who = || who.as_ref().map_or_else(|| client.to_string(), ToString::to_string);
         let entered = self.marks.enter(name, token, who);
-        match watch.until(began + self.limits.queue, entered).await {
-            Ok(Ok(())) => seen.mark = Some(token),
-            Ok(Err(Refusal::Stale(mark))) => return Err(Problem::refused(mark, token)),
-            Ok(Err(Refusal::Failed(why))) => {
-                return Err(Problem::marks_failed(format!("nothing was forwarded: {why}"))
-                    .on(name, Some(token))
-                    .retry_after(1));
-            }
-            Err(Late) => {
-                return Err(Problem::marks_failed(
-                    "nothing was forwarded: the disk does not answer",
-                )
-                .on(name, Some(token))
-                .retry_after(1));
+        let entered = watch.until(began + self.config.queue_timeout, entered).await;
+        let late = |Late| Err(Refusal::Failed("the disk does not answer".into()));
+        match entered.unwrap_or_else(late) {
+            Ok(()) => seen.mark = Some(token),
+            Err(Refusal::Stale(mark)) => return Err(Problem::refused(mark, token)),
+            Err(Refusal::Failed(why)) => {
+                let why = format!("nothing was forwarded: {why}");
+                return Err(Problem::marks_failed(why).retry_after(1));
             }
         }
         let head = self.head_for_upstream(&request);
@@ -248,7 +197,7 @@ impl Gate {
             turn.begin();
         }
         let sent = now();
-        let done = watch.until(sent + self.limits.upstream, whole).await;
+        let done = watch.until(sent + self.config.upstream_timeout, whole).await;
         self.metrics.upstream_seconds.observe(now().since(sent).as_secs_f64());
         let held_back = "; the lock's name is held back for the settle time";
         let in_doubt = if writes { held_back } else { "" };
@@ -263,7 +212,7 @@ impl Gate {
                 seen.upstream = Some(reply.head.status);
                 let body = body.map_err(|why| {
                     let in_doubt = if unknown { held_back } else { "" };
-                    Problem::bad_gateway(format!("{why}{in_doubt}")).on(name, Some(token))
+                    Problem::bad_gateway(format!("{why}{in_doubt}"))
                 })?;
                 seen.outcome = Some(if unknown { Outcome::Unknown } else { Outcome::Entered });
                 Ok(Answer::of(&request, reply, |reply| {
@@ -273,21 +222,15 @@ impl Gate {
             }
             Ok(Err(Fault::NotSent(why))) => {
                 turn.end();
-                Err(Problem::bad_gateway(why).on(name, Some(token)))
+                Err(Problem::bad_gateway(why))
             }
-            Ok(Err(Fault::InDoubt(why))) => {
-                Err(Problem::bad_gateway(format!("{why}{in_doubt}")).on(name, Some(token)))
+            Ok(Err(Fault::InDoubt(why))) => Err(Problem::bad_gateway(format!("{why}{in_doubt}"))),
+            Err(Late) => {
+                let limit = self.config.upstream_timeout;
+                let why = format!("no whole answer within {limit:?}{in_doubt}");
+                Err(Problem::late_upstream(why))
             }
-            Err(Late) => Err(Problem::late_upstream(format!(
-                "no whole answer within {:?}{in_doubt}",
-                self.limits.upstream
-            ))
-            .on(name, Some(token))),
         }
-    }
-
-    fn late(&self) -> Problem {
-        Problem::late_upstream(format!("no answer within {:?}", self.limits.upstream))
     }
 
     fn head_for_upstream(&self, request: &Carried<'_>) -> Vec<u8> {
@@ -299,7 +242,7 @@ impl Gate {
         let mut forwarded: Vec<&[u8]> = Vec::new();
         for (name, value) in head.fields.end_to_end() {
             if name.eq_ignore_ascii_case(b"expect")
-                || (self.upstream_host.is_some() && name.eq_ignore_ascii_case(b"host"))
+                || (self.config.upstream_host.is_some() && name.eq_ignore_ascii_case(b"host"))
             {
                 continue;
             }
@@ -309,7 +252,7 @@ impl Gate {
             }
             put(&mut out, name, value);
         }
-        if let Some(host) = &self.upstream_host {
+        if let Some(host) = &self.config.upstream_host {
             put(&mut out, b"Host", host.as_bytes());
         } else if !head.fields.has("host") {
             // HTTP/1.0 needs none, HTTP/1.1 does.
@@ -342,6 +285,7 @@ pub(crate) fn put(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 /// A request that is here as a whole.
 #[derive(Clone, Copy)]
 pub(crate) struct Carried<'a> {
+    pub(crate) began: Moment,
     pub(crate) head: &'a Request,
     pub(crate) body: &'a Spool,
     pub(crate) client: SocketAddr,
@@ -349,6 +293,17 @@ pub(crate) struct Carried<'a> {
 }
 
 impl Answer {
+    /// The answer that tells of a problem.
+    fn telling(problem: &Problem) -> Self {
+        let mut fields = Fields::default();
+        fields.push(b"Content-Type", b"application/problem+json");
+        if let Some(seconds) = problem.retry_after {
+            fields.push(b"Retry-After", seconds.to_string().as_bytes());
+        }
+        let body = AnswerBody::Whole(Spool::of(problem.json()));
+        Self { status: problem.status, reason: reason(problem.status).into(), fields, body }
+    }
+
     fn of(request: &Carried<'_>, mut reply: Reply, body: impl FnOnce(Reply) -> AnswerBody) -> Self {
         let fields = std::mem::take(&mut reply.head.fields);
         let (status, reason) = (reply.head.status, std::mem::take(&mut reply.head.reason));

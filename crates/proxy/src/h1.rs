@@ -1,4 +1,4 @@
 //! Connections of clients that speak HTTP/1.
 
 pub(crate) mod serve;
-pub(crate) mod write;
+mod write;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fencepost_base::clock::{BootClock, Clock as _};
+use fencepost_core::Moment;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
@@ -20,17 +21,18 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use streams::{Look, Stream, Streams};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::sync::watch::Receiver;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::gate::{Answer, AnswerBody, Carried, Gate};
-use crate::log::{Line, Seen};
+use crate::h1::serve::Connection;
+use crate::log::Line;
 use crate::message::body::Framing;
 use crate::message::fields::Fields;
 use crate::message::head::{Bad, Request};
 use crate::problem::Problem;
-use crate::rules::path_of;
+use crate::rules::{Rules, path_of};
 use crate::spool::Spool;
 use crate::time::{Late, Watch, now, told};
 use crate::upstream::Pool;
@@ -55,46 +57,43 @@ struct Shared {
     streams: Arc<Streams>,
 }
 
-/// Serves it to its end. `read` is what has been read of it already.
+/// Serves it to its end.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    io: S,
-    read: BytesMut,
-    client: SocketAddr,
-    gate: Arc<Gate>,
-    pool: Arc<Pool>,
+    connection: Connection<S>,
     mut stop: Receiver<bool>,
 ) {
-    let max_head = u32::try_from(gate.limits.max_head).unwrap_or(u32::MAX);
+    let Connection { io, read, client, gate, pool, .. } = connection;
+    let max_head = u32::try_from(gate.config.max_head).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(STREAMS as usize));
-    let (idle, streams) = (gate.limits.idle, Streams::new());
+    let (idle, streams) = (gate.config.idle_timeout, Streams::new());
     let shared = Shared { gate, pool, client, room, streams: Arc::clone(&streams) };
     let service = service_fn(move |request| shared.clone().answer(request));
+    // What has been read already comes first.
+    let (reader, writer) = tokio::io::split(io);
+    let io = tokio::io::join(io::Cursor::new(read).chain(reader), writer);
     let connection = Builder::new(TokioExecutor::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(max_head)
-        .serve_connection(TokioIo::new(Rewound { read, io }), service);
+        .serve_connection(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
     let (mut again, mut stopping, mut quiet) = (now() + idle, false, idle);
     loop {
-        tokio::select! {
+        let look = tokio::select! {
             // How it ended is nobody's business but the client's.
             _ = &mut connection => return,
-            () = told(&mut stop), if !stopping => {
-                // A client that does not say goodbye is not waited for.
+            () = told(&mut stop), if !stopping => Look::Idle,
+            () = BootClock.alarm(again) => streams.look(quiet, idle),
+        };
+        match look {
+            Look::Again(then) if stopping => again = then.min(now() + LINGER.1),
+            Look::Again(then) => again = then,
+            // What the client sent before it hears of the end is still answered. One that does not say goodbye is not
+            // waited for.
+            Look::Idle if !stopping => {
                 (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
                 connection.as_mut().graceful_shutdown();
             }
-            () = BootClock.alarm(again) => match streams.look(quiet, idle) {
-                Look::Again(then) if stopping => again = then.min(now() + LINGER.1),
-                Look::Again(then) => again = then,
-                Look::Idle if stopping => return,
-                // What the client sent before it hears of the end is still answered.
-                Look::Idle => {
-                    (stopping, quiet, again) = (true, idle.min(LINGER.1), now() + LINGER.1);
-                    connection.as_mut().graceful_shutdown();
-                }
-                Look::Stuck => return,
-            },
+            Look::Idle | Look::Stuck => return,
         }
     }
 }
@@ -110,26 +109,18 @@ impl Shared {
         let permit = Arc::clone(&self.room).acquire_owned().await.ok();
         // A task of its own: a stream that the client resets does not stop its request.
         let done = tokio::spawn(async move {
-            let mut seen = Seen::default();
-            let head = head(&parts);
-            let (method, target) = match &head {
-                Ok(head) => (head.method.clone(), head.target.clone()),
-                Err(_) => (parts.method.to_string(), parts.uri.path().to_owned()),
+            let refuse = |problem, method: &str, path: &str| {
+                self.gate.refuse(problem, &Line { began, client: self.client, method, path })
             };
-            let answer = match head {
-                Ok(head) => self.carry(&head, body, &mut seen).await,
-                Err(problem) => Gate::refuse(&problem, &mut seen),
+            let answer = match head(&parts) {
+                Ok(head) => self
+                    .carry(&head, body, began)
+                    .await
+                    .unwrap_or_else(|problem| refuse(problem, &head.method, path_of(&head.target))),
+                Err(problem) => refuse(problem, parts.method.as_str(), parts.uri.path()),
             };
-            self.gate.note(&Line {
-                began,
-                client: self.client,
-                method: &method,
-                path: path_of(&target),
-                seen: &seen,
-                status: answer.status,
-            });
             drop(permit);
-            response(answer, method == "HEAD", &self.gate, &self.pool)
+            response(answer, parts.method == "HEAD", &self.gate, &self.pool)
         });
         let response = done.await.unwrap_or_else(|_| {
             let mut failed = hyper::Response::new(Content::Once(None));
@@ -140,39 +131,36 @@ impl Shared {
         Ok(response.map(|content| Sent { content, stream }))
     }
 
-    async fn carry(&self, head: &Request, body: Incoming, seen: &mut Seen) -> Answer {
+    async fn carry(
+        &self,
+        head: &Request,
+        body: Incoming,
+        began: Moment,
+    ) -> Result<Answer, Problem> {
         let (gate, mut watch) = (&self.gate, Watch::default());
-        let plan = match gate.rules.plan(head) {
+        let plan = match Rules(&gate.config).plan(head) {
             Ok(plan) => plan,
             Err(problem) => {
                 // Some clients take an answer that comes before the end of what they send for a failure.
                 let _ = watch.until(now() + LINGER.1, skip(body, LINGER.0)).await;
-                return Gate::refuse(&problem, seen);
+                return Err(problem);
             }
         };
-        let framing = match head.framing() {
-            Ok(framing) => framing,
-            Err(Bad(why)) => {
-                return Gate::refuse(&Problem::bad_request(format!("the request {why}")), seen);
-            }
-        };
+        let bad = |Bad(why)| Problem::bad_request(format!("the request {why}"));
         // Without a length it is as long as it turns out to be.
-        let length = match framing {
+        let length = match head.framing().map_err(bad)? {
             Framing::Length(length) if head.fields.has("content-length") => Some(length),
             _ => None,
         };
-        let late = || Problem::late_request("the body did not come in time");
-        let body = watch.until(now() + gate.limits.body, self.spool(body, length)).await;
-        let body = match body.unwrap_or_else(|Late| Err(late())) {
-            Ok(body) => body,
-            Err(problem) => return Gate::refuse(&problem, seen),
-        };
-        let carried = Carried { head, body: &body, client: self.client, pool: &self.pool };
-        gate.carry(plan, carried, &mut watch, seen).await
+        let late = |Late| Err(Problem::late_request("the body did not come in time"));
+        let body = watch.until(now() + gate.config.body_timeout, self.spool(body, length)).await;
+        let body = &body.unwrap_or_else(late)?;
+        let carried = Carried { began, head, body, client: self.client, pool: &self.pool };
+        Ok(gate.carry(plan, carried, &mut watch).await)
     }
 
     async fn spool(&self, mut body: Incoming, said: Option<u64>) -> Result<Spool, Problem> {
-        let (limits, mut spool) = (&self.gate.limits, Spool::default());
+        let (limit, mut spool) = (self.gate.config.max_body, Spool::default());
         loop {
             let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
             let Some(frame) = next.await else {
@@ -187,13 +175,12 @@ impl Shared {
             })?;
             // Trailers are dropped.
             let Ok(data) = frame.into_data() else { continue };
-            if spool.len() + data.len() as u64 > limits.max_body {
-                let limit = limits.max_body;
+            if spool.len() + data.len() as u64 > limit {
                 return Err(Problem::too_large(format!(
                     "the body has more than {limit} bytes: see --max-body"
                 )));
             }
-            let kept = spool.push(&data, &limits.spool).await;
+            let kept = spool.push(&data, &self.gate.spool).await;
             kept.map_err(|error| Problem::not_kept(&error))?;
         }
     }
@@ -303,7 +290,7 @@ fn response(
             }),
         },
         AnswerBody::Flow(mut reply) => {
-            let (pool, idle) = (Arc::clone(pool), gate.limits.idle);
+            let (pool, idle) = (Arc::clone(pool), gate.config.idle_timeout);
             pump(async move |pieces| {
                 let mut watch = Watch::default();
                 loop {
@@ -374,44 +361,5 @@ impl Body for Sent {
 
     fn is_end_stream(&self) -> bool {
         matches!(self.content, Content::Once(None))
-    }
-}
-
-/// A connection of which something has been read already.
-struct Rewound<S> {
-    read: BytesMut,
-    io: S,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.read.is_empty() {
-            return Pin::new(&mut self.io).poll_read(context, buffer);
-        }
-        let length = self.read.len().min(buffer.remaining());
-        buffer.put_slice(&self.read.split_to(length));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
     }
 }

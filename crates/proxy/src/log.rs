@@ -32,8 +32,6 @@ pub(crate) struct Line<'a> {
     pub(crate) client: SocketAddr,
     pub(crate) method: &'a str,
     pub(crate) path: &'a str,
-    pub(crate) seen: &'a Seen,
-    pub(crate) status: u16,
 }
 
 /// What came to light on the way.
@@ -82,7 +80,7 @@ impl Log {
         Ok(Self { shared: Some(shared), thread: Mutex::new(Some(thread)) })
     }
 
-    pub(crate) fn line(&self, line: &Line<'_>, metrics: &Metrics) {
+    pub(crate) fn line(&self, line: &Line<'_>, seen: &Seen, status: u16, metrics: &Metrics) {
         let Some(shared) = &self.shared else { return };
         let (lines, came) = &**shared;
         let mut lines = lines.lock();
@@ -91,7 +89,7 @@ impl Log {
             return;
         }
         let first = lines.text.is_empty();
-        line.write(&mut lines.text);
+        line.write(seen, status, &mut lines.text);
         drop(lines);
         if first {
             came.notify_one();
@@ -147,8 +145,8 @@ fn write(shared: &(Mutex<Lines>, Condvar), mut sink: Box<dyn Write + Send>) {
 }
 
 impl Line<'_> {
-    fn write(&self, out: &mut Vec<u8>) {
-        let Self { began, client, method, path, seen, status } = self;
+    fn write(&self, seen: &Seen, status: u16, out: &mut Vec<u8>) {
+        let Self { began, client, method, path } = self;
         let micros = now().since(*began).as_micros();
         // To write to memory does not fail.
         let _ = write!(out, "{{\"time\":\"{}\",\"client\":\"{client}\"", stamp::now());
@@ -166,7 +164,7 @@ impl Line<'_> {
         for (key, value) in [
             ("token", seen.token.map(Token::get)),
             ("mark", seen.mark.map(Token::get)),
-            ("status", Some(u64::from(*status))),
+            ("status", Some(u64::from(status))),
             ("upstream_status", seen.upstream.map(u64::from)),
         ] {
             if let Some(value) = value {

@@ -28,35 +28,24 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Self; 11] = [
-        Self::Passed,
-        Self::Entered,
-        Self::Unknown,
-        Self::Stale,
-        Self::NoToken,
-        Self::NoLock,
-        Self::Bad,
-        Self::Busy,
-        Self::MarksFailed,
-        Self::UpstreamFailed,
-        Self::UpstreamLate,
+    /// In the order of the variants, each with its word in metrics and in the log.
+    const ALL: [(Self, &'static str); 11] = [
+        (Self::Passed, "passed"),
+        (Self::Entered, "entered"),
+        (Self::Unknown, "unknown"),
+        (Self::Stale, "stale"),
+        (Self::NoToken, "no_token"),
+        (Self::NoLock, "no_lock"),
+        (Self::Bad, "bad_request"),
+        (Self::Busy, "busy"),
+        (Self::MarksFailed, "marks_failed"),
+        (Self::UpstreamFailed, "upstream_failed"),
+        (Self::UpstreamLate, "upstream_late"),
     ];
 
     /// The word in metrics and in the log.
     pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Entered => "entered",
-            Self::Unknown => "unknown",
-            Self::Stale => "stale",
-            Self::NoToken => "no_token",
-            Self::NoLock => "no_lock",
-            Self::Bad => "bad_request",
-            Self::Busy => "busy",
-            Self::MarksFailed => "marks_failed",
-            Self::UpstreamFailed => "upstream_failed",
-            Self::UpstreamLate => "upstream_late",
-        }
+        Self::ALL[self as usize].1
     }
 }
 
@@ -84,8 +73,8 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("fencepost_proxy");
         let by_outcome = Family::<ByOutcome, Counter>::default();
-        let requests = Outcome::ALL
-            .map(|outcome| by_outcome.get_or_create_owned(&ByOutcome { outcome: outcome.word() }));
+        let requests =
+            Outcome::ALL.map(|(_, outcome)| by_outcome.get_or_create_owned(&ByOutcome { outcome }));
         let seconds = || Histogram::new(exponential_buckets(0.0005, 4.0, 9));
         let metrics = Self {
             requests,

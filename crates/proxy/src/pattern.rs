@@ -1,7 +1,6 @@
 //! Patterns that say which lock guards a path: `/invoices/{id}`, `/files/{path*}`, `/a/{x}/{y} => a/{y}`.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use fencepost_base::{Error, Result};
 use fencepost_core::LockName;
@@ -126,14 +125,13 @@ impl Pattern {
             None => name = segments.join("/"),
             Some(pieces) => {
                 for piece in pieces {
-                    // To write to a string does not fail.
-                    let _ = match piece {
-                        Piece::Text(text) => name.write_str(text),
+                    match piece {
+                        Piece::Text(text) => name.push_str(text),
                         Piece::Part(part) if matches!(self.parts[*part], Part::Rest(_)) => {
-                            name.write_str(&segments[*part..].join("/"))
+                            name.push_str(&segments[*part..].join("/"));
                         }
-                        Piece::Part(part) => name.write_str(&segments[*part]),
-                    };
+                        Piece::Part(part) => name.push_str(&segments[*part]),
+                    }
                 }
             }
         }

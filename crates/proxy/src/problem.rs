@@ -80,8 +80,6 @@ impl Problem {
     /// A later holder has entered.
     pub(crate) fn refused(mark: Mark, token: Token) -> Self {
         let mut problem = Self::stale(mark.refuses(token).to_string());
-        problem.name = Some(mark.name.clone());
-        problem.token = Some(token);
         problem.mark = Some(Box::new(mark));
         problem
     }

@@ -5,7 +5,6 @@ use fencepost_core::{Label, LockName, Token};
 use crate::config::Config;
 use crate::message::head::Request;
 use crate::path::segments;
-use crate::pattern::Pattern;
 use crate::problem::Problem;
 
 /// What is done with a request.
@@ -27,12 +26,8 @@ pub(crate) struct Fenced {
     pub(crate) writes: bool,
 }
 
-/// The operator's rules.
-pub(crate) struct Rules {
-    patterns: Vec<Pattern>,
-    name_header: Option<String>,
-    safe_methods: Vec<String>,
-}
+/// The operator's rules, as the configuration has them.
+pub(crate) struct Rules<'a>(pub(crate) &'a Config);
 
 /// Headers by which a request asks to be taken for another: a GET that is a DELETE would pass without a token, and one
 /// path would be fenced while another is written.
@@ -44,15 +39,7 @@ const OVERRIDES: [&str; 5] = [
     "x-rewrite-url",
 ];
 
-impl Rules {
-    pub(crate) fn new(config: &Config) -> Self {
-        Self {
-            patterns: config.patterns.clone(),
-            name_header: config.name_header.clone(),
-            safe_methods: config.safe_methods.clone(),
-        }
-    }
-
+impl Rules<'_> {
     /// What is done with this request. Its target is in origin form.
     pub(crate) fn plan(&self, head: &Request) -> Result<Plan, Problem> {
         let method = head.method.as_str();
@@ -79,7 +66,7 @@ impl Rules {
             return Err(Problem::bad_request("Upgrade is refused: this gateway speaks HTTP only"));
         }
         let writes = !matches!(method, "GET" | "HEAD" | "OPTIONS")
-            && !self.safe_methods.iter().any(|safe| safe == method);
+            && !self.0.safe_methods.iter().any(|safe| safe == method);
         let token = token(head)?;
         if !writes && token.is_none() {
             return Ok(Plan::Pass);
@@ -102,9 +89,9 @@ impl Rules {
         let segments = segments(path)
             .map_err(|why| Problem::bad_path(format!("the path {path} is refused: {why}")))?;
         let invalid = |error: fencepost_base::Error| Problem::bad_request(error.to_string());
-        let by_path = self.patterns.iter().find_map(|pattern| pattern.name(&segments));
+        let by_path = self.0.patterns.iter().find_map(|pattern| pattern.name(&segments));
         let by_path = by_path.transpose().map_err(invalid)?;
-        let by_header = match &self.name_header {
+        let by_header = match &self.0.name_header {
             None => None,
             Some(header) => match one(head, header).map_err(Problem::bad_request)? {
                 Some(value) => Some(
@@ -124,7 +111,7 @@ impl Rules {
             (Some(name), _) | (None, Some(name)) => Ok(name),
             (None, None) => Err(Problem::no_lock(format!(
                 "no --name-pattern fits {path}{}",
-                match &self.name_header {
+                match &self.0.name_header {
                     Some(header) => format!(", and there is no {header}"),
                     None => String::new(),
                 }
@@ -220,16 +207,17 @@ fn holder(head: &Request) -> Result<Option<Label>, Problem> {
 mod tests {
     use super::*;
 
-    fn rules(header: Option<&str>) -> Rules {
-        Rules {
-            patterns: vec!["/invoices/{id} => invoice/{id}".parse().unwrap()],
-            name_header: header.map(str::to_owned),
-            safe_methods: vec!["PROPFIND".into()],
-        }
+    fn rules(header: Option<&str>) -> Config {
+        let upstream = "http://upstream".parse().unwrap();
+        let mut config = Config::new(([127, 0, 0, 1], 0).into(), upstream, "marks".into());
+        config.patterns = vec!["/invoices/{id} => invoice/{id}".parse().unwrap()];
+        config.name_header = header.map(str::to_owned);
+        config.safe_methods = vec!["PROPFIND".into()];
+        config
     }
 
     fn plan(
-        rules: &Rules,
+        rules: &Config,
         method: &str,
         target: &str,
         fields: &[(&str, &str)],
@@ -243,7 +231,7 @@ mod tests {
         for (name, value) in fields {
             head.fields.push(name.as_bytes(), value.as_bytes());
         }
-        rules.plan(&head).map_err(|problem| problem.status)
+        Rules(rules).plan(&head).map_err(|problem| problem.status)
     }
 
     #[test]

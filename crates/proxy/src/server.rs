@@ -26,9 +26,10 @@ use crate::h2;
 use crate::log::Log;
 use crate::marks::Marks;
 use crate::metrics::Metrics;
+use crate::spool::Room;
 use crate::time::{Watch, now, told};
 use crate::turns::Turns;
-use crate::upstream::Pool;
+use crate::upstream::{Pool, Upstream};
 
 /// How often idle connections to the upstream are looked through.
 const TIDY: Duration = Duration::from_secs(1);
@@ -80,7 +81,15 @@ impl Proxy {
         let (marks, settling) = Marks::open(&config.marks, config.hasty, &metrics)?;
         let opens = if settling { now() + config.settle } else { now() };
         let turns = Turns::new(config.settle, opens);
-        let gate = Arc::new(Gate::new(config, metrics, turns, marks, log));
+        let gate = Arc::new(Gate {
+            config: config.clone(),
+            spool: Room::new(config.marks.clone(), config.max_spool),
+            upstream: Upstream::new(config),
+            metrics,
+            turns,
+            marks,
+            log,
+        });
         let ((stop, stopping), (end, ending)) = (watch::channel(false), watch::channel(false));
         let connections = Arc::new(Semaphore::new(max_connections));
         let proxy = Self {
@@ -295,7 +304,7 @@ impl Worker {
                 match tls {
                     None => serve(io, client, gate, pool, stop).await,
                     Some(tls) => {
-                        let deadline = now() + gate.limits.head;
+                        let deadline = now() + gate.config.head_timeout;
                         let shaken = Watch::default().until(deadline, tls.accept(io)).await;
                         if let Ok(Ok(io)) = shaken {
                             serve(io, client, gate, pool, stop).await;
@@ -318,7 +327,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut stop: watch::Receiver<bool>,
 ) {
     let (mut read, mut watch) = (BytesMut::with_capacity(8192), Watch::default());
-    let deadline = now() + gate.limits.idle;
+    let deadline = now() + gate.config.idle_timeout;
     let first = async {
         loop {
             if io.read_buf(&mut read).await? == 0 {
@@ -340,8 +349,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     if !matches!(watch.until(deadline, first).await, Ok(true)) {
         return;
     }
-    if read.starts_with(h2::PREFACE) {
-        return h2::serve(io, read, client, gate, pool, stop).await;
-    }
-    Connection { io, read, client, gate, pool, watch }.serve(stop).await;
+    let is_h2 = read.starts_with(h2::PREFACE);
+    let connection = Connection { io, read, client, gate, pool, watch };
+    if is_h2 { h2::serve(connection, stop).await } else { connection.serve(stop).await }
 }

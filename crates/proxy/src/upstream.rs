@@ -253,24 +253,7 @@ async fn read_head(read: &mut ReadHalf<'_>, buffer: &mut BytesMut) -> io::Result
 impl Reply {
     /// The next piece of the body; none at its end.
     pub(crate) async fn piece(&mut self) -> io::Result<Option<Bytes>> {
-        loop {
-            let step = self.decoder.step(&self.link.read).map_err(|Bad(why)| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
-            })?;
-            if !step.data.is_empty() {
-                self.link.read.advance(step.data.start);
-                let data = self.link.read.split_to(step.data.len()).freeze();
-                self.link.read.advance(step.used - step.data.end);
-                return Ok(Some(data));
-            }
-            self.link.read.advance(step.used);
-            if step.end {
-                return Ok(None);
-            }
-            if step.used == 0 && !self.fill().await? {
-                return Ok(None);
-            }
-        }
+        next_piece(&mut self.link.io.split().0, &mut self.link.read, &mut self.decoder).await
     }
 
     /// The whole body. What is left of the request is sent meanwhile. An error is a request whose end is not known.
@@ -299,11 +282,6 @@ impl Reply {
         Ok(body)
     }
 
-    /// Reads more; false at an end of the connection that is the end of the body, too.
-    async fn fill(&mut self) -> io::Result<bool> {
-        fill(&mut self.link.io.split().0, &mut self.link.read, &self.decoder).await
-    }
-
     /// Gives the connection back, if it can be used again.
     pub(crate) fn give_back(self, pool: &Pool) {
         if self.reusable && self.decoder.is_done() && self.link.read.is_empty() {
@@ -330,40 +308,50 @@ async fn read_whole(
     room: &Arc<Room>,
 ) -> io::Result<Read> {
     let mut kept: Read = Ok(Spool::default());
-    loop {
-        let step = decoder.step(buffer).map_err(|Bad(why)| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
-        })?;
+    while let Some(piece) = next_piece(read, buffer, decoder).await? {
         if let Ok(spool) = &mut kept {
-            let pushed = spool.push(&buffer[step.data], room).await;
-            if let Err(error) = pushed {
+            if let Err(error) = spool.push(&piece, room).await {
                 kept = Err(error.to_string());
             } else if spool.len() > limit {
                 kept = Err(format!("it has more than {limit} bytes"));
             }
         }
-        buffer.advance(step.used);
-        if step.end || (step.used == 0 && !fill(read, buffer, decoder).await?) {
-            return Ok(kept);
-        }
     }
+    Ok(kept)
 }
 
-/// Reads more; false at an end of the connection that is the end of the body, too.
-async fn fill(
+/// The next piece of a body; none at its end, which may be that of the connection.
+async fn next_piece(
     read: &mut ReadHalf<'_>,
     buffer: &mut BytesMut,
-    decoder: &Decoder,
-) -> io::Result<bool> {
-    buffer.reserve(16 * 1024);
-    if read.read_buf(buffer).await? > 0 {
-        return Ok(true);
+    decoder: &mut Decoder,
+) -> io::Result<Option<Bytes>> {
+    loop {
+        let step = decoder.step(buffer).map_err(|Bad(why)| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("the upstream's answer {why}"))
+        })?;
+        if !step.data.is_empty() {
+            buffer.advance(step.data.start);
+            let data = buffer.split_to(step.data.len()).freeze();
+            buffer.advance(step.used - step.data.end);
+            return Ok(Some(data));
+        }
+        buffer.advance(step.used);
+        if step.end {
+            return Ok(None);
+        }
+        if step.used > 0 {
+            continue;
+        }
+        buffer.reserve(16 * 1024);
+        if read.read_buf(buffer).await? == 0 {
+            if decoder.ends_with_connection() {
+                return Ok(None);
+            }
+            let message = "the upstream closed the connection in the middle of its answer";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+        }
     }
-    if decoder.ends_with_connection() {
-        return Ok(false);
-    }
-    let message = "the upstream closed the connection in the middle of its answer";
-    Err(io::Error::new(io::ErrorKind::UnexpectedEof, message))
 }
 
 impl Pool {

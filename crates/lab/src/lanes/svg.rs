@@ -64,11 +64,9 @@ impl Picture {
     fn draw(&self, body: &mut String, top: usize) -> (usize, usize) {
         let mut lanes = Vec::new();
         let mut x = MARGIN + TIME;
-        for (lane, name) in self.lanes.iter().enumerate() {
+        for lane in 0..self.lanes.len() {
             lanes.push(x);
-            let cells = self.rows.iter().filter_map(|row| row.cells.get(lane));
-            let longest = cells.map(|cell| cell.text.chars().count()).max().unwrap_or(0);
-            x += longest.max(name.len()) * CHAR + 44;
+            x += self.width(lane) * CHAR + 44;
         }
         // Writing to a string can not fail.
         let _ = writeln!(

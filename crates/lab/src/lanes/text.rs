@@ -75,11 +75,6 @@ impl Picture {
     /// The picture as lines.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
-        let width = |lane: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.cells.get(lane));
-            let longest = cells.map(|cell| cell.text.chars().count()).max().unwrap_or(0);
-            longest.max(self.lanes[lane].chars().count())
-        };
         let mut text = format!("{}\n\n", style.paint(Some("1"), &self.title));
         let mut line = format!("{:>8}", "time");
         for (lane, name) in self.lanes.iter().enumerate() {
@@ -87,7 +82,7 @@ impl Picture {
                 line,
                 "  {}{}",
                 style.paint(Some("1"), name),
-                " ".repeat(width(lane) + 2 - name.chars().count(),)
+                " ".repeat(self.width(lane) + 2 - name.chars().count(),)
             );
         }
         let mut push = |line: &str| {
@@ -103,7 +98,7 @@ impl Picture {
             for (lane, cell) in row.cells.iter().enumerate() {
                 let balance = lane == super::RESOURCE;
                 let glyph = if balance { "" } else { style.glyph(cell) };
-                let gap = width(lane) - cell.text.chars().count() + usize::from(balance) * 2;
+                let gap = self.width(lane) - cell.text.chars().count() + usize::from(balance) * 2;
                 let _ = write!(
                     line,
                     "  {}{}{}{}",

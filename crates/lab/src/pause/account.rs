@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Options;
-use crate::event::{Event, What, Who, millis};
+use crate::event::{Event, What, Who, first, millis, token};
 use crate::lanes::Picture;
 use crate::verdict::Verdict;
 
@@ -52,15 +52,8 @@ impl Half {
         Picture::of(title, Some(self.start), &self.events, self.ttl)
     }
 
-    fn token(&self, of: Who) -> Option<u64> {
-        self.events.iter().find_map(|event| match event.what {
-            What::Granted { token } if event.who == of => Some(token),
-            _ => None,
-        })
-    }
-
     fn at(&self, of: Who, is: impl Fn(&What) -> bool) -> Option<Duration> {
-        self.events.iter().find(|event| event.who == of && is(&event.what)).map(|event| event.at)
+        first(&self.events, of, is).map(|event| event.at)
     }
 
     /// From the end of A's lease to the grant of B, if it was frozen past it.
@@ -94,7 +87,7 @@ impl Half {
 
     pub(super) fn judge(&self, fence: bool, verdict: &mut Verdict) {
         let which = if fence { "with the fence" } else { "without the fence" };
-        let (first, second) = (self.token(Who::A), self.token(Who::B));
+        let (first, second) = (token(&self.events, Who::A), token(&self.events, Who::B));
         let words = |token: Option<u64>| token.map_or("none".to_owned(), |token| token.to_string());
         let (a, b) = (words(first), words(second));
         let frozen = self.at(Who::A, |what| *what == What::Frozen);
@@ -175,16 +168,15 @@ impl Account {
             .halves
             .iter()
             .map(|half| {
-                let events: Vec<_> = half.events.iter().map(Event::as_json).collect();
                 serde_json::json!({
                     "fence": half.fence,
                     "start": half.start,
                     "expected": half.expected,
                     "final": half.end,
                     "lost": half.expected - half.end,
-                    "tokens": { "A": half.token(Who::A), "B": half.token(Who::B) },
+                    "tokens": { "A": token(&half.events, Who::A), "B": token(&half.events, Who::B) },
                     "grant_after_lease_ms": half.waited_on().map(millis),
-                    "events": events,
+                    "events": half.events,
                 })
             })
             .collect();

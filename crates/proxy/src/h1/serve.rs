@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
+use fencepost::Moment;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::watch::Receiver;
 
-use super::write::{Client, answer};
 use crate::gate::{Carried, Gate};
-use crate::log::{Line, Seen};
+use crate::log::Line;
 use crate::message::body::{Decoder, Framing};
 use crate::message::head::{Bad, Finder, Request, request};
 use crate::problem::Problem;
-use crate::rules::{Plan, path_of};
+use crate::rules::{Plan, Rules, path_of};
 use crate::spool::Spool;
 use crate::time::{Late, Watch, now, told};
 use crate::upstream::Pool;
@@ -27,6 +27,10 @@ use crate::upstream::Pool;
 /// What is read on, and dropped, after an answer that ends the connection: or the client might see a reset
 /// instead of the answer.
 const LINGER: (u64, Duration) = (1 << 20, Duration::from_secs(2));
+
+/// How much is read at a time.
+const HEAD_ROOM: usize = 8 * 1024;
+const BODY_ROOM: usize = 16 * 1024;
 
 /// A connection and what has been read of it.
 pub(crate) struct Connection<S> {
@@ -67,118 +71,86 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         loop {
             let head = match self.head(stop.as_mut()).await {
                 Ok(head) => head,
-                Err(End::Quiet) => return,
-                Err(End::Refused(problem)) => return self.refuse(None, &problem, &mut out).await,
+                Err(end) => return self.end(None, end, &mut out).await,
             };
             let began = now();
             let (plan, body) = match self.whole(&head).await {
                 Ok(whole) => whole,
-                Err(End::Quiet) => return,
-                Err(End::Refused(problem)) => {
-                    return self.refuse(Some(&head), &problem, &mut out).await;
-                }
+                Err(end) => return self.end(Some(&head), end, &mut out).await,
             };
-            let mut seen = Seen::default();
-            let carried =
-                Carried { head: &head, body: &body, client: self.client, pool: &self.pool };
-            let gate = &self.gate;
-            let done = gate.carry(plan, carried, &mut self.watch, &mut seen).await;
+            let (client, pool) = (self.client, &*self.pool);
+            let carried = Carried { began, head: &head, body: &body, client, pool };
+            let done = self.gate.carry(plan, carried, &mut self.watch).await;
             // Its room is for others while the client takes the answer.
             drop(body);
-            let (status, path) = (done.status, path_of(&head.target));
-            gate.note(&Line {
-                began,
-                client: self.client,
-                method: &head.method,
-                path,
-                seen: &seen,
-                status,
-            });
             let keep = head.keeps_alive() && !*stops.borrow();
-            let head_only = head.method == "HEAD";
-            let client = Client { is_11: head.is_11, keep, head_only, idle: gate.limits.idle };
-            let sent =
-                answer(&mut self.io, done, &client, &self.pool, &mut self.watch, &mut out).await;
+            let sent = self.answer(Some(&head), done, keep, &mut out).await;
             if !matches!(sent, Ok(true)) {
-                let deadline = now() + self.gate.limits.idle;
+                let deadline = now() + self.gate.config.idle_timeout;
                 let _ = self.watch.until(deadline, self.io.shutdown()).await;
                 return;
             }
         }
     }
 
-    /// Reads more; false at the end of the connection.
-    async fn fill(&mut self) -> io::Result<bool> {
-        self.read.reserve(8192);
-        Ok(self.io.read_buf(&mut self.read).await? > 0)
+    /// Reads more of a part of a request, until the deadline.
+    async fn more(&mut self, room: usize, deadline: Moment, part: &str) -> Result<(), End> {
+        self.read.reserve(room);
+        match self.watch.until(deadline, self.io.read_buf(&mut self.read)).await {
+            Ok(Ok(0) | Err(_)) => Err(End::Quiet),
+            Ok(Ok(_)) => Ok(()),
+            Err(Late) => {
+                let why = format!("the {part} did not come in time");
+                Err(End::Refused(Problem::late_request(why)))
+            }
+        }
     }
 
     /// The next request's head.
     async fn head(&mut self, stop: Pin<&mut impl Future<Output = ()>>) -> Result<Request, End> {
-        let mut watch = std::mem::take(&mut self.watch);
-        let found = self.read_head(stop, &mut watch).await;
-        self.watch = watch;
-        let mut head = found?;
-        origin_form(&mut head)?;
-        Ok(head)
-    }
-
-    async fn read_head(
-        &mut self,
-        stop: Pin<&mut impl Future<Output = ()>>,
-        watch: &mut Watch,
-    ) -> Result<Request, End> {
         if self.read.is_empty() {
-            let idle = now() + self.gate.limits.idle;
+            let idle = now() + self.gate.config.idle_timeout;
+            self.read.reserve(HEAD_ROOM);
             let first = async {
                 tokio::select! {
                     biased;
-                    more = self.fill() => more,
-                    () = stop => Ok(false),
+                    more = self.io.read_buf(&mut self.read) => more,
+                    () = stop => Ok(0),
                 }
             };
-            match watch.until(idle, first).await {
-                Ok(Ok(true)) => {}
-                _ => return Err(End::Quiet),
+            if !matches!(self.watch.until(idle, first).await, Ok(Ok(1..))) {
+                return Err(End::Quiet);
             }
         }
         // Some clients send an empty line after a body.
         if self.read.starts_with(b"\r\n") {
             self.read.advance(2);
         }
-        let (deadline, mut finder) = (now() + self.gate.limits.head, Finder::default());
+        let (deadline, mut finder) = (now() + self.gate.config.head_timeout, Finder::default());
+        let limit = self.gate.config.max_head;
         loop {
             let found = finder.end(&self.read)?;
-            if found.unwrap_or(self.read.len()) > self.gate.limits.max_head {
+            if found.unwrap_or(self.read.len()) > limit {
                 return Err(End::Refused(Problem::head_too_large(format!(
-                    "the head has more than {} bytes: see --max-head",
-                    self.gate.limits.max_head
+                    "the head has more than {limit} bytes: see --max-head"
                 ))));
             }
             if let Some(end) = found {
-                let head = request(&self.read[..end])?;
+                let mut head = request(&self.read[..end])?;
                 self.read.advance(end);
+                origin_form(&mut head)?;
                 return Ok(head);
             }
-            match watch.until(deadline, self.fill()).await {
-                Ok(Ok(true)) => {}
-                Ok(_) => return Err(End::Quiet),
-                Err(Late) => {
-                    return Err(End::Refused(Problem::late_request(
-                        "the head did not come in time",
-                    )));
-                }
-            }
+            self.more(HEAD_ROOM, deadline, "head").await?;
         }
     }
 
     /// What is to be done, and the whole body. What can be refused by its head is, before the body is read.
     async fn whole(&mut self, head: &Request) -> Result<(Plan, Spool), End> {
         let framing = head.framing()?;
-        let plan = self.gate.rules.plan(head).map_err(End::Refused)?;
+        let plan = Rules(&self.gate.config).plan(head).map_err(End::Refused)?;
         let mut body = Spool::default();
-        let (limits, mut decoder) = (&self.gate.limits, Decoder::new(framing));
-        let limit = limits.max_body;
+        let (limit, mut decoder) = (self.gate.config.max_body, Decoder::new(framing));
         let too_large = || {
             let text = format!("the body has more than {limit} bytes: see --max-body");
             End::Refused(Problem::too_large(text))
@@ -189,7 +161,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if decoder.is_done() {
             return Ok((plan, body));
         }
-        let deadline = now() + limits.body;
+        let deadline = now() + self.gate.config.body_timeout;
         if head.is_11 && self.read.is_empty() && head.fields.lists("expect", "100-continue") {
             let io = &mut self.io;
             let go_on = async {
@@ -206,45 +178,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if body.len() + step.data.len() as u64 > limit {
                 return Err(too_large());
             }
-            let kept = body.push(&self.read[step.data], &self.gate.limits.spool).await;
+            let kept = body.push(&self.read[step.data], &self.gate.spool).await;
             kept.map_err(|error| End::Refused(Problem::not_kept(&error)))?;
             self.read.advance(step.used);
             if step.end {
                 return Ok((plan, body));
             }
-            if step.used > 0 {
-                continue;
-            }
-            self.read.reserve(16 * 1024);
-            match self.watch.until(deadline, self.io.read_buf(&mut self.read)).await {
-                Ok(Ok(0) | Err(_)) => return Err(End::Quiet),
-                Ok(Ok(_)) => {}
-                Err(Late) => {
-                    return Err(End::Refused(Problem::late_request(
-                        "the body did not come in time",
-                    )));
-                }
+            if step.used == 0 {
+                self.more(BODY_ROOM, deadline, "body").await?;
             }
         }
     }
 
     /// Answers with a problem, and ends the connection: what follows on it may not be what it seems to be.
-    async fn refuse(mut self, head: Option<&Request>, problem: &Problem, out: &mut Vec<u8>) {
-        let mut seen = Seen::default();
-        let done = Gate::refuse(problem, &mut seen);
+    async fn end(mut self, head: Option<&Request>, end: End, out: &mut Vec<u8>) {
+        let End::Refused(problem) = end else { return };
         let (method, path) = head.map_or(("-", "-"), |head| (&*head.method, path_of(&head.target)));
-        let status = problem.status;
-        self.gate.note(&Line {
-            began: now(),
-            client: self.client,
-            method,
-            path,
-            seen: &seen,
-            status,
-        });
-        let head_only = method == "HEAD";
-        let client = Client { is_11: true, keep: false, head_only, idle: self.gate.limits.idle };
-        let sent = answer(&mut self.io, done, &client, &self.pool, &mut self.watch, out).await;
+        let line = Line { began: now(), client: self.client, method, path };
+        let done = self.gate.refuse(problem, &line);
+        let sent = self.answer(head, done, false, out).await;
         let (most, time) = LINGER;
         let io = &mut self.io;
         if sent.is_err()

@@ -9,7 +9,7 @@ use fencepost_core::Label;
 use fencepost_fence::{Admission, Mark, admit, sqlite};
 use rusqlite::{self, Connection, OptionalExtension as _, TransactionBehavior};
 
-use super::{Ask, Refusal, directory};
+use super::{Ask, directory};
 
 /// How long we wait for another program that writes, such as `fencepost fence reset`.
 const BUSY: Duration = Duration::from_secs(5);
@@ -112,11 +112,5 @@ impl Store {
     /// Notes that nothing is in doubt.
     pub(super) fn note_clean(&self) -> Result<()> {
         self.db.execute(NOTE, [false]).map(|_| ()).map_err(|error| sqlite::explain(&error))
-    }
-}
-
-impl From<Mark> for Refusal {
-    fn from(mark: Mark) -> Self {
-        Self::Stale(mark)
     }
 }

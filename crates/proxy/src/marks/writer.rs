@@ -57,7 +57,7 @@ fn answer(store: &mut Store, asks: Vec<Ask>, desk: &Desk, metrics: &Metrics) {
     }
     for (ask, answer) in asks.into_iter().zip(batch.answers) {
         // Whoever asked may be gone. Then the mark is higher than need be, which is no harm.
-        let _ = ask.answer.send(answer.map_err(Refusal::from));
+        let _ = ask.answer.send(answer.map_err(Refusal::Stale));
     }
 }
 
