@@ -18,7 +18,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fencepost::Moment;
+use fencepost_core::Moment;
 
 use crate::config::Config;
 use crate::log::{Line, Log, Seen};
