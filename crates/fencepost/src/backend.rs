@@ -31,6 +31,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A call to a store.
 pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;
 
+/// The answers to a batch of renewals, in its order.
+pub type Renewals = Vec<StoreResult<Result<Renewed, NotHeld>>>;
+
 /// Grants and ends. Reads are in [`Observe`], records of `once` in [`Ledger`].
 pub trait Backend: Send + Sync + 'static {
     /// Tries once, in one atomic step. If the lock is held, `Queue::Join` takes or refreshes a position and answers
@@ -42,12 +45,8 @@ pub trait Backend: Send + Sync + 'static {
     /// the position stays until it is released or its lease ends.
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired>;
 
-    /// Renews a batch of grants. The answers stand in the order of the batch.
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>>;
+    /// Renews a batch of grants.
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals>;
 
     /// Ends what the owner has under the name: a grant, a position, or an acquire whose outcome is unknown.
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>>;

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, Store, StoreCall, StoreError, StoreResult,
+    Renewal, Renewals, Request, Store, StoreCall, StoreError,
 };
 use crate::guarantees::Guarantees;
 use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
@@ -99,11 +99,7 @@ impl Backend for Severable {
         Box::pin(async move { self.through(call).await? })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         let count = batch.len();
         let call = self.inner.backend.renew(batch, limit);
         Box::pin(async move {

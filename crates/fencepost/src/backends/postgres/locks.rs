@@ -13,8 +13,8 @@ use super::queue::LOOK_AGAIN;
 use super::reply::{self, number, text};
 use super::{Postgres, inspect, schema, values};
 use crate::backend::{
-    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewed, Reply, Request,
-    StoreResult,
+    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
+    Request, StoreResult,
 };
 use crate::backends::polling::Polled;
 use crate::postgres::{Parameter, Use};
@@ -121,7 +121,7 @@ pub(super) async fn poll(
 }
 
 /// Renews many leases in few calls.
-pub(super) async fn renew(store: &Postgres, batch: Vec<Renewal>, limit: Moment) -> Vec<Answer> {
+pub(super) async fn renew(store: &Postgres, batch: Vec<Renewal>, limit: Moment) -> Renewals {
     let mut answers = Vec::with_capacity(batch.len());
     for some in batch.chunks(BATCH) {
         match renew_some(store, some, limit).await {
@@ -136,7 +136,7 @@ async fn renew_some(
     store: &Postgres,
     batch: &[Renewal],
     limit: Moment,
-) -> Result<Vec<Answer>, StoreError> {
+) -> Result<Renewals, StoreError> {
     let mut answers = renew_once(store, batch, limit).await?;
     // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
     // not for so long that those who are renewed hear of it too late.

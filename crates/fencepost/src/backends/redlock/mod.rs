@@ -46,7 +46,7 @@ use super::polling::wait_by_polling;
 use super::redis::{Address, LOOK_AGAIN, Prefix, RedlockUrl, Subscriber};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Reply, Request, StoreCall, StoreResult, Surroundings,
+    Renewal, Renewals, Reply, Request, StoreCall, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -154,11 +154,7 @@ impl Backend for Redlock {
         })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             join_all(batch.iter().map(|renewal| locks::renew(self, renewal, limit))).await
         })

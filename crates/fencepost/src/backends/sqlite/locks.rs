@@ -11,8 +11,8 @@ use super::desk::Sheet;
 use super::operations::{self, Answer, Ask, BrokenGrant};
 use super::presence::Mark;
 use crate::backend::{
-    Acquired, Broken, Grant, GrantId, Liveness, NotHeld, Queue, Renewal, Renewed, Reply, Request,
-    StoreError, StoreResult,
+    Acquired, Broken, Grant, GrantId, Liveness, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
+    Request, StoreError, StoreResult,
 };
 
 /// How long a lock is held before its client can be notified of a break: a shorter one costs nothing.
@@ -136,10 +136,7 @@ fn subscribe(store: &Sqlite) {
 }
 
 /// In one transaction.
-pub(super) async fn renew(
-    store: &Sqlite,
-    batch: Vec<Renewal>,
-) -> Vec<StoreResult<Result<Renewed, NotHeld>>> {
+pub(super) async fn renew(store: &Sqlite, batch: Vec<Renewal>) -> Renewals {
     let count = batch.len();
     let answers = store.desk.write(move |sheet| {
         let renew = |renewal: &Renewal| {

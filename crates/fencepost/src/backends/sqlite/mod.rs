@@ -70,7 +70,7 @@ use self::wake::{Bell, Post};
 use super::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, StoreCall, StoreError, StoreResult, Surroundings,
+    Renewal, Renewals, Request, StoreCall, StoreError, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -154,11 +154,7 @@ impl Backend for Sqlite {
         Box::pin(queue::wait(self, request, limit))
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        _limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, _limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(locks::renew(self, batch))
     }
 
