@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use super::connection::wait_at_most;
 use super::error::{Failure, is_busy};
 use super::file::{self, OpenFile};
+use super::presence::Marks;
 use super::wake::{Address, Post};
 use crate::backend::{Reply, StoreError, StoreResult, Surroundings};
 use crate::retry::CALL_TIMEOUT;
@@ -29,10 +30,11 @@ use crate::retry::CALL_TIMEOUT;
 /// How often a client that writes removes what others left to expire.
 const CLEAN_EVERY: Duration = Duration::from_mins(1);
 
-/// What a job sees: the open transaction, the time in it, and who is to be woken once it is committed.
+/// What a job sees: the open transaction, the time in it, who lives, and who is to be woken once it is committed.
 pub(super) struct Sheet<'a> {
     pub(super) db: &'a Connection,
     pub(super) now: Moment,
+    pub(super) marks: &'a Marks,
     pub(super) wake: &'a mut Vec<Address>,
 }
 
@@ -276,7 +278,8 @@ impl Inner {
         let now = self.around.clock.now();
         let mut wake = Vec::new();
         for job in batch {
-            job.run(&mut Sheet { db: &transaction, now, wake: &mut wake })?;
+            let (db, marks) = (&transaction, &self.post.marks);
+            job.run(&mut Sheet { db, now, marks, wake: &mut wake })?;
         }
         if writes && db.cleaned + CLEAN_EVERY <= now {
             file::clean(&transaction, now)?;
