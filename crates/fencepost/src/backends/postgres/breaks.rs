@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fencepost_core::{OwnerId, Token};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::backend::LossSignal;
@@ -45,7 +45,7 @@ impl Breaks {
         if !signal.is_heard() {
             return;
         }
-        let mut grants = self.grants();
+        let mut grants = self.grants.lock();
         grants.live.insert(owner, (token, signal));
         // Most go with their release. The others are never more than those that live.
         if grants.live.len() > (2 * grants.kept).max(FEW) {
@@ -56,12 +56,12 @@ impl Breaks {
 
     /// The grant is released. Its token, if it was one of ours.
     pub(super) fn released(&self, owner: OwnerId) -> Option<Token> {
-        self.grants().live.remove(&owner).map(|(token, _)| token)
+        self.grants.lock().live.remove(&owner).map(|(token, _)| token)
     }
 
     /// Whether there is anything to be notified of.
     pub(super) fn any_lives(&self) -> bool {
-        self.grants().live.values().any(|(_, signal)| signal.is_heard())
+        self.grants.lock().live.values().any(|(_, signal)| signal.is_heard())
     }
 
     /// The server notified us on one of the channels.
@@ -73,7 +73,7 @@ impl Breaks {
             // Not under the lock: it leads into the heartbeat.
             let of =
                 |(owned, signal): &(Token, LossSignal)| (*owned == token).then(|| signal.clone());
-            let signal = self.grants().live.values().find_map(of);
+            let signal = self.grants.lock().live.values().find_map(of);
             if let Some(signal) = signal {
                 signal.renew_now();
             }
@@ -90,10 +90,6 @@ impl Breaks {
         let mut awaited = self.awaited.lock();
         let heard = Arc::clone(awaited.entry(token).or_default());
         Confirmation { token, heard, all: Arc::clone(self) }
-    }
-
-    fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock()
     }
 }
 
