@@ -10,7 +10,6 @@ use std::time::Duration;
 use fencepost_core::{Moment, OwnerId};
 use parking_lot::Mutex;
 
-#[cfg(feature = "redis")]
 use crate::backend::{Outcome, StoreResult};
 
 /// How many owners are noted. With more, every release leaves a note for a while.
@@ -54,7 +53,6 @@ impl Unanswered {
 
     /// An acquire came back, which was the `first` one to be noted, or was not. Its owner stays noted while a request of
     /// it may still be under way.
-    #[cfg(feature = "redis")]
     pub(super) fn settle<T>(&self, owner: OwnerId, first: bool, reply: &StoreResult<T>) {
         let open = match reply {
             Ok(reply) => reply.retried,

@@ -19,7 +19,7 @@ use crate::backend::{
 use crate::backends::polling::Polled;
 use crate::postgres::{Parameter, Use};
 use crate::race::{First, race};
-use crate::store_error::{Outcome, StoreError};
+use crate::store_error::StoreError;
 
 /// How long an owner is remembered that was released before it came, in milliseconds.
 const REMEMBER: i64 = 60_000;
@@ -67,7 +67,7 @@ pub(super) async fn poll(
         schema::records_ready(store).await?;
     }
     // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
-    let known = !store.unanswered.note(*owner, store.clock.now());
+    let first = store.unanswered.note(*owner, store.clock.now());
     let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
     let channel = (queue == Queue::Join).then(|| store.listener.channel());
     let (named, called) = (name.as_str(), label.as_str());
@@ -84,14 +84,7 @@ pub(super) async fn poll(
         None => store.pool.call(Use::Asking, ACQUIRE, &parameters[..5], limit).await,
         Some(_) => store.pool.call(Use::Asking, values::CAMPAIGN, &parameters, limit).await,
     };
-    // One that was sent before may still be under way.
-    let late = match &reply {
-        Ok(reply) => reply.retried,
-        Err(error) => error.outcome() == Outcome::Unknown,
-    };
-    if !known && !late {
-        store.unanswered.clear(*owner);
-    }
+    store.unanswered.settle(*owner, first, &reply);
     reply?.try_map(|rows| {
         let row = rows.first().ok_or_else(|| reply::odd("acquire"))?;
         let mut poll_after = LOOK_AGAIN;
