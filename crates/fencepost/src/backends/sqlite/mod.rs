@@ -64,7 +64,7 @@ pub(crate) use self::absent::open;
 use self::desk::Desk;
 pub use self::guarantees::guarantees_of;
 pub(crate) use self::records::finish_in;
-use self::users::User;
+use self::users::user;
 use self::wake::{Bell, Post};
 use super::inspect_until_changed;
 use crate::backend::{
@@ -114,7 +114,7 @@ impl Sqlite {
                 "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
                  own, or share one with a group (sqlite:PATH?shared=group)",
                 self.path.display(),
-                User(owner)
+                user(owner)
             ))),
         }
     }
