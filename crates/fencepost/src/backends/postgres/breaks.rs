@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use fencepost_core::{OwnerId, Token};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::backend::LossSignal;
+use crate::backends::ears::{Ear, Ears};
 
 /// The channel of grants that were broken.
 pub(super) const BROKEN: &str = "fencepost_broken";
@@ -29,7 +29,7 @@ const FEW: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Breaks {
     grants: Mutex<Grants>,
-    awaited: Mutex<HashMap<Token, Arc<Notify>>>,
+    awaited: Arc<Ears<Token>>,
 }
 
 #[derive(Debug, Default)]
@@ -78,37 +78,12 @@ impl Breaks {
                 signal.renew_now();
             }
         } else if channel == CONFIRMED {
-            let awaited = self.awaited.lock();
-            if let Some(confirmed) = awaited.get(&token) {
-                confirmed.notify_one();
-            }
+            self.awaited.tell(token);
         }
     }
 
     /// From now on a confirmation is heard.
-    pub(super) fn await_confirmation(self: &Arc<Self>, token: Token) -> Confirmation {
-        let mut awaited = self.awaited.lock();
-        let heard = Arc::clone(awaited.entry(token).or_default());
-        Confirmation { token, heard, all: Arc::clone(self) }
-    }
-}
-
-/// What the holder of a broken grant will say, if it does.
-pub(super) struct Confirmation {
-    token: Token,
-    heard: Arc<Notify>,
-    all: Arc<Breaks>,
-}
-
-impl Confirmation {
-    pub(super) async fn heard(&self) {
-        self.heard.notified().await;
-    }
-}
-
-impl Drop for Confirmation {
-    fn drop(&mut self) {
-        let mut awaited = self.all.awaited.lock();
-        awaited.remove(&self.token);
+    pub(super) fn await_confirmation(&self, token: Token) -> Ear<Token> {
+        self.awaited.open(token)
     }
 }

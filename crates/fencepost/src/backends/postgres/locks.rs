@@ -265,7 +265,7 @@ pub(super) async fn break_lock(
         5 => Token::new(seen.get() + 1).map_err(|_| reply::odd("break"))?,
         _ => return Ok(nothing),
     };
-    let heard = race(confirmation.heard(), store.clock.alarm(confirm_until));
+    let heard = race(confirmation.called(), store.clock.alarm(confirm_until));
     let confirmed = ready && matches!(heard.await, First::Left(()));
     let broken = Broken { label: holder.label, token: Some(seen), floor, confirmed };
     Ok(Reply::new(Some(broken), sent))
