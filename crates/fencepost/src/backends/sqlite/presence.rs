@@ -166,11 +166,10 @@ impl Marks {
         };
         let directory = self.ensure()?;
         loop {
-            let mut bits = [0; 8];
-            getrandom::fill(&mut bits).map_err(|error| {
+            let bits = getrandom::u64().map_err(|error| {
                 StoreError::unavailable("the system has no random numbers").with_source(error)
             })?;
-            let name = format!("p-{:016x}", u64::from_ne_bytes(bits));
+            let name = format!("p-{bits:016x}");
             let file = self.access.make_file(directory, Path::new(&name)).map_err(failed)?;
             let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
             // A sweep may have caught the file before it was locked; then it is gone, and we try again.

@@ -147,9 +147,7 @@ impl Post {
     }
 
     fn bind(&self) -> Option<Arc<str>> {
-        let mut bits = [0; 8];
-        getrandom::fill(&mut bits).ok()?;
-        let name = format!("w-{:016x}", u64::from_ne_bytes(bits));
+        let name = format!("w-{:016x}", getrandom::u64().ok()?);
         let path = path_of(self.marks.ensure().ok()?, &name);
         let socket = UnixDatagram::bind(&path).ok()?;
         // Whatever the umask: those who share the store send to it.
