@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fencepost::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, Store, StoreCall, StoreError, StoreResult,
+    Renewal, Renewals, Request, Store, StoreCall, StoreError,
 };
 use fencepost::guarantees::Guarantees;
 use fencepost::ledger::{Claim, Claimed, Entry, Finish, Ledger};
@@ -98,11 +98,7 @@ impl Backend for Severable {
         Box::pin(async move { self.through(call).await? })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         let count = batch.len();
         let call = self.inner.backend.renew(batch, limit);
         Box::pin(async move {

@@ -25,6 +25,9 @@ use crate::ledger::Ledger;
 pub use crate::retry::{Reply, StoreCall, StoreResult};
 pub use crate::store_error::{Outcome, StoreError, StoreErrorKind};
 
+/// The answers to a batch of renewals, in its order.
+pub type Renewals = Vec<StoreResult<Result<Renewed, NotHeld>>>;
+
 /// Grants and ends. Reads are in [`Observe`], records of `once` in [`Ledger`].
 pub trait Backend: Send + Sync + 'static {
     /// Tries once, in one atomic step. If the lock is held, `Queue::Join` takes or refreshes a position and answers
@@ -36,12 +39,8 @@ pub trait Backend: Send + Sync + 'static {
     /// the position stays until it is released or its lease ends.
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired>;
 
-    /// Renews a batch of grants. The answers stand in the order of the batch.
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>>;
+    /// Renews a batch of grants.
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals>;
 
     /// Ends what the owner has under the name: a grant, a position, or an acquire whose outcome is unknown.
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>>;

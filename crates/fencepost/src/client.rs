@@ -143,14 +143,13 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.background.stop();
-        self.background.wait_until_drained();
     }
 }
 
 /// The client's own thread and the runtime on it.
 struct Background {
     runtime: tokio::runtime::Handle,
-    stop: Mutex<Option<oneshot::Sender<()>>>,
+    stop: Option<oneshot::Sender<()>>,
     thread: std::thread::ThreadId,
     drained: Mutex<mpsc::Receiver<()>>,
 }
@@ -187,24 +186,20 @@ impl Background {
             .map_err(failed)?;
         let background = Self {
             runtime: handle,
-            stop: Mutex::new(Some(stop)),
+            stop: Some(stop),
             thread: thread.thread().id(),
             drained: Mutex::new(drained),
         };
         Ok((background, opened))
     }
 
-    fn stop(&self) {
-        if let Some(stop) = self.stop.lock().take() {
-            let _ = stop.send(());
-        }
-    }
-
-    /// Blocks until the thread has nothing left to release, at most [`DRAIN_TIMEOUT`].
-    fn wait_until_drained(&self) {
+    /// Ends the thread, and blocks until it has nothing left to release, at most [`DRAIN_TIMEOUT`].
+    fn stop(&mut self) {
+        // A dropped sender is what it waits for.
+        self.stop = None;
         // The thread cannot wait for itself: one of its own tasks may be the last to let go of the client.
         if std::thread::current().id() != self.thread {
-            let _ = self.drained.lock().recv_timeout(DRAIN_TIMEOUT);
+            let _ = self.drained.get_mut().recv_timeout(DRAIN_TIMEOUT);
         }
     }
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 use fencepost_core::{Label, LockName, Token, Value};
 use tokio::sync::Mutex;
 
-use crate::backend::{Glimpse, HolderInfo, LockInfo, LossCause, NotHeld, Renewal};
-use crate::bounded_store::BoundedStore;
+use crate::backend::{HolderInfo, LockInfo, LossCause, NotHeld, Renewal};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Standing};
 use crate::lock::Lock;
 use crate::options::acquire_options;
+use crate::watch::Watch;
 
 /// How long `lead` leaves a store alone that could not be reached.
 const CAMPAIGN_DELAY: Duration = Duration::from_secs(1);
@@ -120,14 +120,8 @@ impl Election {
 
     /// Follows who leads.
     pub fn observe(&self) -> Result<Observer> {
-        Ok(Observer {
-            store: Arc::clone(&self.client.store),
-            name: LockName::new(&self.name)?,
-            seen: None,
-            last: None,
-            told: false,
-            top: None,
-        })
+        let watch = Watch::new(&self.client.store, LockName::new(&self.name)?);
+        Ok(Observer { watch, last: None, told: false, top: None })
     }
 }
 
@@ -262,9 +256,7 @@ impl From<HolderInfo> for Leader {
 /// be skipped; the last one never is. Where a store's tokens fall, as after a restore from a backup, terms that
 /// are lower than one that was told before are not told: begin to observe anew.
 pub struct Observer {
-    store: Arc<BoundedStore>,
-    name: LockName,
-    seen: Option<Glimpse>,
+    watch: Watch,
     /// Who was told last, once anything was.
     last: Option<Leader>,
     told: bool,
@@ -277,8 +269,7 @@ impl Observer {
     /// Dropping the future loses nothing, and after an error the next call goes on.
     pub async fn next(&mut self) -> Result<Option<Leader>> {
         loop {
-            let info = self.store.changed(self.name.clone(), self.seen.clone()).await?;
-            self.seen = Some(info.glimpse());
+            let info = self.watch.next().await?;
             if self.is_news(&info) {
                 return Ok(self.last.clone());
             }

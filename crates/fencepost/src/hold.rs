@@ -211,13 +211,7 @@ impl Hold {
 
     /// Turns the guard lost, unless it is over already. Whether it was this call that did.
     pub(crate) fn lose(&self, cause: LossCause) -> bool {
-        let lost = self.status.send_if_modified(|status| {
-            let first = !status.over();
-            if first {
-                status.state = GuardState::Lost(cause);
-            }
-            first
-        });
+        let lost = self.end(GuardState::Lost(cause));
         if lost {
             // One that was never granted had nothing to lose.
             if self.token.get().is_some() {
@@ -229,13 +223,18 @@ impl Hold {
     }
 
     pub(crate) fn released(&self) {
+        self.end(GuardState::Released);
+    }
+
+    /// The first end is final. Whether it was this call's.
+    fn end(&self, state: GuardState) -> bool {
         self.status.send_if_modified(|status| {
             let first = !status.over();
             if first {
-                status.state = GuardState::Released;
+                status.state = state;
             }
             first
-        });
+        })
     }
 
     /// Turns the guard lost if its time has come.

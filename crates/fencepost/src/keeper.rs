@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencepost_core::{Moment, Ttl};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
@@ -142,15 +142,11 @@ impl Keeper {
 
     /// Stops renewing `hold`.
     pub(crate) fn forget(&self, hold: &Hold) {
-        self.wheel().remove(hold);
-    }
-
-    fn wheel(&self) -> MutexGuard<'_, Wheel> {
-        self.wheel.lock()
+        self.wheel.lock().remove(hold);
     }
 
     fn schedule(&self, hold: &Arc<Hold>, at: Moment) {
-        let mut wheel = self.wheel();
+        let mut wheel = self.wheel.lock();
         wheel.remove(hold);
         // Asked under the lock: a release that comes meanwhile finds the slot and clears it.
         if hold.is_over() {
@@ -166,7 +162,7 @@ impl Keeper {
     }
 
     fn take_due(&self, now: Moment) -> (Vec<Arc<Hold>>, Moment) {
-        let mut wheel = self.wheel();
+        let mut wheel = self.wheel.lock();
         let later = wheel.events.split_off(&(now, u64::MAX));
         let due: Vec<_> = std::mem::replace(&mut wheel.events, later).into_values().collect();
         for hold in &due {

@@ -60,7 +60,10 @@ impl Lock {
 
     /// What a person will read as the holder.
     pub(crate) fn shown_label(&self) -> Result<Label> {
-        self.options.shown_label(&self.client.label)
+        match &self.options.label {
+            Some(label) => Ok(Label::new(label)?),
+            None => Ok(self.client.label.clone()),
+        }
     }
 
     /// Stands as a candidate that says this of itself.

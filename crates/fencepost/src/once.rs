@@ -252,8 +252,14 @@ impl Once {
                 (_, Err(lost)) if wait == Wait::No => return Err(lost),
                 (_, Err(_)) => {}
                 (Claimed::Ours, Ok(())) => {
-                    let label = self.lock.shown_label()?;
-                    let run = Run::new(&self.client, &ledger, &guard, self.keep, label);
+                    let run = Run {
+                        client: Arc::clone(&self.client),
+                        ledger,
+                        standing: guard.standing(),
+                        keep: self.keep,
+                        label: self.lock.shown_label()?,
+                        in_transaction: Arc::default(),
+                    };
                     return Ok(Begun::Ours(Turn { key: self.key.clone(), run, guard }));
                 }
                 (Claimed::Overtaken, Ok(())) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, Ttl, Value};
+use fencepost_core::{LockName, Ttl, Value};
 
 use crate::backend::{Liveness, short};
 use crate::bounded_store::BoundedStore;
@@ -34,14 +34,6 @@ impl Default for AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// What a person will read as the holder.
-    pub(crate) fn shown_label(&self, default: &Label) -> Result<Label> {
-        match &self.label {
-            Some(label) => Ok(Label::new(label)?),
-            None => Ok(default.clone()),
-        }
-    }
-
     /// The TTL, if the options are valid and this store can do what they ask for.
     pub(crate) fn check(&self, store: &BoundedStore, longest: Ttl) -> Result<Ttl> {
         let ttl = Ttl::new(self.ttl)?;

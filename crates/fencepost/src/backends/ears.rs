@@ -1,6 +1,8 @@
-//! Who of this client waits, and how the server's word reaches them.
+//! Who of this client waits, and how the server's word reaches them: who waits for a lock, by owner, or for the
+//! confirmation of a break, by token.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use fencepost_core::OwnerId;
@@ -10,34 +12,25 @@ use tokio::sync::Notify;
 use crate::error::{Error, Result};
 
 /// All waiters of one client.
-#[derive(Debug, Default)]
-pub(in crate::backends) struct Ears(Mutex<HashMap<OwnerId, Arc<Notify>>>);
+#[derive(Debug)]
+pub(in crate::backends) struct Ears<K = OwnerId>(Mutex<HashMap<K, Arc<Notify>>>);
 
-/// One waiter's ear. A word that comes while nobody listens is kept.
-pub(in crate::backends) struct Ear {
-    owner: OwnerId,
-    word: Arc<Notify>,
-    all: Arc<Ears>,
+impl<K> Default for Ears<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
 }
 
+/// One waiter's ear. A word that comes while nobody listens is kept.
+pub(in crate::backends) struct Ear<K: Copy + Eq + Hash> {
+    key: K,
+    word: Arc<Notify>,
+    all: Arc<Ears<K>>,
+}
+
+#[cfg(feature = "postgres")]
 impl Ears {
-    pub(in crate::backends) fn open(self: &Arc<Self>, owner: OwnerId) -> Ear {
-        let mut ears = self.0.lock();
-        let word = Arc::clone(ears.entry(owner).or_default());
-        Ear { owner, word, all: Arc::clone(self) }
-    }
-
-    /// The server says that the lock this owner waits for is free.
-    #[cfg(feature = "redis")]
-    pub(in crate::backends) fn tell(&self, owner: OwnerId) {
-        let ears = self.0.lock();
-        if let Some(word) = ears.get(&owner) {
-            word.notify_one();
-        }
-    }
-
-    /// The same, for a server that gives only the first digits of the owner.
-    #[cfg(feature = "postgres")]
+    /// The same as [`tell`](Self::tell), for a server that gives only the first digits of the owner.
     pub(in crate::backends) fn tell_those(&self, digits: &str) {
         let ears = self.0.lock();
         let called = ears.iter().filter(|(owner, _)| owner.reveal().starts_with(digits));
@@ -45,9 +38,24 @@ impl Ears {
     }
 
     /// Whether nobody waits.
-    #[cfg(feature = "postgres")]
     pub(in crate::backends) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
+    }
+}
+
+impl<K: Copy + Eq + Hash> Ears<K> {
+    pub(in crate::backends) fn open(self: &Arc<Self>, key: K) -> Ear<K> {
+        let mut ears = self.0.lock();
+        let word = Arc::clone(ears.entry(key).or_default());
+        Ear { key, word, all: Arc::clone(self) }
+    }
+
+    /// The server says that what this one waits for has come.
+    pub(in crate::backends) fn tell(&self, key: K) {
+        let ears = self.0.lock();
+        if let Some(word) = ears.get(&key) {
+            word.notify_one();
+        }
     }
 
     /// Words may have been missed: everybody looks again.
@@ -57,16 +65,16 @@ impl Ears {
     }
 }
 
-impl Ear {
+impl<K: Copy + Eq + Hash> Ear<K> {
     /// Resolves when the server calls.
     pub(in crate::backends) async fn called(&self) {
         self.word.notified().await;
     }
 }
 
-impl Drop for Ear {
+impl<K: Copy + Eq + Hash> Drop for Ear<K> {
     fn drop(&mut self) {
-        self.all.0.lock().remove(&self.owner);
+        self.all.0.lock().remove(&self.key);
     }
 }
 

@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fencepost_core::{Moment, OwnerId};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-#[cfg(feature = "redis")]
 use crate::backend::{Outcome, StoreResult};
 
 /// How many owners are noted. With more, every release leaves a note for a while.
@@ -38,13 +37,9 @@ impl Unanswered {
         Self { late, noted: Mutex::default() }
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock()
-    }
-
     /// An acquire is about to leave. Whether none of this owner was noted before.
     pub(super) fn note(&self, owner: OwnerId, now: Moment) -> bool {
-        let mut noted = self.noted();
+        let mut noted = self.noted.lock();
         if noted.sent.len() >= noted.full {
             noted.sent.retain(|_, sent| now.since(*sent) < self.late);
             if noted.sent.len() >= MOST {
@@ -58,7 +53,6 @@ impl Unanswered {
 
     /// An acquire came back that was noted at `sent`, and was the `first` one to be noted, or was not. Its owner stays
     /// noted while a request of it may still be under way: this one, or a later one, which was noted since.
-    #[cfg(feature = "redis")]
     pub(super) fn settle<T>(
         &self,
         owner: OwnerId,
@@ -70,7 +64,7 @@ impl Unanswered {
             Ok(reply) => reply.retried,
             Err(error) => error.outcome() == Outcome::Unknown,
         };
-        let mut noted = self.noted();
+        let mut noted = self.noted.lock();
         if first && !open && noted.sent.get(&owner) == Some(&sent) {
             noted.sent.remove(&owner);
         }
@@ -78,12 +72,12 @@ impl Unanswered {
 
     /// Nothing of this owner is under way any more, or the server has a note of it.
     pub(super) fn clear(&self, owner: OwnerId) {
-        self.noted().sent.remove(&owner);
+        self.noted.lock().sent.remove(&owner);
     }
 
     /// Whether an acquire of this owner may still arrive.
     pub(super) fn has(&self, owner: OwnerId, now: Moment) -> bool {
-        let noted = self.noted();
+        let noted = self.noted.lock();
         let sent = noted.sent.get(&owner).is_some_and(|sent| now.since(*sent) < self.late);
         sent || noted.all_until.is_some_and(|until| now < until)
     }
@@ -135,12 +129,12 @@ mod tests {
         for number in 0..1000 {
             unanswered.note(owner(number), at(1000 * number as u64));
         }
-        assert!(unanswered.noted().sent.len() <= 64, "{}", unanswered.noted().sent.len());
+        assert!(unanswered.noted.lock().sent.len() <= 64, "{}", unanswered.noted.lock().sent.len());
         let now = at(2_000_000);
         for number in 0..=MOST {
             unanswered.note(owner(number), now);
         }
-        assert!(unanswered.noted().sent.len() <= MOST);
+        assert!(unanswered.noted.lock().sent.len() <= MOST);
         // None is forgotten: all count as noted instead, and not for ever.
         assert!((0..=MOST).all(|number| unanswered.has(owner(number), now)));
         assert!(!unanswered.has(owner(0), now + LATE));

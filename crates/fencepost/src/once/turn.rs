@@ -19,33 +19,16 @@ use crate::transaction::Transaction;
 /// What the work of one run can take with it. Cheap to clone; it does not keep the lock.
 #[derive(Clone)]
 pub struct Run {
-    client: Arc<Client>,
-    ledger: Arc<dyn Ledger>,
-    standing: Standing,
-    keep: Duration,
-    label: Label,
+    pub(super) client: Arc<Client>,
+    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) standing: Standing,
+    pub(super) keep: Duration,
+    pub(super) label: Label,
     /// The mark went into a transaction of the work's own.
     pub(super) in_transaction: Arc<AtomicBool>,
 }
 
 impl Run {
-    pub(super) fn new(
-        client: &Arc<Client>,
-        ledger: &Arc<dyn Ledger>,
-        guard: &Guard,
-        keep: Duration,
-        label: Label,
-    ) -> Self {
-        Self {
-            client: Arc::clone(client),
-            ledger: Arc::clone(ledger),
-            standing: guard.standing(),
-            keep,
-            label,
-            in_transaction: Arc::default(),
-        }
-    }
-
     fn finish(&self, outcome: Outcome) -> Finish {
         Finish {
             name: self.name().clone(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fencepost::backend::{
     Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LossSignal, NotHeld, Observe, Queue,
-    Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult,
+    Renewal, Renewals, Reply, Request, Store, StoreCall, StoreError, StoreResult,
 };
 use fencepost::backends::memory::Memory;
 use fencepost::clock::{BootClock, Clock, ManualClock};
@@ -332,11 +332,7 @@ impl Backend for Tricky {
         Box::pin(async move { self.answered(call.await, false).await })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         self.batches.fetch_add(1, Ordering::SeqCst);
         let trick = self.tricks.lock().unwrap().pop_front();
         Box::pin(async move {

@@ -78,7 +78,7 @@ use self::queue::Positions;
 use self::server_info::Found;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Reply, Request, StoreCall, StoreError, StoreResult, Surroundings,
+    Renewal, Renewals, Reply, Request, StoreCall, StoreError, StoreResult, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -171,11 +171,7 @@ impl Backend for Etcd {
         Box::pin(queue::wait(&self.0, request, limit))
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(renew::renew(&self.0, batch, limit))
     }
 

@@ -22,8 +22,8 @@ use super::requests::{delete, found, get, made_at, range_of};
 use super::values::proclaim;
 use super::{Shared, token_from, ttl_from};
 use crate::backend::{
-    BoxFuture, GrantId, LossCause, NotHeld, Renewal, Renewed, Reply, StoreError, StoreErrorKind,
-    StoreResult, short,
+    BoxFuture, GrantId, LossCause, NotHeld, Renewal, Renewals, Renewed, Reply, StoreError,
+    StoreErrorKind, StoreResult, short,
 };
 
 /// How often terms may differ in a row.
@@ -36,11 +36,7 @@ struct Kept {
     sent: Moment,
 }
 
-pub(super) async fn renew(
-    etcd: &Shared,
-    batch: Vec<Renewal>,
-    limit: Moment,
-) -> Vec<StoreResult<Result<Renewed, NotHeld>>> {
+pub(super) async fn renew(etcd: &Shared, batch: Vec<Renewal>, limit: Moment) -> Renewals {
     // Whoever waits for it does so until the limit: by then we have said what each member answered.
     let now = etcd.now();
     let limit = now + limit.since(now) * 9 / 10;
@@ -50,11 +46,7 @@ pub(super) async fn renew(
     join_all(parts).await.into_iter().flatten().collect()
 }
 
-fn renew_part<'a>(
-    etcd: &'a Shared,
-    part: &'a [Renewal],
-    limit: Moment,
-) -> BoxFuture<'a, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+fn renew_part<'a>(etcd: &'a Shared, part: &'a [Renewal], limit: Moment) -> BoxFuture<'a, Renewals> {
     Box::pin(async move {
         let kept = match keep(etcd, part, limit).await {
             Ok(kept) => kept,

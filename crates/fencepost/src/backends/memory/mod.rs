@@ -30,7 +30,7 @@ use tokio::sync::watch;
 
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, LossCause, LossSignal,
-    NotHeld, Observe, Queue, Renewal, Renewed, Reply, Request, StoreCall, StoreResult,
+    NotHeld, Observe, Queue, Renewal, Renewals, Reply, Request, StoreCall,
 };
 use crate::clock::{BootClock, Clock};
 use crate::guarantees::Guarantees;
@@ -188,11 +188,7 @@ impl Backend for Memory {
         Box::pin(queue::wait(self, request, limit))
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        _limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, _limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             let renew = |renewal| {
                 let (mut state, now) = self.state();

@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fencepost_core::{OwnerId, Token};
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
+use parking_lot::Mutex;
 
 use crate::backend::LossSignal;
+use crate::backends::ears::{Ear, Ears};
 
 /// The channel of grants that were broken.
 pub(super) const BROKEN: &str = "fencepost_broken";
@@ -29,7 +29,7 @@ const FEW: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Breaks {
     grants: Mutex<Grants>,
-    awaited: Mutex<HashMap<Token, Arc<Notify>>>,
+    awaited: Arc<Ears<Token>>,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Breaks {
         if !signal.is_heard() {
             return;
         }
-        let mut grants = self.grants();
+        let mut grants = self.grants.lock();
         grants.live.insert(owner, (token, signal));
         // Most go with their release. The others are never more than those that live.
         if grants.live.len() > (2 * grants.kept).max(FEW) {
@@ -56,12 +56,12 @@ impl Breaks {
 
     /// The grant is released. Its token, if it was one of ours.
     pub(super) fn released(&self, owner: OwnerId) -> Option<Token> {
-        self.grants().live.remove(&owner).map(|(token, _)| token)
+        self.grants.lock().live.remove(&owner).map(|(token, _)| token)
     }
 
     /// Whether there is anything to be notified of.
     pub(super) fn any_lives(&self) -> bool {
-        self.grants().live.values().any(|(_, signal)| signal.is_heard())
+        self.grants.lock().live.values().any(|(_, signal)| signal.is_heard())
     }
 
     /// The server notified us on one of the channels.
@@ -73,46 +73,17 @@ impl Breaks {
             // Not under the lock: it leads into the heartbeat.
             let of =
                 |(owned, signal): &(Token, LossSignal)| (*owned == token).then(|| signal.clone());
-            let signal = self.grants().live.values().find_map(of);
+            let signal = self.grants.lock().live.values().find_map(of);
             if let Some(signal) = signal {
                 signal.renew_now();
             }
         } else if channel == CONFIRMED {
-            let awaited = self.awaited.lock();
-            if let Some(confirmed) = awaited.get(&token) {
-                confirmed.notify_one();
-            }
+            self.awaited.tell(token);
         }
     }
 
     /// From now on a confirmation is heard.
-    pub(super) fn await_confirmation(self: &Arc<Self>, token: Token) -> Confirmation {
-        let mut awaited = self.awaited.lock();
-        let heard = Arc::clone(awaited.entry(token).or_default());
-        Confirmation { token, heard, all: Arc::clone(self) }
-    }
-
-    fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock()
-    }
-}
-
-/// What the holder of a broken grant will say, if it does.
-pub(super) struct Confirmation {
-    token: Token,
-    heard: Arc<Notify>,
-    all: Arc<Breaks>,
-}
-
-impl Confirmation {
-    pub(super) async fn heard(&self) {
-        self.heard.notified().await;
-    }
-}
-
-impl Drop for Confirmation {
-    fn drop(&mut self) {
-        let mut awaited = self.all.awaited.lock();
-        awaited.remove(&self.token);
+    pub(super) fn await_confirmation(&self, token: Token) -> Ear<Token> {
+        self.awaited.open(token)
     }
 }

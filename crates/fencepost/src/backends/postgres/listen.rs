@@ -178,10 +178,9 @@ async fn listen(heard: Arc<Heard>) {
 
 /// From all of it to twice as long, so that those who were cut off together do not come back together.
 fn jittered(delay: Duration) -> Duration {
-    let mut bits = [0; 2];
     // Without random numbers all wait equally long: worse, and no harm.
-    let _ = getrandom::fill(&mut bits);
-    delay + delay.mul_f64(f64::from(u16::from_ne_bytes(bits)) / f64::from(u16::MAX))
+    let part = getrandom::u32().unwrap_or(0);
+    delay + delay.mul_f64(f64::from(part) / f64::from(u32::MAX))
 }
 
 impl Heard {

@@ -13,13 +13,13 @@ use super::queue::LOOK_AGAIN;
 use super::reply::{self, number, text};
 use super::{Postgres, inspect, schema, values};
 use crate::backend::{
-    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewed, Reply, Request,
-    StoreResult,
+    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
+    Request, StoreResult,
 };
 use crate::backends::polling::Polled;
 use crate::postgres::{Parameter, Use};
 use crate::race::{First, race};
-use crate::store_error::{Outcome, StoreError};
+use crate::store_error::StoreError;
 
 /// How long an owner is remembered that was released before it came, in milliseconds.
 const REMEMBER: i64 = 60_000;
@@ -67,7 +67,8 @@ pub(super) async fn poll(
         schema::records_ready(store).await?;
     }
     // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
-    let known = !store.unanswered.note(*owner, store.clock.now());
+    let noted = store.clock.now();
+    let first = store.unanswered.note(*owner, noted);
     let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
     let channel = (queue == Queue::Join).then(|| store.listener.channel());
     let (named, called) = (name.as_str(), label.as_str());
@@ -84,14 +85,7 @@ pub(super) async fn poll(
         None => store.pool.call(Use::Asking, ACQUIRE, &parameters[..5], limit).await,
         Some(_) => store.pool.call(Use::Asking, values::CAMPAIGN, &parameters, limit).await,
     };
-    // One that was sent before may still be under way.
-    let late = match &reply {
-        Ok(reply) => reply.retried,
-        Err(error) => error.outcome() == Outcome::Unknown,
-    };
-    if !known && !late {
-        store.unanswered.clear(*owner);
-    }
+    store.unanswered.settle(*owner, first, noted, &reply);
     reply?.try_map(|rows| {
         let row = rows.first().ok_or_else(|| reply::odd("acquire"))?;
         let mut poll_after = LOOK_AGAIN;
@@ -121,7 +115,7 @@ pub(super) async fn poll(
 }
 
 /// Renews many leases in few calls.
-pub(super) async fn renew(store: &Postgres, batch: Vec<Renewal>, limit: Moment) -> Vec<Answer> {
+pub(super) async fn renew(store: &Postgres, batch: Vec<Renewal>, limit: Moment) -> Renewals {
     let mut answers = Vec::with_capacity(batch.len());
     for some in batch.chunks(BATCH) {
         match renew_some(store, some, limit).await {
@@ -136,7 +130,7 @@ async fn renew_some(
     store: &Postgres,
     batch: &[Renewal],
     limit: Moment,
-) -> Result<Vec<Answer>, StoreError> {
+) -> Result<Renewals, StoreError> {
     let mut answers = renew_once(store, batch, limit).await?;
     // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
     // not for so long that those who are renewed hear of it too late.
@@ -272,7 +266,7 @@ pub(super) async fn break_lock(
         5 => Token::new(seen.get() + 1).map_err(|_| reply::odd("break"))?,
         _ => return Ok(nothing),
     };
-    let heard = race(confirmation.heard(), store.clock.alarm(confirm_until));
+    let heard = race(confirmation.called(), store.clock.alarm(confirm_until));
     let confirmed = ready && matches!(heard.await, First::Left(()));
     let broken = Broken { label: holder.label, token: Some(seen), floor, confirmed };
     Ok(Reply::new(Some(broken), sent))

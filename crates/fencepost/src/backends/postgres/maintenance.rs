@@ -23,9 +23,8 @@ pub(super) const TIDYING: [(&str, &str); 3] = [
 pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>, tidies: bool) {
     let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
     // Not all clients at the same time.
-    let mut bits = [0; 2];
-    let _ = getrandom::fill(&mut bits);
-    let mut tidy = clock.now() + TIDY.mul_f64(0.1 + f64::from(u16::from_ne_bytes(bits)) / 65536.0);
+    let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
+    let mut tidy = clock.now() + TIDY.mul_f64(0.1 + part);
     loop {
         clock.alarm(clock.now() + REFRESH).await;
         let Some(pool) = pool.upgrade() else { return };

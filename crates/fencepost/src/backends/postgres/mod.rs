@@ -67,7 +67,7 @@ use super::unanswered::Unanswered;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,
+    Renewal, Renewals, Request, StoreCall, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -145,11 +145,7 @@ impl Backend for Postgres {
         Box::pin(queue::wait(self, request, limit))
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(locks::renew(self, batch, limit))
     }
 

@@ -74,7 +74,7 @@ use super::unanswered::Unanswered;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,
+    Renewal, Renewals, Request, StoreCall, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -133,11 +133,7 @@ impl Backend for Redis {
         })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             // All are under way at once; the connection keeps their order.
             join_all(batch.iter().map(|renewal| locks::renew(self, renewal, limit))).await

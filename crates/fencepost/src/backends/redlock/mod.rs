@@ -47,7 +47,7 @@ use super::redis::{Address, LOOK_AGAIN, Prefix, Subscriber};
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Reply, Request, StoreCall, StoreResult, Surroundings,
+    Renewal, Renewals, Reply, Request, StoreCall, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -155,11 +155,7 @@ impl Backend for Redlock {
         })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             join_all(batch.iter().map(|renewal| locks::renew(self, renewal, limit))).await
         })

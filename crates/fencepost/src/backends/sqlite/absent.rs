@@ -11,7 +11,7 @@ use super::queue::LOOK_AGAIN;
 use super::{Options, Sqlite, guarantees};
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Reply, Request, Store, StoreCall, StoreError, StoreResult, Surroundings,
+    Renewal, Renewals, Reply, Request, Store, StoreCall, StoreError, Surroundings,
 };
 use crate::backends::until_changed::inspect_until_changed;
 use crate::error::{Error, Result};
@@ -97,11 +97,7 @@ impl Backend for Absent {
         Box::pin(async move { self.needed().await?.wait(request, limit).await })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             match self.store().await {
                 Ok(Some(store)) => store.renew(batch, limit).await,

@@ -17,7 +17,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::users::{Group, User, is_own_group, name_of, unmapped_user};
+use super::users::{self, is_own_group, name_of, unmapped_user};
 use crate::error::{Error, Result};
 
 /// What SQLite keeps beside a database.
@@ -118,7 +118,7 @@ impl Access {
                 return Err(Error::refused(format!(
                     "{shown} belongs to {}, who could replace {real}: name a file in a directory of \
                      your own (sqlite:PATH)",
-                    User(stat.st_uid)
+                    users::user(stat.st_uid)
                 )));
             }
             if access.others_can_write(path, stat) && stat.st_mode & 0o1000 == 0 {
@@ -126,7 +126,7 @@ impl Access {
                 if !any && has_access_list(path) {
                     return Err(refused_access_list(path));
                 }
-                let who = if any { "any user".into() } else { Group(stat.st_gid).to_string() };
+                let who = if any { "any user".into() } else { users::group(stat.st_gid) };
                 let fix = if any { "go-w" } else { "g-w" };
                 let share = if !any && walk.real.parent() == Some(path) {
                     format!(
@@ -221,14 +221,14 @@ impl Access {
                     return Err(Error::refused(format!(
                         "{shown} belongs to {}, and a store is its user's alone: name a file of your \
                          own, or share one with a group (sqlite:PATH?shared=group)",
-                        User(stat.st_uid)
+                        users::user(stat.st_uid)
                     )));
                 }
                 if stat.st_mode & 0o020 != 0 {
                     return Err(Error::refused(format!(
                         "{} can write to {shown}: connect with sqlite:{database}?shared=group if the \
                          group shares this store; else chmod g-w {shown}",
-                        Group(stat.st_gid)
+                        users::group(stat.st_gid)
                     )));
                 }
             }
@@ -237,7 +237,7 @@ impl Access {
                     return Err(Error::refused(format!(
                         "{shown} is not shared with {}: chgrp and chmod 660 it, or connect without \
                          ?shared=group",
-                        Group(group)
+                        users::group(group)
                     )));
                 }
                 if has_access_list(path) {
@@ -250,8 +250,7 @@ impl Access {
 
     /// The group that shares the store.
     pub(super) fn group_name(&self) -> Option<String> {
-        let name = |group| name_of("/etc/group", group).unwrap_or_else(|| group.to_string());
-        self.group.map(name)
+        self.group.map(|group| name_of("/etc/group", group))
     }
 }
 

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::Moment;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use super::connection::wait_at_most;
 use super::error::{Failure, is_busy};
 use super::file::{self, OpenFile};
+use super::presence::Marks;
 use super::wake::{Address, Post};
 use crate::backend::{Reply, StoreError, StoreResult, Surroundings};
 use crate::retry::CALL_TIMEOUT;
@@ -29,10 +30,11 @@ use crate::retry::CALL_TIMEOUT;
 /// How often a client that writes removes what others left to expire.
 const CLEAN_EVERY: Duration = Duration::from_mins(1);
 
-/// What a job sees: the open transaction, the time in it, and who is to be woken once it is committed.
+/// What a job sees: the open transaction, the time in it, who lives, and who is to be woken once it is committed.
 pub(super) struct Sheet<'a> {
     pub(super) db: &'a Connection,
     pub(super) now: Moment,
+    pub(super) marks: &'a Marks,
     pub(super) wake: &'a mut Vec<Address>,
 }
 
@@ -141,7 +143,7 @@ impl Desk {
         let sent = self.0.around.clock.now();
         let (reply, answer) = oneshot::channel();
         let job = Typed { writes, work, outcome: None, reply };
-        self.0.jobs().push_back(Box::new(job));
+        self.0.jobs.lock().push_back(Box::new(job));
         self.0.attend();
         let abandoned = |_| StoreError::no_reply("the transaction was abandoned");
         Ok(Reply::new(answer.await.map_err(abandoned)??, sent))
@@ -150,20 +152,12 @@ impl Desk {
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        self.0.call().closed = true;
+        self.0.call.lock().closed = true;
         self.0.called.notify_one();
     }
 }
 
 impl Inner {
-    fn jobs(&self) -> MutexGuard<'_, VecDeque<Box<dyn Job>>> {
-        self.jobs.lock()
-    }
-
-    fn call(&self) -> MutexGuard<'_, Call> {
-        self.call.lock()
-    }
-
     /// Sees to it that the jobs are done: here and now if the desk is free.
     fn attend(self: &Arc<Self>) {
         let ours = self.around.runtime.id();
@@ -174,13 +168,13 @@ impl Inner {
             let Some(mut db) = self.db.try_lock() else { return };
             self.serve_guarded(&mut db, Duration::ZERO);
         }
-        if !self.jobs().is_empty() {
+        if !self.jobs.lock().is_empty() {
             self.call_own_thread();
         }
     }
 
     fn call_own_thread(self: &Arc<Self>) {
-        let mut call = self.call();
+        let mut call = self.call.lock();
         call.work = true;
         if call.started {
             self.called.notify_one();
@@ -193,7 +187,7 @@ impl Inner {
             Err(error) => {
                 drop(call);
                 tracing::error!(%error, "cannot start the store's thread");
-                for job in std::mem::take(&mut *self.jobs()) {
+                for job in std::mem::take(&mut *self.jobs.lock()) {
                     let error = "cannot start the store's thread: allow more threads (ulimit -u)";
                     job.reply(Err(StoreError::unusable(error)));
                 }
@@ -205,16 +199,16 @@ impl Inner {
     fn work(&self) {
         loop {
             {
-                let mut call = self.call();
+                let mut call = self.call.lock();
                 while !call.work && !call.closed {
                     self.called.wait(&mut call);
                 }
                 call.work = false;
-                if call.closed && self.jobs().is_empty() {
+                if call.closed && self.jobs.lock().is_empty() {
                     return;
                 }
             }
-            while !self.jobs().is_empty() {
+            while !self.jobs.lock().is_empty() {
                 let mut db = self.db.lock();
                 self.serve_guarded(&mut db, CALL_TIMEOUT);
             }
@@ -232,7 +226,7 @@ impl Inner {
     /// Does all jobs that are queued now in one transaction. Without patience they are put back if another
     /// process has the file.
     fn serve(&self, db: &mut Db, patience: Duration) {
-        let mut batch = std::mem::take(&mut *self.jobs());
+        let mut batch = std::mem::take(&mut *self.jobs.lock());
         if batch.is_empty() {
             return;
         }
@@ -244,7 +238,7 @@ impl Inner {
                 }
             }
             Err(Failure::Sqlite(error)) if patience.is_zero() && is_busy(&error) => {
-                let mut jobs = self.jobs();
+                let mut jobs = self.jobs.lock();
                 batch.append(&mut jobs);
                 *jobs = batch;
             }
@@ -276,7 +270,8 @@ impl Inner {
         let now = self.around.clock.now();
         let mut wake = Vec::new();
         for job in batch {
-            job.run(&mut Sheet { db: &transaction, now, wake: &mut wake })?;
+            let (db, marks) = (&transaction, &self.post.marks);
+            job.run(&mut Sheet { db, now, marks, wake: &mut wake })?;
         }
         if writes && db.cleaned + CLEAN_EVERY <= now {
             file::clean(&transaction, now)?;

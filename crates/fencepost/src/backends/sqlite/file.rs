@@ -13,7 +13,7 @@ use super::error::{Failure, explain};
 use super::host::{Host, refuse_network_file_system};
 use super::new_file::{add_later, alone, is_empty, is_ready, make, set_up};
 use super::presence::Marks;
-use super::users::User;
+use super::users::user;
 use super::{Options, records, values};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ pub(super) fn open(
                 Error::unreachable(format!(
                     "cannot open {} as {}, to whom it belongs",
                     path.display(),
-                    User(owner.0)
+                    user(owner.0)
                 ))
                 .because(std::io::Error::from(errno))
             })?;

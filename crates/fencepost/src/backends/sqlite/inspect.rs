@@ -5,7 +5,6 @@ use rusqlite::types::Type;
 
 use super::desk::Sheet;
 use super::layout::{first_waiter, holder, label, moment, nanos, unfit};
-use super::presence::Marks;
 use crate::backend::{LockInfo, WaiterInfo};
 
 /// What a waiter sees when it looks.
@@ -24,36 +23,27 @@ pub(super) enum View {
 }
 
 /// What a waiter finds when it looks, without writing anything.
-pub(super) fn look(
-    sheet: &Sheet<'_>,
-    marks: &Marks,
-    name: &LockName,
-    asking: OwnerId,
-) -> rusqlite::Result<View> {
-    let (db, now) = (sheet.db, sheet.now);
+pub(super) fn look(sheet: &Sheet<'_>, name: &LockName, asking: OwnerId) -> rusqlite::Result<View> {
+    let db = sheet.db;
     let placed = db
         .prepare_cached("SELECT 1 FROM waiters WHERE owner = ?")?
         .exists([asking.bits().to_be_bytes()])?;
     let Some(first) = first_waiter(db, name)?.filter(|_| placed) else { return Ok(View::Try) };
     let ours = first.owner == asking;
-    match holder(db, name)?.filter(|holder| holder.lives(now, marks)) {
+    match holder(db, name)?.filter(|holder| holder.lives(sheet)) {
         Some(holder) => Ok(View::Wait {
             until: holder.deadline,
             holder: holder.pid.filter(|_| ours).map(|pid| (holder.token, pid)),
         }),
-        None if ours || !first.lives(now, marks) => Ok(View::Try),
+        None if ours || !first.lives(sheet) => Ok(View::Try),
         None if first.offered.is_none() => Ok(View::OthersTurn),
         None => Ok(View::Wait { until: Moment::NEVER, holder: None }),
     }
 }
 
-pub(super) fn inspect(
-    sheet: &Sheet<'_>,
-    marks: &Marks,
-    name: &LockName,
-) -> rusqlite::Result<LockInfo> {
+pub(super) fn inspect(sheet: &Sheet<'_>, name: &LockName) -> rusqlite::Result<LockInfo> {
     let (db, now) = (sheet.db, sheet.now);
-    let holder = holder(db, name)?.filter(|holder| holder.lives(now, marks));
+    let holder = holder(db, name)?.filter(|holder| holder.lives(sheet));
     let placed: u32 = db
         .prepare_cached("SELECT count(*) FROM waiters WHERE name = ? AND deadline > ?")?
         .query_row((name.as_str(), nanos(now)), |row| row.get(0))?;
@@ -72,18 +62,18 @@ pub(super) fn inspect(
     let asked = first.len();
     let waiters: Vec<_> = first
         .into_iter()
-        .filter(|(_, presence)| !marks.is_dead(presence))
+        .filter(|(_, presence)| !sheet.marks.is_dead(presence))
         .map(|(waiter, _)| waiter)
         .collect();
     Ok(LockInfo {
         name: name.clone(),
-        holder: holder.map(|holder| holder.info(db, name, now)).transpose()?,
+        holder: holder.map(|holder| holder.info(sheet, name)).transpose()?,
         waiting: placed as usize - (asked - waiters.len()),
         waiters,
     })
 }
 
-pub(super) fn list(sheet: &Sheet<'_>, marks: &Marks) -> rusqlite::Result<Vec<LockInfo>> {
+pub(super) fn list(sheet: &Sheet<'_>) -> rusqlite::Result<Vec<LockInfo>> {
     let mut names = sheet
         .db
         .prepare_cached("SELECT name FROM locks UNION SELECT name FROM waiters ORDER BY name")?;
@@ -93,7 +83,7 @@ pub(super) fn list(sheet: &Sheet<'_>, marks: &Marks) -> rusqlite::Result<Vec<Loc
     })?;
     let mut locks = Vec::new();
     for name in names {
-        let mut info = inspect(sheet, marks, &name?)?;
+        let mut info = inspect(sheet, &name?)?;
         info.waiters.clear();
         if info.holder.is_some() || info.waiting > 0 {
             locks.push(info);

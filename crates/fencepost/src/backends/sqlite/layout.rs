@@ -30,7 +30,7 @@ use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
-use super::presence::Marks;
+use super::desk::Sheet;
 use super::values;
 use super::wake::Address;
 use crate::backend::HolderInfo;
@@ -124,24 +124,20 @@ impl Holder {
     }
 
     /// Whether the lease runs and, if the grant is tied to processes, one of them lives.
-    pub(super) fn lives(&self, now: Moment, marks: &Marks) -> bool {
-        self.deadline > now && !self.presence.as_deref().is_some_and(|name| marks.is_dead(name))
+    pub(super) fn lives(&self, sheet: &Sheet<'_>) -> bool {
+        let is_dead = |name: &String| sheet.marks.is_dead(name);
+        self.deadline > sheet.now && !self.presence.as_ref().is_some_and(is_dead)
     }
 
     /// For those who are told of it. What it says of itself is looked up here alone, so that no step pays for it.
-    pub(super) fn info(
-        self,
-        db: &Connection,
-        name: &LockName,
-        now: Moment,
-    ) -> rusqlite::Result<HolderInfo> {
+    pub(super) fn info(self, sheet: &Sheet<'_>, name: &LockName) -> rusqlite::Result<HolderInfo> {
         Ok(HolderInfo {
-            value: values::said(db, name, self.token)?,
+            value: values::said(sheet.db, name, self.token)?,
             label: self.label,
             token: Some(self.token),
             ttl: Some(self.ttl),
-            held_for: Some(now.since(self.granted)),
-            remaining: Some(self.deadline.since(now)),
+            held_for: Some(sheet.now.since(self.granted)),
+            remaining: Some(self.deadline.since(sheet.now)),
             endless: false,
         })
     }
@@ -168,10 +164,10 @@ pub(super) struct Waiter {
 
 impl Waiter {
     /// Whether it may still take its turn.
-    pub(super) fn lives(&self, now: Moment, marks: &Marks) -> bool {
-        self.deadline > now
-            && self.offered.is_none_or(|offered| offered + OFFER > now)
-            && !marks.is_dead(&self.presence)
+    pub(super) fn lives(&self, sheet: &Sheet<'_>) -> bool {
+        self.deadline > sheet.now
+            && self.offered.is_none_or(|offered| offered + OFFER > sheet.now)
+            && !sheet.marks.is_dead(&self.presence)
     }
 }
 

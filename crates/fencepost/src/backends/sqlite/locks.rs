@@ -8,11 +8,11 @@ use fencepost_core::{LockName, Moment, OwnerId, Token};
 
 use super::Sqlite;
 use super::desk::Sheet;
-use super::operations::{self, Answer, Ask, BrokenGrant};
+use super::operations::{self, Ask, BrokenGrant};
 use super::presence::Mark;
 use crate::backend::{
-    Acquired, Broken, Grant, GrantId, Liveness, NotHeld, Queue, Renewal, Renewed, Reply, Request,
-    StoreError, StoreResult,
+    Acquired, Broken, GrantId, Liveness, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
+    Request, StoreError, StoreResult,
 };
 
 /// How long a lock is held before its client can be notified of a break: a shorter one costs nothing.
@@ -26,35 +26,30 @@ pub(super) async fn try_acquire(
     queue: Queue,
 ) -> StoreResult<Acquired> {
     let mut lent = lend(store, &request)?;
-    let mut ask = Ask::of(request, Arc::clone(&lent.mark.name));
+    let mut ask = Ask { request, mark: lent.mark.clone(), queue: None };
     // Most locks are free: a position, and the socket that goes with it, only if this one is not.
-    let mut reply = acquire(store, &ask, &lent.mark).await?;
+    let mut reply = acquire(store, &ask).await?;
     if queue == Queue::Join && !matches!(reply.value, Acquired::Granted(_)) {
         let bell = Arc::new(store.post.bell());
         ask.queue = Some(bell.address.clone());
-        store.positions.lock().insert(ask.owner, bell);
-        reply = acquire(store, &ask, &lent.mark).await?;
+        store.positions.lock().insert(lent.owner, bell);
+        reply = acquire(store, &ask).await?;
     }
     lent.ends_with(&reply.value);
     Ok(reply)
 }
 
 /// One try, which takes or refreshes a position if `ask` says so.
-pub(super) async fn acquire(store: &Sqlite, ask: &Ask, mark: &Mark) -> StoreResult<Acquired> {
-    let (ask, marks) = (ask.clone(), Arc::clone(&store.marks));
-    let (ttl, tied) = (ask.ttl, ask.tied);
-    let answer = store.desk.write(move |sheet| operations::acquire(sheet, &marks, &ask)).await?;
-    answer.try_map(|answer| match answer {
-        Answer::Granted(token) => {
-            let presence = tied.then(|| mark.presence.clone());
-            Ok(Acquired::Granted(Grant { token, ttl, queued: false, presence }))
-        }
-        Answer::Held(holder) => Ok(Acquired::Held(holder)),
-        Answer::Queued { ahead } => Ok(Acquired::Queued { ahead }),
-        Answer::Exhausted => Err(StoreError::refused(format!(
-            "{} has no tokens left: name another file (sqlite:PATH)",
-            store.path.display()
-        ))),
+pub(super) async fn acquire(store: &Sqlite, ask: &Ask) -> StoreResult<Acquired> {
+    let ask = ask.clone();
+    let reply = store.desk.write(move |sheet| operations::acquire(sheet, &ask)).await?;
+    reply.try_map(|acquired| {
+        let path = store.path.display();
+        acquired.ok_or_else(|| {
+            StoreError::refused(format!(
+                "{path} has no tokens left: name another file (sqlite:PATH)"
+            ))
+        })
     })
 }
 
@@ -62,7 +57,7 @@ pub(super) async fn acquire(store: &Sqlite, ask: &Ask, mark: &Mark) -> StoreResu
 pub(super) fn lend<'a>(store: &'a Sqlite, request: &Request) -> Result<Lent<'a>, StoreError> {
     store.refuse_other_user()?;
     let owner = request.grant.owner;
-    let mark = store.marks.take(owner)?;
+    let mark = store.post.marks.take(owner)?;
     // Before the grant, so that no break of it is missed.
     store.post.know(owner, request.loss.clone());
     let tied = request.liveness == Liveness::Process;
@@ -109,7 +104,7 @@ impl Drop for Lent<'_> {
             End::Refused => store.post.forget(owner),
         }
         if end == End::Refused || end == End::Granted && !tied {
-            store.marks.give_back(owner);
+            store.post.marks.give_back(owner);
         }
     }
 }
@@ -136,10 +131,7 @@ fn subscribe(store: &Sqlite) {
 }
 
 /// In one transaction.
-pub(super) async fn renew(
-    store: &Sqlite,
-    batch: Vec<Renewal>,
-) -> Vec<StoreResult<Result<Renewed, NotHeld>>> {
+pub(super) async fn renew(store: &Sqlite, batch: Vec<Renewal>) -> Renewals {
     let count = batch.len();
     let answers = store.desk.write(move |sheet| {
         let renew = |renewal: &Renewal| {
@@ -163,11 +155,10 @@ pub(super) async fn release(store: &Sqlite, grant: GrantId) -> StoreResult<Resul
     let GrantId { name, owner } = grant;
     store.post.forget(owner);
     store.positions.lock().remove(&owner);
-    let marks = Arc::clone(&store.marks);
     let release = store.desk.write(move |sheet| {
         // Here and not on the caller's thread, which may be the client's own.
-        marks.give_back_all(owner);
-        if operations::release(sheet, &marks, &name, owner)? {
+        sheet.marks.give_back_all(owner);
+        if operations::release(sheet, &name, owner)? {
             return Ok(Ok(()));
         }
         Ok(Err(NotHeld(operations::why_not_held(sheet, &name, owner)?)))
@@ -181,8 +172,7 @@ pub(super) async fn break_lock(
     token: Option<Token>,
     confirm_until: Moment,
 ) -> StoreResult<Option<Broken>> {
-    let marks = Arc::clone(&store.marks);
-    let act = move |sheet: &mut Sheet<'_>| operations::break_lock(sheet, &marks, &name, token);
+    let act = move |sheet: &mut Sheet<'_>| operations::break_lock(sheet, &name, token);
     let reply = store.desk.write(act).await?;
     let sent = reply.sent;
     let Some(grant) = reply.value else { return Ok(Reply::new(None, sent)) };

@@ -63,14 +63,13 @@ use parking_lot::Mutex;
 pub(crate) use self::absent::open;
 use self::desk::Desk;
 pub use self::guarantees::guarantees_of;
-use self::presence::Marks;
 pub(crate) use self::records::finish_in;
-use self::users::User;
+use self::users::user;
 use self::wake::{Bell, Post};
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewed, Request, StoreCall, StoreError, StoreResult, Surroundings,
+    Renewal, Renewals, Request, StoreCall, StoreError, Surroundings,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -85,7 +84,6 @@ pub struct Sqlite {
     place: String,
     around: Surroundings,
     desk: Arc<Desk>,
-    marks: Arc<Marks>,
     post: Arc<Post>,
     guarantees: Guarantees,
     /// Whose store it is, if it is another user's, opened by root.
@@ -100,22 +98,12 @@ impl Sqlite {
         let file::Opened { path, db, file, marks, access, other_user } =
             file::open(path, options, around.create, &*around.clock)?;
         let guarantees = guarantees::of(&path, access.group_name());
-        let (marks, place) = (Arc::new(marks), file.place());
-        let post = Arc::new(Post::new(Arc::clone(&marks), around.runtime.clone()));
+        let place = file.place();
+        let post = Arc::new(Post::new(marks, around.runtime.clone()));
         let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
         let (around, desk) = (around.clone(), Arc::new(desk));
         let positions = Mutex::default();
-        Ok(Arc::new(Self {
-            path,
-            place,
-            around,
-            desk,
-            marks,
-            post,
-            guarantees,
-            other_user,
-            positions,
-        }))
+        Ok(Arc::new(Self { path, place, around, desk, post, guarantees, other_user, positions }))
     }
 
     /// Refuses to lock in another user's store: root trusts what it looks at there, but its locks must not depend on it.
@@ -126,7 +114,7 @@ impl Sqlite {
                 "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
                  own, or share one with a group (sqlite:PATH?shared=group)",
                 self.path.display(),
-                User(owner)
+                user(owner)
             ))),
         }
     }
@@ -154,11 +142,7 @@ impl Backend for Sqlite {
         Box::pin(queue::wait(self, request, limit))
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        _limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, _limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(locks::renew(self, batch))
     }
 
@@ -183,13 +167,11 @@ impl Backend for Sqlite {
 
 impl Observe for Sqlite {
     fn inspect(&self, name: LockName, _limit: Moment) -> StoreCall<'_, LockInfo> {
-        let marks = Arc::clone(&self.marks);
-        Box::pin(self.desk.read(move |sheet| inspect::inspect(sheet, &marks, &name)))
+        Box::pin(self.desk.read(move |sheet| inspect::inspect(sheet, &name)))
     }
 
     fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        let marks = Arc::clone(&self.marks);
-        Box::pin(self.desk.read(move |sheet| inspect::list(sheet, &marks)))
+        Box::pin(self.desk.read(|sheet| inspect::list(sheet)))
     }
 
     fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {

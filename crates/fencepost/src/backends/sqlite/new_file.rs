@@ -41,10 +41,9 @@ pub(super) fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
     for left in marks.names().iter().filter(|name| name.starts_with("new-")) {
         marks.remove(left);
     }
-    let mut bits = [0; 8];
-    getrandom::fill(&mut bits)
+    let bits = getrandom::u64()
         .map_err(|error| Error::unreachable("the system has no random numbers").because(error))?;
-    let name = format!("new-{:016x}", u64::from_ne_bytes(bits));
+    let name = format!("new-{bits:016x}");
     let new = marks.path().join(&name);
     let made = (|| {
         access.make_file(directory, Path::new(&name)).map_err(|errno| not_made(&new, errno))?;

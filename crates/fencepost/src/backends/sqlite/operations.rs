@@ -1,17 +1,16 @@
 //! The lock rules as transactions. Each function here runs inside one, at one `now`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_core::{Label, LockName, OwnerId, Token, Ttl, Value};
+use fencepost_core::{LockName, OwnerId, Token, Ttl, Value};
 use rusqlite::{Connection, OptionalExtension as _};
 
 use super::desk::Sheet;
 use super::layout::{Holder, Waiter, first_waiter, holder, moment, nanos, token, ttl};
-use super::presence::Marks;
+use super::presence::Mark;
 use super::values;
 use super::wake::Address;
-use crate::backend::{Broken, GrantId, HolderInfo, Liveness, LossCause, Request};
+use crate::backend::{Acquired, Broken, Grant, GrantId, Liveness, LossCause, Request};
 
 /// A waiter's place lives this long without a sign of life; it is renewed every third of it.
 pub(super) const PLACE: Duration = Duration::from_secs(30);
@@ -19,50 +18,31 @@ pub(super) const PLACE: Duration = Duration::from_secs(30);
 /// Who asks.
 #[derive(Clone)]
 pub(super) struct Ask {
-    pub(super) name: LockName,
-    pub(super) owner: OwnerId,
-    pub(super) ttl: Ttl,
-    pub(super) label: Label,
-    /// What a candidate says of itself.
-    pub(super) value: Option<Value>,
+    pub(super) request: Request,
     /// The asking process's presence file.
-    pub(super) presence: Arc<str>,
-    /// The grant ends with the process, not only with the lease.
-    pub(super) tied: bool,
+    pub(super) mark: Mark,
     /// Where to call if the asker waits.
     pub(super) queue: Option<Address>,
 }
 
 impl Ask {
-    /// A try that takes no place in line.
-    pub(super) fn of(request: Request, presence: Arc<str>) -> Self {
-        let Request { grant: GrantId { name, owner }, ttl, label, value, liveness, .. } = request;
-        let tied = liveness == Liveness::Process;
-        Self { name, owner, ttl, label, value, presence, tied, queue: None }
+    /// The grant. Its file goes with it if it ends with the process, not only with the lease.
+    fn granted(&self, token: Token) -> Acquired {
+        let Request { ttl, liveness, .. } = self.request;
+        let presence = (liveness == Liveness::Process).then(|| self.mark.presence.clone());
+        Acquired::Granted(Grant { token, ttl, queued: false, presence })
     }
-}
-
-/// What came of asking.
-pub(super) enum Answer {
-    Granted(Token),
-    Held(Option<HolderInfo>),
-    Queued {
-        ahead: u64,
-    },
-    /// The counter has reached its end.
-    Exhausted,
 }
 
 /// The waiter whose turn it is on a free lock, those before it who can not take theirs removed.
 fn next_in_line(
     sheet: &Sheet<'_>,
-    marks: &Marks,
     name: &LockName,
     asking: Option<OwnerId>,
 ) -> rusqlite::Result<Option<Waiter>> {
     while let Some(waiter) = first_waiter(sheet.db, name)? {
         // The one who asks is plainly there.
-        if asking == Some(waiter.owner) || waiter.lives(sheet.now, marks) {
+        if asking == Some(waiter.owner) || waiter.lives(sheet) {
             return Ok(Some(waiter));
         }
         let mut delete = sheet.db.prepare_cached("DELETE FROM waiters WHERE ticket = ?")?;
@@ -83,57 +63,52 @@ fn offer(sheet: &mut Sheet<'_>, waiter: &Waiter) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Takes the lock if it is free and nobody is first; else takes a place in line if asked to.
-pub(super) fn acquire(sheet: &mut Sheet<'_>, marks: &Marks, ask: &Ask) -> rusqlite::Result<Answer> {
+/// Takes the lock if it is free and nobody is first; else takes a place in line if asked to. `None` if the counter
+/// has reached its end.
+pub(super) fn acquire(sheet: &mut Sheet<'_>, ask: &Ask) -> rusqlite::Result<Option<Acquired>> {
     let (db, now) = (sheet.db, sheet.now);
-    if let Some(holder) = holder(db, &ask.name)? {
-        if holder.lives(now, marks) {
-            if holder.owner == ask.owner {
-                renew(sheet, &ask.name, ask.owner, Some(ask.ttl), None)?;
-                if ask.tied {
+    let Request { grant: GrantId { name, owner }, ttl, label, value, liveness, .. } = &ask.request;
+    let tied = *liveness == Liveness::Process;
+    if let Some(holder) = holder(db, name)? {
+        if holder.lives(sheet) {
+            if holder.owner == *owner {
+                renew(sheet, name, *owner, Some(*ttl), None)?;
+                if tied {
                     db.prepare_cached("UPDATE locks SET pid = ?, presence = ? WHERE name = ?")?
-                        .execute((std::process::id(), &*ask.presence, ask.name.as_str()))?;
+                        .execute((std::process::id(), &*ask.mark.name, name.as_str()))?;
                 }
-                return Ok(Answer::Granted(holder.token));
+                return Ok(Some(ask.granted(holder.token)));
             }
-            return match &ask.queue {
-                Some(address) => enqueue(sheet, ask, address),
-                None => Ok(Answer::Held(Some(holder.info(db, &ask.name, now)?))),
-            };
+            return enqueue(sheet, ask, Some(holder)).map(Some);
         }
-        end_dead_grant(db, marks, &ask.name, &holder)?;
+        end_dead_grant(sheet, name, &holder)?;
     }
-    match next_in_line(sheet, marks, &ask.name, Some(ask.owner))? {
-        Some(first) if first.owner != ask.owner => {
+    match next_in_line(sheet, name, Some(*owner))? {
+        Some(first) if first.owner != *owner => {
             offer(sheet, &first)?;
-            return match &ask.queue {
-                Some(address) => enqueue(sheet, ask, address),
-                None => Ok(Answer::Held(None)),
-            };
+            return enqueue(sheet, ask, None).map(Some);
         }
         Some(own) => {
             db.prepare_cached("DELETE FROM waiters WHERE ticket = ?")?.execute([own.ticket])?;
         }
         None => {}
     }
-    let Some(token) = draw_token(db)? else { return Ok(Answer::Exhausted) };
-    let pid = ask.tied.then(std::process::id);
-    let presence = ask.tied.then_some(&*ask.presence);
+    let Some(token) = draw_token(db)? else { return Ok(None) };
     db.prepare_cached("INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute((
-        ask.name.as_str(),
-        ask.owner.bits().to_be_bytes(),
+        name.as_str(),
+        owner.bits().to_be_bytes(),
         token.get().cast_signed(),
-        ask.ttl.as_millis(),
-        ask.label.as_str(),
+        ttl.as_millis(),
+        label.as_str(),
         nanos(now),
-        nanos(now + ask.ttl.as_duration()),
-        pid,
-        presence,
+        nanos(now + ttl.as_duration()),
+        tied.then(std::process::id),
+        tied.then_some(&*ask.mark.name),
     ))?;
-    if let Some(value) = &ask.value {
-        values::say(db, &ask.name, token, value)?;
+    if let Some(value) = value {
+        values::say(db, name, token, value)?;
     }
-    Ok(Answer::Granted(token))
+    Ok(Some(ask.granted(token)))
 }
 
 fn draw_token(db: &Connection) -> rusqlite::Result<Option<Token>> {
@@ -144,20 +119,22 @@ fn draw_token(db: &Connection) -> rusqlite::Result<Option<Token>> {
     .optional()
 }
 
-fn end_dead_grant(
-    db: &Connection,
-    marks: &Marks,
-    name: &LockName,
-    holder: &Holder,
-) -> rusqlite::Result<()> {
-    db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
+fn end_dead_grant(sheet: &Sheet<'_>, name: &LockName, holder: &Holder) -> rusqlite::Result<()> {
+    sheet.db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
     if let Some(presence) = &holder.presence {
-        marks.remove_dead(presence);
+        sheet.marks.remove_dead(presence);
     }
     Ok(())
 }
 
-fn enqueue(sheet: &Sheet<'_>, ask: &Ask, address: &Address) -> rusqlite::Result<Answer> {
+/// Others are first: takes or refreshes a place in line, if that was asked for.
+fn enqueue(sheet: &Sheet<'_>, ask: &Ask, holder: Option<Holder>) -> rusqlite::Result<Acquired> {
+    let GrantId { name, owner } = &ask.request.grant;
+    let Some(address) = &ask.queue else {
+        let holder = holder.map(|holder| holder.info(sheet, name)).transpose()?;
+        return Ok(Acquired::Held(holder));
+    };
+    let key = owner.bits().to_be_bytes();
     sheet
         .db
         .prepare_cached(
@@ -167,20 +144,20 @@ fn enqueue(sheet: &Sheet<'_>, ask: &Ask, address: &Address) -> rusqlite::Result<
              socket = excluded.socket, bell = excluded.bell, presence = excluded.presence",
         )?
         .execute((
-            ask.name.as_str(),
-            ask.owner.bits().to_be_bytes(),
-            ask.label.as_str(),
+            name.as_str(),
+            key,
+            ask.request.label.as_str(),
             nanos(sheet.now),
             nanos(sheet.now + PLACE),
             &*address.socket,
             address.bell.cast_signed(),
-            &*ask.presence,
+            &*ask.mark.name,
         ))?;
     let ahead = "SELECT count(*) FROM waiters WHERE name = ?1 AND ticket < \
                  (SELECT ticket FROM waiters WHERE owner = ?2)";
-    let place = (ask.name.as_str(), ask.owner.bits().to_be_bytes());
-    let ahead: u32 = sheet.db.prepare_cached(ahead)?.query_row(place, |row| row.get(0))?;
-    Ok(Answer::Queued { ahead: ahead.into() })
+    let ahead: u32 =
+        sheet.db.prepare_cached(ahead)?.query_row((name.as_str(), key), |row| row.get(0))?;
+    Ok(Acquired::Queued { ahead: ahead.into() })
 }
 
 /// Renews a grant whose lease still runs; one that has ended stays ended, taken over or not. The end only
@@ -233,7 +210,6 @@ pub(super) fn why_not_held(
 /// False if there was nothing, or only a lease that had ended.
 pub(super) fn release(
     sheet: &mut Sheet<'_>,
-    marks: &Marks,
     name: &LockName,
     owner: OwnerId,
 ) -> rusqlite::Result<bool> {
@@ -249,7 +225,7 @@ pub(super) fn release(
         leave.execute((key, name.as_str()))? > 0
     };
     if deadline.is_some() || (ended && holder(db, name)?.is_none()) {
-        tell_next(sheet, marks, name)?;
+        tell_next(sheet, name)?;
     }
     if !ended {
         confirm_break(sheet, owner)?;
@@ -257,8 +233,8 @@ pub(super) fn release(
     Ok(ended)
 }
 
-fn tell_next(sheet: &mut Sheet<'_>, marks: &Marks, name: &LockName) -> rusqlite::Result<()> {
-    match next_in_line(sheet, marks, name, None)? {
+fn tell_next(sheet: &mut Sheet<'_>, name: &LockName) -> rusqlite::Result<()> {
+    match next_in_line(sheet, name, None)? {
         Some(next) => offer(sheet, &next),
         None => Ok(()),
     }
@@ -307,21 +283,18 @@ pub(super) struct BrokenGrant {
 /// Ends the current grant, if it has this token or none was named, and draws a token above it.
 pub(super) fn break_lock(
     sheet: &mut Sheet<'_>,
-    marks: &Marks,
     name: &LockName,
     token: Option<Token>,
 ) -> rusqlite::Result<Option<BrokenGrant>> {
-    let (db, now) = (sheet.db, sheet.now);
-    let Some(holder) = holder(db, name)?.filter(|holder| {
-        holder.lives(now, marks) && token.is_none_or(|token| holder.token == token)
-    }) else {
-        return Ok(None);
-    };
+    let db = sheet.db;
+    let is_meant = |holder: &Holder| token.is_none_or(|token| holder.token == token);
+    let holder = holder(db, name)?.filter(|holder| holder.lives(sheet) && is_meant(holder));
+    let Some(holder) = holder else { return Ok(None) };
     let Some(floor) = draw_token(db)? else { return Ok(None) };
     db.prepare_cached("DELETE FROM locks WHERE name = ?")?.execute([name.as_str()])?;
     db.prepare_cached("INSERT OR REPLACE INTO broken VALUES (?, ?)")?
         .execute((holder.owner.bits().to_be_bytes(), nanos(holder.deadline)))?;
-    tell_next(sheet, marks, name)?;
+    tell_next(sheet, name)?;
     let (owner, tied) = (holder.owner, holder.presence.is_some());
     let broken = Broken { label: holder.label, token: Some(holder.token), floor, confirmed: false };
     Ok(Some(BrokenGrant { broken, owner, tied }))

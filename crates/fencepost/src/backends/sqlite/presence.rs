@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use fencepost_core::OwnerId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -100,17 +100,17 @@ impl Marks {
     /// A locked file for `owner`, the one it has already if it asks again. Each `take` is matched by a
     /// `give_back`, or all of them by one `give_back_all`.
     pub(super) fn take(&self, owner: OwnerId) -> Result<Mark, StoreError> {
-        if let Some(used) = self.ours().used.get_mut(&owner) {
+        if let Some(used) = self.ours.lock().used.get_mut(&owner) {
             used.takers += 1;
             return Ok(used.mark.clone());
         }
-        let idle = self.ours().idle.pop();
+        let idle = self.ours.lock().idle.pop();
         let mark = match idle {
             Some(mark) => mark,
             // Not under the lock: the disk may hang, and the client's own thread must not.
             None => self.make()?,
         };
-        let mut ours = self.ours();
+        let mut ours = self.ours.lock();
         let used = ours.used.entry(owner).or_insert_with(|| Used { mark, takers: 0 });
         used.takers += 1;
         Ok(used.mark.clone())
@@ -119,7 +119,7 @@ impl Marks {
     /// One taker of `owner` needs the file no longer.
     pub(super) fn give_back(&self, owner: OwnerId) {
         let last = {
-            let mut ours = self.ours();
+            let mut ours = self.ours.lock();
             let Some(used) = ours.used.get_mut(&owner) else { return };
             used.takers -= 1;
             used.takers == 0
@@ -133,7 +133,7 @@ impl Marks {
     /// names it is at worst freed by its lease. May wait for the disk.
     pub(super) fn give_back_all(&self, owner: OwnerId) {
         let unwanted = {
-            let mut ours = self.ours();
+            let mut ours = self.ours.lock();
             let Some(Used { mark, .. }) = ours.used.remove(&owner) else { return };
             if !mark.presence.inherited() && ours.idle.len() < IDLE {
                 ours.idle.push(mark);
@@ -142,10 +142,6 @@ impl Marks {
             mark
         };
         self.remove(&unwanted.name);
-    }
-
-    fn ours(&self) -> MutexGuard<'_, Ours> {
-        self.ours.lock()
     }
 
     fn make(&self) -> Result<Mark, StoreError> {
@@ -170,11 +166,10 @@ impl Marks {
         };
         let directory = self.ensure()?;
         loop {
-            let mut bits = [0; 8];
-            getrandom::fill(&mut bits).map_err(|error| {
+            let bits = getrandom::u64().map_err(|error| {
                 StoreError::unavailable("the system has no random numbers").with_source(error)
             })?;
-            let name = format!("p-{:016x}", u64::from_ne_bytes(bits));
+            let name = format!("p-{bits:016x}");
             let file = self.access.make_file(directory, Path::new(&name)).map_err(failed)?;
             let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
             // A sweep may have caught the file before it was locked; then it is gone, and we try again.
@@ -249,7 +244,7 @@ impl Marks {
 
 impl Drop for Marks {
     fn drop(&mut self) {
-        let ours = std::mem::take(&mut *self.ours());
+        let ours = std::mem::take(&mut *self.ours.lock());
         for mark in ours.idle {
             self.remove(&mark.name);
         }

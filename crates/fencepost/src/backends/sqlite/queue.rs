@@ -1,6 +1,5 @@
 //! How a waiter waits: asleep until it is told, and never trusting that it will be.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost_core::{Moment, Token};
@@ -10,10 +9,9 @@ use tokio::io::unix::AsyncFd;
 
 use super::inspect::{self, View};
 use super::operations::{Ask, PLACE};
-use super::presence::Mark;
 use super::wake::Bell;
 use super::{Sqlite, locks};
-use crate::backend::{Acquired, BoxFuture, Reply, Request, StoreError, StoreResult};
+use crate::backend::{Acquired, BoxFuture, GrantId, Reply, Request, StoreError, StoreResult};
 use crate::race::{First, race};
 
 /// How soon to look again after the holder's process has gone: its children may follow in a moment.
@@ -31,10 +29,9 @@ pub(super) async fn wait(store: &Sqlite, request: Request, limit: Moment) -> Sto
         return Ok(Reply::new(Acquired::PlaceLost, store.now()));
     };
     // The file that the position has is ours now.
-    store.marks.give_back(owner);
-    let queue = Some(bell.address.clone());
-    let ask = Ask { queue, ..Ask::of(request, Arc::clone(&lent.mark.name)) };
-    let reply = wait_for_turn(store, &ask, &lent.mark, &bell, limit).await?;
+    store.post.marks.give_back(owner);
+    let ask = Ask { request, mark: lent.mark.clone(), queue: Some(bell.address.clone()) };
+    let reply = wait_for_turn(store, &ask, &bell, limit).await?;
     lent.ends_with(&reply.value);
     Ok(reply)
 }
@@ -42,7 +39,6 @@ pub(super) async fn wait(store: &Sqlite, request: Request, limit: Moment) -> Sto
 async fn wait_for_turn(
     store: &Sqlite,
     ask: &Ask,
-    mark: &Mark,
     bell: &Bell,
     limit: Moment,
 ) -> StoreResult<Acquired> {
@@ -78,7 +74,7 @@ async fn wait_for_turn(
                 break;
             }
         }
-        let reply = locks::acquire(store, ask, mark).await?;
+        let reply = locks::acquire(store, ask).await?;
         if !matches!(reply.value, Acquired::Queued { .. }) || store.now() >= limit {
             return Ok(reply);
         }
@@ -86,8 +82,8 @@ async fn wait_for_turn(
 }
 
 async fn look(store: &Sqlite, ask: &Ask) -> Result<View, StoreError> {
-    let (name, owner, marks) = (ask.name.clone(), ask.owner, Arc::clone(&store.marks));
-    let look = store.desk.read(move |sheet| inspect::look(sheet, &marks, &name, owner));
+    let GrantId { name, owner } = ask.request.grant.clone();
+    let look = store.desk.read(move |sheet| inspect::look(sheet, &name, owner));
     Ok(look.await?.value)
 }
 

@@ -179,42 +179,29 @@ fn span(from: i64, to: i64) -> Duration {
 
 pub(super) async fn claim(store: &Sqlite, claim: Claim) -> StoreResult<Claimed> {
     store.refuse_other_user()?;
-    write(store, move |book| book.claim(&claim)).await
+    store.desk.write(move |sheet| Book::of(sheet.db, "main").claim(&claim)).await
 }
 
 pub(super) async fn finish(store: &Sqlite, finish: Finish) -> StoreResult<bool> {
     store.refuse_other_user()?;
-    let act = move |book: &Book<'_>| {
+    let act = move |sheet: &mut Sheet<'_>| {
+        let book = Book::of(sheet.db, "main");
         book.tidy()?;
         book.finish(&finish)
     };
-    write(store, act).await
+    store.desk.write(act).await
 }
 
 pub(super) async fn look_up(store: &Sqlite, name: LockName) -> StoreResult<Option<Entry>> {
-    read(store, move |book| book.read(&name)).await
+    store.desk.read(move |sheet| Book::of(sheet.db, "main").read(&name)).await
 }
 
 pub(super) async fn entries(store: &Sqlite, prefix: String) -> StoreResult<Vec<Entry>> {
-    read(store, move |book| book.entries(&prefix)).await
+    store.desk.read(move |sheet| Book::of(sheet.db, "main").entries(&prefix)).await
 }
 
 pub(super) async fn forget(store: &Sqlite, name: LockName, token: Token) -> StoreResult<bool> {
-    write(store, move |book| book.forget(&name, token)).await
-}
-
-async fn write<T: Send + 'static>(
-    store: &Sqlite,
-    act: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-) -> StoreResult<T> {
-    store.desk.write(move |sheet: &mut Sheet<'_>| act(&Book::of(sheet.db, "main"))).await
-}
-
-async fn read<T: Send + 'static>(
-    store: &Sqlite,
-    look: impl Fn(&Book<'_>) -> rusqlite::Result<T> + Send + 'static,
-) -> StoreResult<T> {
-    store.desk.read(move |sheet: &mut Sheet<'_>| look(&Book::of(sheet.db, "main"))).await
+    store.desk.write(move |sheet| Book::of(sheet.db, "main").forget(&name, token)).await
 }
 
 /// Settles a record in the caller's transaction, if that is one of the file that is at `place`.

@@ -1,7 +1,5 @@
 //! Users and groups: what they are called, and who is in whose.
 
-use std::fmt;
-
 /// How a user namespace shows the owners that it does not know: nobody in it is that user.
 pub(super) fn unmapped_user() -> u32 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -54,32 +52,21 @@ fn fields_of(text: &str) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
 }
 
-pub(super) fn name_of(path: &str, number: u32) -> Option<String> {
+/// The name that a file of the system's has for a number; the number if it has none.
+pub(super) fn name_of(path: &str, number: u32) -> String {
     let number = number.to_string();
-    let lines = lines_of(path);
-    lines.into_iter().find(|line| line.get(2) == Some(&number)).map(|mut line| line.swap_remove(0))
+    let named = lines_of(path).into_iter().find(|line| line.get(2) == Some(&number));
+    named.map_or(number, |mut line| line.swap_remove(0))
 }
 
-pub(super) struct User(pub(super) u32);
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match name_of("/etc/passwd", self.0) {
-            Some(name) => write!(f, "user {name}"),
-            None => write!(f, "user {}", self.0),
-        }
-    }
+/// What a message calls a user.
+pub(super) fn user(number: u32) -> String {
+    format!("user {}", name_of("/etc/passwd", number))
 }
 
-pub(super) struct Group(pub(super) u32);
-
-impl fmt::Display for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match name_of("/etc/group", self.0) {
-            Some(name) => write!(f, "group {name}"),
-            None => write!(f, "group {}", self.0),
-        }
-    }
+/// What a message calls a group.
+pub(super) fn group(number: u32) -> String {
+    format!("group {}", name_of("/etc/group", number))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fencepost_core::OwnerId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -36,7 +36,7 @@ pub(super) struct Address {
 
 /// The bells of one client, and the grants of which it is to be notified.
 pub(super) struct Post {
-    marks: Arc<Marks>,
+    pub(super) marks: Marks,
     runtime: Handle,
     bells: Arc<Bells>,
     holders: Arc<Mutex<Holders>>,
@@ -64,7 +64,7 @@ impl Holders {
 }
 
 impl Post {
-    pub(super) fn new(marks: Arc<Marks>, runtime: Handle) -> Self {
+    pub(super) fn new(marks: Marks, runtime: Handle) -> Self {
         // Without a sender, waiters find out by looking.
         let sender =
             UnixDatagram::unbound().ok().filter(|sender| sender.set_nonblocking(true).is_ok());
@@ -72,13 +72,9 @@ impl Post {
         Self { marks, runtime, bells, holders, socket: OnceLock::new(), sender }
     }
 
-    fn holders(&self) -> MutexGuard<'_, Holders> {
-        self.holders.lock()
-    }
-
     /// `owner` asks for a lock: `signal` is for a break of its grant.
     pub(super) fn know(&self, owner: OwnerId, signal: LossSignal) {
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         if holders.signals.len() >= holders.room {
             holders.drop_unheard();
         }
@@ -86,12 +82,12 @@ impl Post {
     }
 
     pub(super) fn forget(&self, owner: OwnerId) {
-        self.holders().signals.remove(&owner);
+        self.holders.lock().signals.remove(&owner);
     }
 
     /// Whether the caller is the one to bind the socket, since nobody has.
     pub(super) fn is_to_subscribe(&self) -> bool {
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         let first = !holders.subscribing && self.socket.get().is_none();
         holders.subscribing |= first;
         first
@@ -101,7 +97,7 @@ impl Post {
     /// Waits for the disk.
     pub(super) fn subscribe(&self) -> Vec<OwnerId> {
         {
-            let mut holders = self.holders();
+            let mut holders = self.holders.lock();
             holders.drop_unheard();
             if holders.signals.is_empty() {
                 holders.subscribing = false;
@@ -109,7 +105,7 @@ impl Post {
             }
         }
         self.socket.get_or_init(|| self.bind());
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         holders.subscribing = false;
         holders.signals.keys().copied().collect()
     }
@@ -151,9 +147,7 @@ impl Post {
     }
 
     fn bind(&self) -> Option<Arc<str>> {
-        let mut bits = [0; 8];
-        getrandom::fill(&mut bits).ok()?;
-        let name = format!("w-{:016x}", u64::from_ne_bytes(bits));
+        let name = format!("w-{:016x}", getrandom::u64().ok()?);
         let path = path_of(self.marks.ensure().ok()?, &name);
         let socket = UnixDatagram::bind(&path).ok()?;
         // Whatever the umask: those who share the store send to it.

@@ -64,7 +64,7 @@ use self::layout::{names, nodes};
 use self::shared::Shared;
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, Liveness, LockInfo, NotHeld, Observe,
-    Queue, Renewal, Renewed, Request, StoreCall, StoreResult, Surroundings,
+    Queue, Renewal, Renewals, Request, StoreCall, Surroundings,
 };
 use crate::error::Result;
 use crate::guarantees::Guarantees;
@@ -127,11 +127,7 @@ impl Backend for ZooKeeper {
         Box::pin(async move { queue::wait(&self.shared, &request, limit).await })
     }
 
-    fn renew(
-        &self,
-        batch: Vec<Renewal>,
-        limit: Moment,
-    ) -> BoxFuture<'_, Vec<StoreResult<Result<Renewed, NotHeld>>>> {
+    fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
             // All are under way at once; a session keeps their order.
             let asked = batch.iter().map(|renewal| locks::renew(&self.shared, renewal, limit));
