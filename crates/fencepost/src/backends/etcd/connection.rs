@@ -337,7 +337,7 @@ impl Member {
 mod tests {
     use std::future::ready;
 
-    use fencepost_testbed::{Etcd as Server, Mode, Proxy};
+    use fencepost_testkit::{Etcd as Server, Mode, Proxy};
 
     use super::super::requests::range_of;
     use super::super::testing::open;
