@@ -85,13 +85,15 @@ impl Worker {
         Ok(self.process.wake()?)
     }
 
-    /// Ends the worker as a crash would, and waits until it is gone.
-    pub(super) fn kill(mut self) -> Verdict {
-        self.end()
+    /// Waits until the worker says that all its work is done.
+    pub(super) async fn done(&mut self) -> Verdict {
+        let line = self.answer(SOON * 10).await?;
+        ensure!(line == "done", "a worker said \"{line}\"");
+        Ok(())
     }
 
-    /// The same, for one that is still talked of.
-    pub(super) fn end(&mut self) -> Verdict {
+    /// Ends the worker as a crash would, and waits until it is gone.
+    pub(super) fn kill(&mut self) -> Verdict {
         Ok(self.process.kill()?)
     }
 }

@@ -3,6 +3,7 @@
 //! Cases do not sleep and hope. They wait for a condition with [`until`] or for a future with [`within`],
 //! and what does not happen in time fails with the name of what was waited for.
 
+use std::fmt::Debug;
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -11,6 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use tokio::task::JoinHandle;
 
 use super::harness::{Harness, Site, Unable};
 use super::process::Worker;
@@ -124,6 +126,22 @@ impl Scene {
         Worker::start(&*self.harness, role, &url, arguments)
     }
 
+    /// Worker processes that begin together: all are connected before the first starts.
+    pub(super) async fn workers(
+        &self,
+        count: usize,
+        mut start: impl FnMut() -> Verdict<Worker>,
+    ) -> Verdict<Vec<Worker>> {
+        let mut workers = (0..count).map(|_| start()).collect::<Verdict<Vec<_>>>()?;
+        for worker in &mut workers {
+            worker.ready(SOON * 5).await?;
+        }
+        for worker in &mut workers {
+            worker.tell("go")?;
+        }
+        Ok(workers)
+    }
+
     /// Tells something that no case decides by: how long a thing took.
     pub(super) fn report(&self, what: &str) {
         eprintln!("{}: {what}", self.harness.name());
@@ -205,6 +223,33 @@ pub(super) async fn until_waiting(client: &Fencepost, name: &str, count: usize) 
     .await
 }
 
+/// Queues for the lock on a task of its own and waits until the store has seen it.
+pub(super) async fn queue_up(
+    client: &Fencepost,
+    name: &'static str,
+    ttl: Duration,
+    place: usize,
+) -> Verdict<JoinHandle<crate::Result<Guard>>> {
+    let waiter = client.clone();
+    let waiting = tokio::spawn(async move { waiter.lock(name).ttl(ttl).acquire().await });
+    until_waiting(client, name, place).await?;
+    Ok(waiting)
+}
+
+/// Polls the acquire of a held lock until the store shows that one waits.
+pub(super) async fn until_queued<T: Debug>(
+    acquire: impl Future<Output = T>,
+    client: &Fencepost,
+    name: &str,
+) -> Verdict {
+    match race(acquire, until_waiting(client, name, 1)).await {
+        First::Left(answer) => {
+            Err(Stop::Failed(format!("a held lock was answered with {answer:?}")))
+        }
+        First::Right(seen) => seen,
+    }
+}
+
 /// Waits until nobody holds the lock or waits for it.
 pub(super) async fn until_free(client: &Fencepost, name: &str) -> Verdict {
     until(SOON, &format!("nothing is left of \"{name}\""), async || {
@@ -214,10 +259,8 @@ pub(super) async fn until_free(client: &Fencepost, name: &str) -> Verdict {
     .await
 }
 
-/// What became of a future that was polled a few times and then dropped.
-pub(super) enum Cancelled<T> {
-    /// It came to its end before that.
-    Done(T),
+/// Why a future did not come to its end.
+pub(super) enum Cancelled {
     /// It was dropped after the last poll.
     Dropped,
     /// It was dropped because it stood still before the last poll.
@@ -230,23 +273,22 @@ pub(super) async fn cancel_after<T>(
     polls: usize,
     patience: Duration,
     future: impl Future<Output = T>,
-) -> Cancelled<T> {
+) -> Result<T, Cancelled> {
     let mut left = polls;
     let mut future = pin!(future);
     let polled = poll_fn(|context| {
         if left == 0 {
-            return Poll::Ready(Cancelled::Dropped);
+            return Poll::Ready(Err(Cancelled::Dropped));
         }
         left -= 1;
         match future.as_mut().poll(context) {
-            Poll::Ready(value) => Poll::Ready(Cancelled::Done(value)),
-            Poll::Pending if left == 0 => Poll::Ready(Cancelled::Dropped),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending if left == 0 => Poll::Ready(Err(Cancelled::Dropped)),
+            polled => polled.map(Ok),
         }
     });
     match race(polled, BootClock.alarm(now() + patience)).await {
         First::Left(end) => end,
-        First::Right(()) => Cancelled::Stalled,
+        First::Right(()) => Err(Cancelled::Stalled),
     }
 }
 
@@ -255,13 +297,17 @@ pub(super) fn store(client: &Fencepost) -> &BoundedStore {
     &client.0.store
 }
 
-/// Where the store of a client keeps records. A case about a store that keeps none is skipped, with the reason.
+/// What the store gives. A case about what this store refuses is skipped, with the reason.
+pub(super) fn unless_refused<T>(answer: crate::Result<T>) -> Verdict<T> {
+    answer.map_err(|error| match error.kind() {
+        ErrorKind::Refused => Stop::Skipped(error.to_string()),
+        _ => error.into(),
+    })
+}
+
+/// Where the store of a client keeps records.
 pub(super) fn ledger(client: &Fencepost) -> Verdict<Arc<dyn Ledger>> {
-    match client.0.ledger(true) {
-        Ok(ledger) => Ok(ledger),
-        Err(error) if *error.kind() == ErrorKind::Refused => Err(Stop::Skipped(error.to_string())),
-        Err(error) => Err(error.into()),
-    }
+    unless_refused(client.0.ledger(true))
 }
 
 /// A request as the library would make it, by this owner.

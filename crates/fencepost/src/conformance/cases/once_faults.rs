@@ -33,20 +33,9 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let diary = Diary::at(&path);
     let (file, count) = (path.to_string_lossy(), KEYS.to_string());
     let ttl = TTL.as_millis().to_string();
-    let start = |seed: u64| -> Verdict<Worker> {
-        scene.worker("once", &[&file, &count, &ttl, &seed.to_string()])
-    };
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        workers.push(start(dice.next())?);
-    }
-    for worker in &mut workers {
-        worker.ready(SOON * 5).await?;
-    }
+    let start = |seed: u64| scene.worker("once", &[&file, &count, &ttl, &seed.to_string()]);
+    let mut workers = scene.workers(WORKERS, || start(dice.next())).await?;
     let from = now();
-    for worker in &mut workers {
-        worker.tell("go")?;
-    }
     // Spread over the work, however fast the store is; and then at any point of a run.
     for kill in 1..=KILLS {
         let begun = kill * KEYS / (KILLS + 2);
@@ -60,8 +49,7 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
         workers.push(next);
     }
     for worker in &mut workers {
-        let said = worker.answer(SOON * 10).await?;
-        ensure!(said == "done", "a worker said \"{said}\"");
+        worker.done().await?;
     }
     let took = now().since(from);
     let entries = client.once_entries().await?;
@@ -138,7 +126,7 @@ async fn once_a_frozen_runner_can_not_mark_it(scene: &Scene) -> Verdict {
 async fn once_a_killed_runner_is_taken_over(scene: &Scene) -> Verdict {
     let client = scene.client().await?;
     ledger(&client)?;
-    let (killed, first) = begun(scene, "killed", TTL).await?;
+    let (mut killed, first) = begun(scene, "killed", TTL).await?;
     killed.kill()?;
     let from = now();
     let next = take_over(&client, "killed", first, TTL * 2).await?;
