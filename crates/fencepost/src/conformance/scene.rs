@@ -23,6 +23,7 @@ use crate::clock::{BootClock, Clock};
 use crate::error::ErrorKind;
 use crate::guard::Guard;
 use crate::ledger::Ledger;
+use crate::once::{Begun, Turn};
 use crate::race::{First, race};
 
 /// A TTL that does not run out during a case: what ends before it did not end by expiry.
@@ -308,6 +309,14 @@ pub(super) fn unless_refused<T>(answer: crate::Result<T>) -> Verdict<T> {
 /// Where the store of a client keeps records.
 pub(super) fn ledger(client: &Fencepost) -> Verdict<Arc<dyn Ledger>> {
     unless_refused(client.0.ledger(true))
+}
+
+/// The turn of a run that is ours; none has settled its key before.
+pub(super) fn ours(begun: Begun) -> Verdict<Turn> {
+    match begun {
+        Begun::Ours(turn) => Ok(turn),
+        Begun::Settled(entry) => Err(Stop::Failed(format!("settled: {entry:?}"))),
+    }
 }
 
 /// A request as the library would make it, by this owner.

@@ -71,8 +71,7 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
     }
     let took = now().since(from);
     let entries = client.once_entries().await?;
-    let tally = Diary::at(&path).check(&keys(ITEMS), &entries)?;
-    let begun = tally.begun;
+    let begun = Diary::at(&path).check(&keys(ITEMS), &entries)?;
     scene.report(&format!(
         "{ITEMS} items by {WORKERS} workers, {begun} runs, in {took:.1?}; one died {at}"
     ));

@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use super::{Verdict, cases};
 use crate::client::Fencepost;
 use crate::conformance::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, pass, until,
-    until_free, until_waiting, within,
+    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, ours, pass,
+    until, until_free, until_waiting, within,
 };
 use crate::error::ErrorKind;
 use crate::guarantees::Records;
@@ -48,10 +48,7 @@ async fn run(client: &Fencepost, key: &str, result: &str) -> Verdict<(Vec<u8>, b
 }
 
 async fn begin(client: &Fencepost, key: &str) -> Verdict<Turn> {
-    match within(SOON, "a run begins", once(client, key).begin()).await?? {
-        Begun::Ours(turn) => Ok(turn),
-        Begun::Settled(entry) => Err(Stop::Failed(format!("{key} is settled: {entry:?}"))),
-    }
+    ours(within(SOON, "a run begins", once(client, key).begin()).await??)
 }
 
 async fn two_clients(scene: &Scene) -> Verdict<(Fencepost, Fencepost)> {

@@ -6,14 +6,14 @@ use fencepost_core::Token;
 
 use super::{Verdict, cases};
 use crate::client::Fencepost;
-use crate::conformance::diary::{Diary, Tally};
+use crate::conformance::diary::Diary;
 use crate::conformance::process::Worker;
 use crate::conformance::scene::{
-    LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, pass, until, within,
+    LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, ours, pass, until, within,
 };
 use crate::conformance::worker::runner::{WORK, keys};
 use crate::ledger::State;
-use crate::once::{Begun, Turn};
+use crate::once::Turn;
 
 cases![
     @alone once_over_processes_that_are_killed,
@@ -53,10 +53,9 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     }
     let took = now().since(from);
     let entries = client.once_entries().await?;
-    let tally = diary.check(&keys(KEYS), &entries)?;
-    let Tally { keys, begun } = tally;
+    let begun = diary.check(&keys(KEYS), &entries)?;
     scene.report(&format!(
-        "{keys} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
+        "{KEYS} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
     ));
     // One that was killed while it waited may have left its place, but it is in nobody's way.
     for info in client.list().await? {
@@ -81,13 +80,9 @@ async fn begun(scene: &Scene, key: &str, ttl: Duration) -> Verdict<(Worker, Toke
 /// Takes over from one that is not heard of.
 async fn take_over(client: &Fencepost, key: &str, first: Token, ttl: Duration) -> Verdict<Turn> {
     let once = client.once(key).may_repeat().ttl(LONG);
-    match within(ttl * 2 + SOON, "it is taken over", once.begin()).await?? {
-        Begun::Ours(turn) => {
-            ensure!(turn.token() > first, "token {} after {first}", turn.token());
-            Ok(turn)
-        }
-        Begun::Settled(entry) => Err(Stop::Failed(format!("nobody has done it: {entry:?}"))),
-    }
+    let turn = ours(within(ttl * 2 + SOON, "it is taken over", once.begin()).await??)?;
+    ensure!(turn.token() > first, "token {} after {first}", turn.token());
+    Ok(turn)
 }
 
 /// It wakes up sure that it has done the work, once while the next one runs and once after that is done.
