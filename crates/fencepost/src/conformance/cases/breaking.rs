@@ -7,7 +7,7 @@ use crate::backend::LossCause;
 use crate::client::Fencepost;
 use crate::conformance::scene::{
     LONG, SHORT, SOON, Scene, Stop, ensure, ensure_kind, now, pass, queue_up, shown_token,
-    unless_refused, until_free, within,
+    unless_refused, until_free, until_waiting, within,
 };
 use crate::error::ErrorKind;
 
@@ -45,6 +45,7 @@ async fn break_hands_over_to_the_waiter(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     let guard = ours.lock("break").ttl(LONG).acquire().await?;
     let waiting = queue_up(&theirs, "break", LONG, 1).await?;
+    until_waiting(&ours, "break", 1).await?;
     let broken = theirs.break_lock("break").await?;
     let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
     let next = within(SOON, "the waiter is granted", waiting).await???;

@@ -63,10 +63,10 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
     let mut victim = start("hangs")?;
     victim.go().await?;
     let at = victim.hear(SOON * 2).await?;
-    let workers = scene.workers(WORKERS, || start("works")).await?;
+    let mut workers = scene.workers(WORKERS, || start("works")).await?;
     let from = now();
     victim.kill()?;
-    for mut worker in workers {
+    for worker in &mut workers {
         worker.done().await?;
     }
     let took = now().since(from);

@@ -146,7 +146,9 @@ async fn count_in_processes(scene: &Scene, how: &str) -> Verdict<usize> {
     let rounds = PROCESS_ROUNDS.to_string();
     let (file_name, log_name) = (file.to_string_lossy(), log.to_string_lossy());
     let arguments = [NAME, &*file_name, &*log_name, &*rounds, how];
-    for mut worker in scene.workers(PROCESSES, || scene.worker("count", &arguments)).await? {
+    // They are meant to meet.
+    let mut workers = scene.workers(PROCESSES, || scene.worker("count", &arguments)).await?;
+    for worker in &mut workers {
         worker.done().await?;
     }
     // Nothing of theirs is left when they are done.

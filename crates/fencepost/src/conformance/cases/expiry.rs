@@ -2,8 +2,8 @@
 
 use super::{History, Verdict, cases};
 use crate::conformance::scene::{
-    LONG, SHORT, SOON, Scene, ensure, ensure_kind, lease_end, now, pass, queue_up, shown_token,
-    within,
+    LONG, SHORT, SOON, Scene, ensure, ensure_kind, lease_end, now, pass, shown_token,
+    until_waiting, within,
 };
 use crate::error::ErrorKind;
 use fencepost_core::OwnerId;
@@ -69,7 +69,8 @@ async fn a_renewed_lease_does_not_end(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     let guard = ours.lock("renewed").ttl(SHORT).acquire().await?;
     let ttl = guard.ttl().as_duration();
-    let waiting = queue_up(&theirs, "renewed", SHORT, 1).await?;
+    let waiting = tokio::spawn(async move { theirs.lock("renewed").ttl(SHORT).acquire().await });
+    until_waiting(&ours, "renewed", 1).await?;
     let end = now() + ttl * 3;
     while now() < end {
         pass(ttl / 10).await;

@@ -116,6 +116,7 @@ async fn fifo_a_try_does_not_overtake(scene: &Scene) -> Verdict {
     declared_fifo(&ours)?;
     let first = ours.lock(NAME).ttl(LONG).acquire().await?;
     let waiting = queue_up(&theirs, NAME, LONG, 1).await?;
+    until_waiting(&ours, NAME, 1).await?;
     first.release().await?;
     let overtook = ours.lock(NAME).try_acquire().await?;
     ensure!(overtook.is_none(), "a try was granted while somebody waited");
