@@ -30,6 +30,21 @@ impl Worker {
         Ok(Self { process: Process::start(command, hear)?, lines })
     }
 
+    /// Workers that begin together: all are connected before the first starts.
+    pub(super) async fn start_together(
+        count: usize,
+        mut start: impl FnMut() -> Verdict<Self>,
+    ) -> Verdict<Vec<Self>> {
+        let mut workers = (0..count).map(|_| start()).collect::<Verdict<Vec<_>>>()?;
+        for worker in &mut workers {
+            worker.ready(SOON * 5).await?;
+        }
+        for worker in &mut workers {
+            worker.tell("go")?;
+        }
+        Ok(workers)
+    }
+
     /// The next line that the worker says.
     pub(super) async fn hear(&mut self, limit: Duration) -> Verdict<String> {
         let line = within(limit, "a worker says something", self.lines.recv()).await?;

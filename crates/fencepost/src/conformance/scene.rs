@@ -127,22 +127,6 @@ impl Scene {
         Worker::start(&*self.harness, role, &url, arguments)
     }
 
-    /// Worker processes that begin together: all are connected before the first starts.
-    pub(super) async fn workers(
-        &self,
-        count: usize,
-        mut start: impl FnMut() -> Verdict<Worker>,
-    ) -> Verdict<Vec<Worker>> {
-        let mut workers = (0..count).map(|_| start()).collect::<Verdict<Vec<_>>>()?;
-        for worker in &mut workers {
-            worker.ready(SOON * 5).await?;
-        }
-        for worker in &mut workers {
-            worker.tell("go")?;
-        }
-        Ok(workers)
-    }
-
     /// Tells something that no case decides by: how long a thing took.
     pub(super) fn report(&self, what: &str) {
         eprintln!("{}: {what}", self.harness.name());

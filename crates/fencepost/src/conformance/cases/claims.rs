@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Verdict, cases};
 use crate::conformance::diary::Diary;
+use crate::conformance::process::Worker;
 use crate::conformance::scene::{LONG, SOON, Scene, Stop, ensure, ledger, now};
 use crate::conformance::worker::runner::keys;
 
@@ -63,7 +64,7 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
     let mut victim = start("hangs")?;
     victim.go().await?;
     let at = victim.hear(SOON * 2).await?;
-    let mut workers = scene.workers(WORKERS, || start("works")).await?;
+    let mut workers = Worker::start_together(WORKERS, || start("works")).await?;
     let from = now();
     victim.kill()?;
     for worker in &mut workers {

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{History, Verdict, cases};
 use crate::client::Fencepost;
+use crate::conformance::process::Worker;
 use crate::conformance::scene::{LONG, Scene, Stop, ensure, now, within};
 use fencepost_core::Moment;
 
@@ -147,7 +148,8 @@ async fn count_in_processes(scene: &Scene, how: &str) -> Verdict<usize> {
     let (file_name, log_name) = (file.to_string_lossy(), log.to_string_lossy());
     let arguments = [NAME, &*file_name, &*log_name, &*rounds, how];
     // They are meant to meet.
-    let mut workers = scene.workers(PROCESSES, || scene.worker("count", &arguments)).await?;
+    let mut workers =
+        Worker::start_together(PROCESSES, || scene.worker("count", &arguments)).await?;
     for worker in &mut workers {
         worker.done().await?;
     }

@@ -34,7 +34,7 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let (file, count) = (path.to_string_lossy(), KEYS.to_string());
     let ttl = TTL.as_millis().to_string();
     let start = |seed: u64| scene.worker("once", &[&file, &count, &ttl, &seed.to_string()]);
-    let mut workers = scene.workers(WORKERS, || start(dice.next())).await?;
+    let mut workers = Worker::start_together(WORKERS, || start(dice.next())).await?;
     let from = now();
     // Spread over the work, however fast the store is; and then at any point of a run.
     for kill in 1..=KILLS {
