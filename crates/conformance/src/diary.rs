@@ -23,13 +23,6 @@ use super::scene::{Verdict, ensure};
 /// A file that many runners write to.
 pub(super) struct Diary(PathBuf);
 
-/// What the runs of all keys came to.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) keys: usize,
-    pub(super) begun: usize,
-}
-
 impl Diary {
     pub(super) fn at(path: &Path) -> Self {
         Self(path.to_owned())
@@ -60,8 +53,8 @@ impl Diary {
         text.lines().filter(|line| line.starts_with("begin ")).count()
     }
 
-    /// Every key has one recorded success, and what was written down fits it.
-    pub(super) fn check(&self, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Tally> {
+    /// Every key has one recorded success, and what was written down fits it. Gives how many runs have begun.
+    pub(super) fn check(&self, keys: &[String], entries: &[(String, Entry)]) -> Verdict<usize> {
         check(&std::fs::read_to_string(&self.0)?, keys, entries)
     }
 }
@@ -73,9 +66,9 @@ struct Runs {
     done: Option<Token>,
 }
 
-fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Tally> {
+fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<usize> {
     let mut runs: BTreeMap<&str, Runs> = BTreeMap::new();
-    let mut tally = Tally { keys: keys.len(), begun: 0 };
+    let mut begun = 0;
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let [what, key, token] = words[..] else {
@@ -98,7 +91,7 @@ fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Ta
             }
             _ => {}
         }
-        tally.begun += usize::from(what == "begin");
+        begun += usize::from(what == "begin");
     }
     let entries: BTreeMap<&str, &Entry> =
         entries.iter().map(|(key, entry)| (key.as_str(), entry)).collect();
@@ -116,22 +109,22 @@ fn check(text: &str, keys: &[String], entries: &[(String, Entry)]) -> Verdict<Ta
         let done = runs.done.unwrap_or(token);
         ensure!(done == token, "{key}: done by {done}, and {token} is recorded");
     }
-    Ok(tally)
+    Ok(begun)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use fencepost::Fencepost;
     use fencepost::backend::{Store, StoreCall};
     use fencepost::backends::memory::Memory;
     use fencepost::clock::BootClock;
     use fencepost::ledger::{Claim, Claimed, Finish, Ledger, Over};
-    use fencepost::{Begun, Fencepost};
     use fencepost_core::{LockName, Moment};
 
     use super::*;
-    use crate::scene::Stop;
+    use crate::scene::{Stop, ours};
 
     /// A ledger that settles a record whoever asks: without the condition that all of this rests on.
     struct Careless(Arc<Memory>);
@@ -165,7 +158,7 @@ mod tests {
 
     /// One runs, loses its lock, and is overtaken by another, which does the work; then the first one comes
     /// back and says that it has done it too.
-    async fn overtaken(careful: bool) -> Verdict<Tally> {
+    async fn overtaken(careful: bool) -> Verdict<usize> {
         let directory = tempfile::tempdir()?;
         let diary = Diary::at(&directory.path().join("diary"));
         let memory = Memory::new(Arc::new(BootClock));
@@ -175,12 +168,10 @@ mod tests {
         }
         let client = Fencepost::over(Arc::new(BootClock), |_| async { Ok(store) }).await?;
         let once = client.once("key").may_repeat();
-        let begin = async || match once.begin().await? {
-            Begun::Ours(turn) => {
-                diary.begin("key", &turn)?;
-                Ok(turn)
-            }
-            Begun::Settled(entry) => Err(Stop::Failed(format!("settled: {entry:?}"))),
+        let begin = async || {
+            let turn = ours(once.begin().await?)?;
+            diary.begin("key", &turn)?;
+            Verdict::Ok(turn)
         };
         let first = begin().await?;
         client.break_lock("once/key").await?;
@@ -196,7 +187,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_overtaken_runner_can_not_settle() {
-        assert_eq!(overtaken(true).await.unwrap(), Tally { keys: 1, begun: 2 });
+        assert_eq!(overtaken(true).await.unwrap(), 2);
     }
 
     /// The control: without the condition the check must find two that have done it.
@@ -222,7 +213,7 @@ mod tests {
         };
         let keys = ["a".to_owned()];
         let fine = "begin a 1\nbegin a 3\nbegin a 2\nlate a 2\ndone a 3\n";
-        assert_eq!(check(fine, &keys, &[entry(3)]).unwrap().begun, 3);
+        assert_eq!(check(fine, &keys, &[entry(3)]).unwrap(), 3);
         // Killed after the mark and before the line.
         check("begin a 1\n", &keys, &[entry(1)]).unwrap();
         for (bad, recorded) in [

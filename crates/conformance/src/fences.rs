@@ -25,11 +25,11 @@ use fencepost::Result;
 use fencepost::backend::BoxFuture;
 use fencepost::fences::{Mark, Reset};
 use fencepost_core::{Label, LockName, Token};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 
 use super::harness::Unable;
 use super::scene::{Stop, Verdict, within};
-use super::{CASE_LIMIT, SEED, seed};
+use super::{CASE_LIMIT, conclude, seed};
 
 const ROUNDS: &str = "FENCEPOST_FENCE_ROUNDS";
 
@@ -162,17 +162,14 @@ impl Scene {
 #[must_use]
 pub fn main(fences: Vec<Box<dyn Fence>>) -> ExitCode {
     let arguments = Arguments::from_args();
-    let seed = seed();
+    let seed = seed(&arguments);
     let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok());
-    if !arguments.list {
-        eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
-    }
     let trials = fences
         .into_iter()
         .flat_map(|fence| {
             let fence: Arc<dyn Fence> = Arc::from(fence);
             let rounds = rounds.unwrap_or(fence.rounds());
-            cases::all().map(move |case| trial(&fence, case, seed, rounds))
+            cases::CASES.iter().map(move |case| trial(&fence, case, seed, rounds))
         })
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -181,21 +178,12 @@ pub fn main(fences: Vec<Box<dyn Fence>>) -> ExitCode {
 fn trial(fence: &Arc<dyn Fence>, case: &'static cases::Case, seed: u64, rounds: u64) -> Trial {
     let name = format!("{}::{}", fence.name(), case.name);
     let fence = Arc::clone(fence);
-    Trial::ignorable_test(name, move || match run(&fence, case, seed, rounds) {
-        Ok(()) => Ok(Completion::Completed),
-        Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
-        Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
-    })
-}
-
-fn run(fence: &Arc<dyn Fence>, case: &cases::Case, seed: u64, rounds: u64) -> Verdict {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let limit = CASE_LIMIT * u32::try_from(rounds / 100).unwrap_or(u32::MAX).max(1);
-    let verdict = runtime.block_on(async {
-        let resource = fence.fresh().await?;
-        let scene = Scene { fence: Arc::clone(fence), resource, seed, rounds };
-        within(limit, "the case comes to its end", (case.run)(&scene)).await?
-    });
-    runtime.shutdown_background();
-    verdict
+    Trial::ignorable_test(name, move || {
+        conclude(seed, async {
+            let resource = fence.fresh().await?;
+            let scene = Scene { fence, resource, seed, rounds };
+            within(limit, "the case comes to its end", (case.run)(&scene)).await?
+        })
+    })
 }

@@ -78,6 +78,7 @@ mod severable;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,10 +112,7 @@ pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Cases mostly wait for leases to end, so more of them than cores can run at once.
     arguments.test_threads.get_or_insert(4);
-    let seed = seed();
-    if !arguments.list {
-        eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
-    }
+    let seed = seed(&arguments);
     let spent = Arc::<Spent>::default();
     let trials = harnesses
         .flat_map(|harness| {
@@ -138,41 +136,51 @@ fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64, spent: &Arc
     let (harness, spent) = (Arc::clone(harness), Arc::clone(spent));
     Trial::ignorable_test(name, move || {
         let (from, of) = (scene::now(), harness.name().to_owned());
-        let verdict = run(harness, case, seed);
+        let ended = run(harness, case, seed);
         let took = scene::now().since(from);
         *spent.lock().entry(of).or_default() += took;
-        match verdict {
-            Ok(()) => Ok(Completion::Completed),
-            Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
-            Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
-        }
+        ended
     })
 }
 
 /// Held by all cases together, or by one that runs alone.
 static MACHINE: RwLock<()> = RwLock::new(());
 
-fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Verdict {
+fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Result<Completion, Failed> {
     // Nothing is behind it that a panic could have left half done.
     let (_alone, _beside) =
         if case.alone { (Some(MACHINE.write()), None) } else { (None, Some(MACHINE.read())) };
-    // One thread: what the library needs beside the caller's it must bring itself.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let verdict = runtime.block_on(async {
+    conclude(seed, async {
         let scene = Scene::set(harness, case.own_server, seed).await?;
         within(CASE_LIMIT, "the case comes to its end", (case.run)(&scene)).await?
-    });
-    // A thread that waits for a lock it will never get must not keep the next case from running.
-    runtime.shutdown_background();
-    verdict
+    })
 }
 
-fn seed() -> u64 {
+/// Runs a case, and says how it ended to those who run the tests.
+fn conclude(seed: u64, case: impl Future<Output = Verdict>) -> Result<Completion, Failed> {
+    // One thread: what the library needs beside the caller's it must bring itself.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let verdict = runtime.block_on(case);
+    // A thread that waits for a lock it will never get must not keep the next case from running.
+    runtime.shutdown_background();
+    match verdict {
+        Ok(()) => Ok(Completion::Completed),
+        Err(Stop::Skipped(why)) => Ok(Completion::ignored_with(why)),
+        Err(Stop::Failed(why)) => Err(Failed::from(format!("{why} (seed {seed})"))),
+    }
+}
+
+/// The seed of this run, told unless the cases are only listed.
+fn seed(arguments: &Arguments) -> u64 {
     let given = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| {
+    let seed = given.unwrap_or_else(|| {
         let mut bits = [0; 8];
         // A system without random numbers can grant nothing; the cases will say so.
         let _ = getrandom::fill(&mut bits);
         u64::from_ne_bytes(bits) >> 1
-    })
+    });
+    if !arguments.list {
+        eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
+    }
+    seed
 }

@@ -30,6 +30,21 @@ impl Worker {
         Ok(Self { process: Process::start(command, hear)?, lines })
     }
 
+    /// Workers that begin together: all are connected before the first starts.
+    pub(super) async fn start_together(
+        count: usize,
+        mut start: impl FnMut() -> Verdict<Self>,
+    ) -> Verdict<Vec<Self>> {
+        let mut workers = (0..count).map(|_| start()).collect::<Verdict<Vec<_>>>()?;
+        for worker in &mut workers {
+            worker.ready(SOON * 5).await?;
+        }
+        for worker in &mut workers {
+            worker.tell("go")?;
+        }
+        Ok(workers)
+    }
+
     /// The next line that the worker says.
     pub(super) async fn hear(&mut self, limit: Duration) -> Verdict<String> {
         let line = within(limit, "a worker says something", self.lines.recv()).await?;
@@ -85,13 +100,15 @@ impl Worker {
         Ok(self.process.wake()?)
     }
 
-    /// Ends the worker as a crash would, and waits until it is gone.
-    pub(super) fn kill(mut self) -> Verdict {
-        self.end()
+    /// Waits until the worker says that all its work is done.
+    pub(super) async fn done(&mut self) -> Verdict {
+        let line = self.answer(SOON * 10).await?;
+        ensure!(line == "done", "a worker said \"{line}\"");
+        Ok(())
     }
 
-    /// The same, for one that is still talked of.
-    pub(super) fn end(&mut self) -> Verdict {
+    /// Ends the worker as a crash would, and waits until it is gone.
+    pub(super) fn kill(&mut self) -> Verdict {
         Ok(self.process.kill()?)
     }
 }

@@ -3,6 +3,7 @@
 //! Cases do not sleep and hope. They wait for a condition with [`until`] or for a future with [`within`],
 //! and what does not happen in time fails with the name of what was waited for.
 
+use std::fmt::Debug;
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -14,9 +15,10 @@ use fencepost::backend::{GrantId, Liveness, LossSignal, Request};
 use fencepost::bounded_store::BoundedStore;
 use fencepost::clock::{BootClock, Clock};
 use fencepost::ledger::Ledger;
-use fencepost::{ErrorKind, Fencepost, Guard};
+use fencepost::{Begun, ErrorKind, Fencepost, Guard, Turn};
 use fencepost_base::race::{First, race};
 use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use tokio::task::JoinHandle;
 
 use super::harness::{Harness, Site, Unable};
 use super::process::Worker;
@@ -203,6 +205,33 @@ pub(super) async fn until_waiting(client: &Fencepost, name: &str, count: usize) 
     .await
 }
 
+/// Queues for the lock on a task of its own and waits until the store has seen it.
+pub(super) async fn queue_up(
+    client: &Fencepost,
+    name: &'static str,
+    ttl: Duration,
+    place: usize,
+) -> Verdict<JoinHandle<fencepost::Result<Guard>>> {
+    let waiter = client.clone();
+    let waiting = tokio::spawn(async move { waiter.lock(name).ttl(ttl).acquire().await });
+    until_waiting(client, name, place).await?;
+    Ok(waiting)
+}
+
+/// Polls the acquire of a held lock until the store shows that one waits.
+pub(super) async fn until_queued<T: Debug>(
+    acquire: impl Future<Output = T>,
+    client: &Fencepost,
+    name: &str,
+) -> Verdict {
+    match race(acquire, until_waiting(client, name, 1)).await {
+        First::Left(answer) => {
+            Err(Stop::Failed(format!("a held lock was answered with {answer:?}")))
+        }
+        First::Right(seen) => seen,
+    }
+}
+
 /// Waits until nobody holds the lock or waits for it.
 pub(super) async fn until_free(client: &Fencepost, name: &str) -> Verdict {
     until(SOON, &format!("nothing is left of \"{name}\""), async || {
@@ -212,10 +241,8 @@ pub(super) async fn until_free(client: &Fencepost, name: &str) -> Verdict {
     .await
 }
 
-/// What became of a future that was polled a few times and then dropped.
-pub(super) enum Cancelled<T> {
-    /// It came to its end before that.
-    Done(T),
+/// Why a future did not come to its end.
+pub(super) enum Cancelled {
     /// It was dropped after the last poll.
     Dropped,
     /// It was dropped because it stood still before the last poll.
@@ -228,23 +255,22 @@ pub(super) async fn cancel_after<T>(
     polls: usize,
     patience: Duration,
     future: impl Future<Output = T>,
-) -> Cancelled<T> {
+) -> Result<T, Cancelled> {
     let mut left = polls;
     let mut future = pin!(future);
     let polled = poll_fn(|context| {
         if left == 0 {
-            return Poll::Ready(Cancelled::Dropped);
+            return Poll::Ready(Err(Cancelled::Dropped));
         }
         left -= 1;
         match future.as_mut().poll(context) {
-            Poll::Ready(value) => Poll::Ready(Cancelled::Done(value)),
-            Poll::Pending if left == 0 => Poll::Ready(Cancelled::Dropped),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending if left == 0 => Poll::Ready(Err(Cancelled::Dropped)),
+            polled => polled.map(Ok),
         }
     });
     match race(polled, BootClock.alarm(now() + patience)).await {
         First::Left(end) => end,
-        First::Right(()) => Cancelled::Stalled,
+        First::Right(()) => Err(Cancelled::Stalled),
     }
 }
 
@@ -253,12 +279,24 @@ pub(super) fn store(client: &Fencepost) -> &BoundedStore {
     client.store()
 }
 
-/// Where the store of a client keeps records. A case about a store that keeps none is skipped, with the reason.
+/// What the store gives. A case about what this store refuses is skipped, with the reason.
+pub(super) fn unless_refused<T>(answer: fencepost::Result<T>) -> Verdict<T> {
+    answer.map_err(|error| match error.kind() {
+        ErrorKind::Refused => Stop::Skipped(error.to_string()),
+        _ => error.into(),
+    })
+}
+
+/// Where the store of a client keeps records.
 pub(super) fn ledger(client: &Fencepost) -> Verdict<Arc<dyn Ledger>> {
-    match client.ledger() {
-        Ok(ledger) => Ok(ledger),
-        Err(error) if *error.kind() == ErrorKind::Refused => Err(Stop::Skipped(error.to_string())),
-        Err(error) => Err(error.into()),
+    unless_refused(client.ledger())
+}
+
+/// The turn of a run that is ours; none has settled its key before.
+pub(super) fn ours(begun: Begun) -> Verdict<Turn> {
+    match begun {
+        Begun::Ours(turn) => Ok(turn),
+        Begun::Settled(entry) => Err(Stop::Failed(format!("settled: {entry:?}"))),
     }
 }
 

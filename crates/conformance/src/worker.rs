@@ -29,7 +29,9 @@ use fencepost_process::worker::{end_with_parent, orders, say};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use self::leader::Candidate;
-use super::scene::{Stop, Verdict, now, pass};
+use self::runner::Runner;
+use super::diary::Diary;
+use super::scene::{Stop, Verdict, ensure, now, pass};
 
 /// Its value is the harness's name: this process is a worker of it, not the suite.
 pub(super) const WORKER: &str = "FENCEPOST_CONFORMANCE_WORKER";
@@ -70,40 +72,35 @@ where
     let client = connect((*url).to_owned()).await?;
     say("ready");
     orders.recv().await;
+    let millis = |text: &str| text.parse().map(Duration::from_millis);
+    let runner = |diary, ttl| Runner { client: &client, diary: Diary::at(Path::new(diary)), ttl };
     match (*role, rest) {
         ("count", [name, file, log, rounds, how]) => {
             for _ in 0..rounds.parse::<u32>()? {
                 count(&client, name, Path::new(file), Path::new(log), *how == "locked").await?;
             }
             say("done");
-            Ok(())
         }
         ("hold", [name, ttl, label]) => {
-            let ttl = Duration::from_millis(ttl.parse()?);
-            hold(client.lock(name).ttl(ttl).label(*label).acquire().await?, &mut orders).await;
-            Ok(())
+            let lock = client.lock(name).ttl(millis(ttl)?).label(*label);
+            hold(lock.acquire().await?, &mut orders).await;
         }
         ("stand", [name, ttl, label, resource]) => {
-            let (ttl, resource) = (Duration::from_millis(ttl.parse()?), Path::new(resource));
-            Candidate { name, ttl, label, resource }.stand(&client, &mut orders).await
+            let (ttl, resource) = (millis(ttl)?, Path::new(resource));
+            Candidate { name, ttl, label, resource }.stand(&client, &mut orders).await?;
         }
         ("once", [diary, count, ttl, seed]) => {
-            let (count, ttl) = (count.parse()?, Duration::from_millis(ttl.parse()?));
-            runner::run_all(&client, Path::new(diary), count, ttl, seed.parse()?).await?;
+            runner(diary, millis(ttl)?).run_all(count.parse()?, seed.parse()?).await?;
             say("done");
-            Ok(())
         }
         ("claim", [diary, count, ttl, how]) => {
-            let (count, ttl) = (count.parse()?, Duration::from_millis(ttl.parse()?));
-            runner::claim_all(&client, Path::new(diary), count, ttl, *how == "hangs").await?;
+            runner(diary, millis(ttl)?).claim_all(count.parse()?, *how == "hangs").await?;
             say("done");
-            Ok(())
         }
-        ("begin", [key, ttl]) => {
-            runner::begin(&client, key, Duration::from_millis(ttl.parse()?), &mut orders).await
-        }
-        _ => Err(Stop::Failed(format!("no such role: {role} with {} arguments", rest.len()))),
+        ("begin", [key, ttl]) => runner::begin(&client, key, millis(ttl)?, &mut orders).await?,
+        _ => ensure!(false, "no such role: {role} with {} arguments", rest.len()),
     }
+    Ok(())
 }
 
 /// One round of the read-modify-write that a lock must protect: nothing in it is atomic.

@@ -144,14 +144,17 @@ pub(crate) fn checked_reset(by: &str, why: &str) -> Result<()> {
             "the reason has {length} bytes: use at most {WHY_MAX_BYTES}"
         )));
     }
-    if let Some(bad) = why.chars().find(|c| c.is_control()) {
-        return Err(Error::invalid(format!(
-            "the reason \"{}\" contains the control character U+{:04X}: remove it",
-            why.escape_debug(),
-            u32::from(bad)
-        )));
-    }
-    Ok(())
+    without_control_characters("reason", why)
+}
+
+/// Refuses a text that would not stand on one line.
+pub(crate) fn without_control_characters(what: &str, text: &str) -> Result<()> {
+    let Some(bad) = text.chars().find(|c| c.is_control()) else { return Ok(()) };
+    Err(Error::invalid(format!(
+        "the {what} \"{}\" contains the control character U+{:04X}: remove it",
+        text.escape_debug(),
+        u32::from(bad)
+    )))
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ use fencepost_base::store_error::StoreError;
 use fencepost_base::{Error, ErrorKind, Result};
 use fencepost_core::{Label, LockName, Token};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 use super::contract::{Mark, Reset, checked_reset};
@@ -119,13 +119,9 @@ pub async fn enter_as(
     who: &Label,
 ) -> Result<()> {
     let (name, number, who) = (name.as_str(), number(token), who.as_str());
-    tx.query_typed(
-        "SELECT fencepost.enter($1, $2, $3)",
-        &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT)],
-    )
-    .await
-    .map(|_| ())
-    .map_err(|error| explain(&error))
+    let enter = "SELECT fencepost.enter($1, $2, $3)";
+    ask(tx, enter, &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT)]).await?;
+    Ok(())
 }
 
 /// A transaction that has entered, and that the server ends when it does nothing for [`DEFAULT_IDLE`].
@@ -148,7 +144,8 @@ pub async fn begin_within<'c>(
     let (name, number, who) = (name.as_str(), number(token), default_label()?);
     let (who, idle) = (who.as_str(), idle.as_millis().clamp(1, i32::MAX as u128) as i64);
     // The time is set in the same statement, for the round trip it saves. It reads nothing, so that is safe.
-    tx.query_typed(
+    ask(
+        &tx,
         "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', CASE
              WHEN was OPERATOR(pg_catalog.>) interval '0'
               AND was OPERATOR(pg_catalog.<) ($4 OPERATOR(pg_catalog.*) interval '1 ms') THEN was_text
@@ -159,8 +156,7 @@ pub async fn begin_within<'c>(
            AS setting (was_text, was)",
         &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT), (&idle, Type::INT8)],
     )
-    .await
-    .map_err(|error| explain(&error))?;
+    .await?;
     Ok(tx)
 }
 
@@ -172,16 +168,8 @@ pub async fn mark(client: &impl GenericClient, name: &LockName) -> Result<Option
 /// The mark of `name`, or all of them.
 pub async fn show(client: &impl GenericClient, name: Option<&LockName>) -> Result<Vec<Mark>> {
     let name = name.map(LockName::as_str);
-    client
-        .query_typed(
-            "SELECT lock, token, set_by, set_at FROM fencepost.show($1)",
-            &[(&name, Type::TEXT)],
-        )
-        .await
-        .map_err(|error| explain(&error))?
-        .iter()
-        .map(mark_in)
-        .collect()
+    let show = "SELECT lock, token, set_by, set_at FROM fencepost.show($1)";
+    ask(client, show, &[(&name, Type::TEXT)]).await?.iter().map(mark_in).collect()
 }
 
 /// Sets the mark of `name` to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
@@ -197,39 +185,40 @@ pub async fn reset(
 ) -> Result<Option<Mark>> {
     checked_reset(by, why)?;
     let (name, to) = (name.as_str(), to.map(number));
-    let old = client
-        .query_typed(
-            "SELECT lock, old_token, set_by, set_at FROM fencepost.reset($1, $2, $3, $4)",
-            &[(&name, Type::TEXT), (&to, Type::INT8), (&by, Type::TEXT), (&why, Type::TEXT)],
-        )
-        .await
-        .map_err(|error| explain(&error))?;
+    let old = ask(
+        client,
+        "SELECT lock, old_token, set_by, set_at FROM fencepost.reset($1, $2, $3, $4)",
+        &[(&name, Type::TEXT), (&to, Type::INT8), (&by, Type::TEXT), (&why, Type::TEXT)],
+    )
+    .await?;
     old.first().map(mark_in).transpose()
 }
 
 /// The records of resets, oldest first: those of `name`, or all.
 pub async fn audit(client: &impl GenericClient, name: Option<&LockName>) -> Result<Vec<Reset>> {
     let name = name.map(LockName::as_str);
-    client
-        .query_typed(
-            "SELECT lock, from_token, to_token, by, why, at FROM fencepost.audit($1)",
-            &[(&name, Type::TEXT)],
-        )
-        .await
-        .map_err(|error| explain(&error))?
-        .iter()
-        .map(|row| {
-            let token = |number: Option<i64>| number.map(token_of).transpose();
-            Ok(Reset {
-                name: LockName::new(get(row, 0)?)?,
-                from: token(get(row, 1)?)?,
-                to: token(get(row, 2)?)?,
-                by: get(row, 3)?,
-                why: get(row, 4)?,
-                at: get(row, 5)?,
-            })
+    let audit = "SELECT lock, from_token, to_token, by, why, at FROM fencepost.audit($1)";
+    let token = |number: Option<i64>| number.map(token_of).transpose();
+    let reset_in = |row: &Row| {
+        Ok(Reset {
+            name: LockName::new(get(row, 0)?)?,
+            from: token(get(row, 1)?)?,
+            to: token(get(row, 2)?)?,
+            by: get(row, 3)?,
+            why: get(row, 4)?,
+            at: get(row, 5)?,
         })
-        .collect()
+    };
+    ask(client, audit, &[(&name, Type::TEXT)]).await?.iter().map(reset_in).collect()
+}
+
+/// What the database answers to one statement.
+async fn ask(
+    client: &impl GenericClient,
+    statement: &str,
+    values: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>> {
+    client.query_typed(statement, values).await.map_err(|error| explain(&error))
 }
 
 fn mark_in(row: &Row) -> Result<Mark> {
@@ -241,7 +230,7 @@ fn mark_in(row: &Row) -> Result<Mark> {
     })
 }
 
-fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T> {
+fn get<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T> {
     row.try_get(column).map_err(|error| {
         Error::refused("the fence's functions in this database are not fencepost's").because(error)
     })

@@ -4,6 +4,8 @@
 
 use fencepost_base::{Error, Result};
 
+use super::contract::without_control_characters;
+
 /// Which column of which table finds a row, and which one is compared before it is written.
 ///
 /// The names are used as they stand, upper and lower case included. A table in a schema is
@@ -18,34 +20,13 @@ pub struct Row<'a> {
     pub guard: &'a str,
 }
 
-/// How a database writes the n-th parameter: `?1` or `$1`.
+/// How a database writes the n-th parameter.
 #[derive(Clone, Copy)]
-pub(crate) enum Dialect {
-    #[cfg(feature = "sqlite")]
-    Sqlite,
-    #[cfg(feature = "postgres")]
-    Postgres,
-}
-
-impl Dialect {
-    fn parameter(self, number: usize) -> String {
-        match self {
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite => format!("?{number}"),
-            #[cfg(feature = "postgres")]
-            Self::Postgres => format!("${number}"),
-        }
-    }
-
-    /// A parameter that is a whole number, whatever it is compared with.
-    fn number(self, number: usize) -> String {
-        match self {
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite => format!("?{number}"),
-            #[cfg(feature = "postgres")]
-            Self::Postgres => format!("${number}::bigint"),
-        }
-    }
+struct Dialect {
+    /// What stands before its number: `?1` or `$1`.
+    sign: char,
+    /// What follows one that is a whole number, whatever it is compared with.
+    whole: &'static str,
 }
 
 /// What the guard column must be, and what it becomes.
@@ -74,7 +55,8 @@ impl Row<'_> {
     fn update(&self, set: &[&str], condition: Condition, dialect: Dialect) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
-        let (first, seen) = (dialect.parameter(1), dialect.number(2));
+        let Dialect { sign, whole } = dialect;
+        let seen = format!("{sign}2{whole}");
         // With a table before it, SQLite can not take an unknown column for a piece of text.
         let (becomes, holds) = match condition {
             Condition::SameVersion => {
@@ -92,23 +74,21 @@ impl Row<'_> {
                     "column \"{name}\" guards the row and is written with it: leave it out"
                 )));
             }
-            let (column, value) = (quoted("column", name)?, dialect.parameter(place + 3));
-            changes.push(format!("{column} = {value}"));
+            changes.push(format!("{} = {sign}{}", quoted("column", name)?, place + 3));
         }
         let changes = changes.join(", ");
         Ok(format!(
-            "UPDATE {table} AS guarded SET {changes} WHERE guarded.{key} = {first} AND {holds} \
+            "UPDATE {table} AS guarded SET {changes} WHERE guarded.{key} = {sign}1 AND {holds} \
              RETURNING CAST({guard} AS bigint)"
         ))
     }
 
     /// Reads the guard column. Parameter: the key.
-    fn select(&self, dialect: Dialect) -> Result<String> {
+    fn select(&self, Dialect { sign, .. }: Dialect) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
-        let first = dialect.parameter(1);
         Ok(format!(
-            "SELECT CAST(guarded.{guard} AS bigint) FROM {table} AS guarded WHERE guarded.{key} = {first}"
+            "SELECT CAST(guarded.{guard} AS bigint) FROM {table} AS guarded WHERE guarded.{key} = {sign}1"
         ))
     }
 
@@ -139,13 +119,7 @@ fn quoted(what: &str, name: &str) -> Result<String> {
     if name.is_empty() {
         return Err(Error::invalid(format!("the name of the {what} is empty")));
     }
-    if let Some(bad) = name.chars().find(|c| c.is_control()) {
-        return Err(Error::invalid(format!(
-            "the {what} \"{}\" contains the control character U+{:04X}: remove it",
-            name.escape_debug(),
-            u32::from(bad)
-        )));
-    }
+    without_control_characters(what, name)?;
     Ok(format!("\"{}\"", name.replace('"', "\"\"")))
 }
 
@@ -158,6 +132,8 @@ pub(crate) mod sqlite {
     use super::{Condition, Dialect, Outcome, Row};
     use crate::sqlite::explain;
 
+    const DIALECT: Dialect = Dialect { sign: '?', whole: "" };
+
     /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
     pub(crate) fn write(
         connection: &Connection,
@@ -167,7 +143,7 @@ pub(crate) mod sqlite {
         set: &[(&str, &dyn ToSql)],
     ) -> Result<Outcome> {
         let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, condition, Dialect::Sqlite)?;
+        let update = row.update(&columns, condition, DIALECT)?;
         let mut values: Vec<&dyn ToSql> = vec![key, &seen];
         values.extend(set.iter().map(|(_, value)| *value));
         let written = connection
@@ -178,7 +154,7 @@ pub(crate) mod sqlite {
             return Ok(Outcome::Written(guard));
         }
         let found = connection
-            .prepare_cached(&row.select(Dialect::Sqlite)?)
+            .prepare_cached(&row.select(DIALECT)?)
             .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
             .map_err(|error| explain(&error))?;
         Ok(found.map_or(Outcome::NoRow, Outcome::Kept))
@@ -203,6 +179,8 @@ pub(crate) mod postgres {
     use super::{Condition, Dialect, Outcome, Row};
     use crate::postgres::explain;
 
+    const DIALECT: Dialect = Dialect { sign: '$', whole: "::bigint" };
+
     /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
     pub(crate) async fn write(
         client: &impl GenericClient,
@@ -212,14 +190,14 @@ pub(crate) mod postgres {
         set: &[(&str, &(dyn ToSql + Sync))],
     ) -> Result<Outcome> {
         let columns: Vec<&str> = set.iter().map(|(column, _)| *column).collect();
-        let update = row.update(&columns, condition, Dialect::Postgres)?;
+        let update = row.update(&columns, condition, DIALECT)?;
         let mut values: Vec<&(dyn ToSql + Sync)> = vec![key, &seen];
         values.extend(set.iter().map(|(_, value)| *value));
         let written = client.query_opt(&update, &values).await.map_err(|error| explain(&error))?;
         if let Some(written) = written {
             return Ok(Outcome::Written(written.get(0)));
         }
-        let select = row.select(Dialect::Postgres)?;
+        let select = row.select(DIALECT)?;
         let found = client.query_opt(&select, &[key]).await.map_err(|error| explain(&error))?;
         Ok(found.map_or(Outcome::NoRow, |found| Outcome::Kept(found.get(0))))
     }

@@ -180,16 +180,13 @@ pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Res
         connection
             .prepare(AUDIT)?
             .query_map([name.map(LockName::as_str)], |row| {
+                let token = |column, number: Option<i64>| {
+                    number.map(|number| token_in(column, number)).transpose()
+                };
                 Ok(Reset {
                     name: name_in(row)?,
-                    from: row
-                        .get::<_, Option<i64>>(1)?
-                        .map(|token| token_in(1, token))
-                        .transpose()?,
-                    to: row
-                        .get::<_, Option<i64>>(2)?
-                        .map(|token| token_in(2, token))
-                        .transpose()?,
+                    from: token(1, row.get(1)?)?,
+                    to: token(2, row.get(2)?)?,
                     by: row.get(3)?,
                     why: row.get(4)?,
                     at: row.get(5)?,

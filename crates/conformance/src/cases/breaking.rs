@@ -7,8 +7,8 @@ use fencepost::{ErrorKind, Fencepost};
 
 use super::{Verdict, cases};
 use crate::scene::{
-    LONG, SHORT, SOON, Scene, Stop, ensure, ensure_kind, now, pass, shown_token, until_free,
-    until_waiting, within,
+    LONG, SHORT, SOON, Scene, Stop, ensure, ensure_kind, now, pass, queue_up, shown_token,
+    unless_refused, until_free, until_waiting, within,
 };
 
 cases![
@@ -44,8 +44,7 @@ async fn break_tells_the_holder(scene: &Scene) -> Verdict {
 async fn break_hands_over_to_the_waiter(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     let guard = ours.lock("break").ttl(LONG).acquire().await?;
-    let waiter = theirs.clone();
-    let waiting = tokio::spawn(async move { waiter.lock("break").ttl(LONG).acquire().await });
+    let waiting = queue_up(&theirs, "break", LONG, 1).await?;
     until_waiting(&ours, "break", 1).await?;
     let broken = theirs.break_lock("break").await?;
     let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
@@ -123,14 +122,8 @@ async fn measured(scene: &Scene, ours: &Fencepost, theirs: &Fencepost) -> Verdic
 async fn break_of_an_abandoned_grant_is_not_confirmed(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     let guard = ours.lock("abandoned").ttl(LONG).lease_only().acquire().await;
-    let guard = match guard {
-        // A store that keeps shorter leases refuses this one.
-        Err(error) if *error.kind() == ErrorKind::Refused => {
-            return Err(Stop::Skipped(error.to_string()));
-        }
-        guard => guard?,
-    };
-    let owner = guard.detach();
+    // A store that keeps shorter leases refuses this one.
+    let owner = unless_refused(guard)?.detach();
     let broken = theirs.break_lock("abandoned").await?;
     let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
     ensure!(!broken.confirmed, "confirmed by nobody: {broken:?}");

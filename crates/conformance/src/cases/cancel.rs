@@ -12,8 +12,8 @@ use fencepost_base::race::{First, race};
 
 use super::{Verdict, cases};
 use crate::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, pass, until_free, until_waiting,
-    within,
+    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, pass, until_free, until_queued,
+    until_waiting, within,
 };
 
 cases![
@@ -56,7 +56,7 @@ async fn a_cancelled_acquire_leaves_nothing(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     for polls in 0..MANY {
         let acquire = ours.lock("free").ttl(LONG).acquire();
-        if let Cancelled::Done(guard) = cancel_after(polls, SOON, acquire).await {
+        if let Ok(guard) = cancel_after(polls, SOON, acquire).await {
             guard?.release().await?;
             ensure!(polls > 0, "granted without being polled");
             return nothing_comes_late(ours, &theirs, "free").await;
@@ -70,7 +70,7 @@ async fn a_cancelled_try_leaves_nothing(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     for polls in 0..MANY {
         let acquire = ours.lock("try").ttl(LONG).try_acquire();
-        if let Cancelled::Done(guard) = cancel_after(polls, SOON, acquire).await {
+        if let Ok(guard) = cancel_after(polls, SOON, acquire).await {
             ensure!(guard?.is_some(), "a free lock was not granted");
             return nothing_comes_late(ours, &theirs, "try").await;
         }
@@ -100,12 +100,12 @@ async fn a_cancelled_wait_leaves_nothing(scene: &Scene) -> Verdict {
         let cancelled = cancel_after(polls, PARKED, acquire).await;
         until_waiting(&theirs, "held", 0).await?;
         match cancelled {
-            Cancelled::Done(answer) => {
+            Ok(answer) => {
                 return Err(Stop::Failed(format!("a held lock was answered with {answer:?}")));
             }
-            Cancelled::Dropped => {}
+            Err(Cancelled::Dropped) => {}
             // It waits for the release now, and was woken by nothing: that was its last await.
-            Cancelled::Stalled => break,
+            Err(Cancelled::Stalled) => break,
         }
     }
     ensure!(guard.check().is_ok(), "a cancelled waiter ended the holder's grant");
@@ -120,15 +120,9 @@ async fn a_wait_cancelled_when_its_turn_comes_leaves_nothing(scene: &Scene) -> V
     for polls in 0..MANY {
         let guard = theirs.lock("turn").ttl(LONG).acquire_within(SOON).await?;
         let mut acquire = Box::pin(ours.lock("turn").ttl(LONG).acquire());
-        match race(&mut acquire, until_waiting(&theirs, "turn", 1)).await {
-            First::Left(answer) => {
-                return Err(Stop::Failed(format!("a held lock was answered with {answer:?}")));
-            }
-            First::Right(seen) => seen?,
-        }
+        until_queued(&mut acquire, &theirs, "turn").await?;
         guard.release().await?;
-        let cancelled = cancel_after(polls, SOON, acquire).await;
-        if let Cancelled::Done(guard) = cancelled {
+        if let Ok(guard) = cancel_after(polls, SOON, acquire).await {
             guard?.release().await?;
             return nothing_comes_late(ours, &theirs, "turn").await;
         }
@@ -141,15 +135,9 @@ async fn a_cancelled_release_still_releases(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     for polls in 0..MANY {
         let guard = ours.lock("release").ttl(LONG).acquire_within(SOON).await?;
-        let done = match cancel_after(polls, SOON, guard.release()).await {
-            Cancelled::Done(released) => {
-                released?;
-                true
-            }
-            _ => false,
-        };
+        let released = cancel_after(polls, SOON, guard.release()).await.ok().transpose()?;
         nothing_is_left(&theirs, "release", &format!("a release dropped at poll {polls}")).await?;
-        if done {
+        if released.is_some() {
             return nothing_comes_late(ours, &theirs, "release").await;
         }
     }
@@ -167,7 +155,7 @@ async fn a_cancelled_run_keeps_the_guard(scene: &Scene) -> Verdict {
             pending::<()>().await;
         });
         let cancelled = cancel_after(polls, PARKED, work).await;
-        ensure!(!matches!(cancelled, Cancelled::Done(_)), "work without end came to its end");
+        ensure!(cancelled.is_err(), "work without end came to its end");
         guard.check()?;
         ensure!(theirs.lock("run").try_acquire().await?.is_none(), "the lock was let go");
     }

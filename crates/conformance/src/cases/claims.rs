@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Verdict, cases};
 use crate::diary::Diary;
 use crate::process::Worker;
-use crate::scene::{LONG, SOON, Scene, ensure, ledger, now};
+use crate::scene::{LONG, SOON, Scene, Stop, ensure, ledger, now};
 use crate::worker::runner::keys;
 
 cases![claims_give_the_first_free_item, @alone claims_of_many_workers_are_done_once_each,];
@@ -20,9 +20,7 @@ async fn claims_give_the_first_free_item(scene: &Scene) -> Verdict {
     let items = ["b", "a", "c"];
     let (ours, theirs) = (ours.claim(items), theirs.claim(items));
     let (ours, theirs) = (ours.may_repeat().ttl(LONG), theirs.may_repeat().ttl(LONG));
-    let Some(first) = ours.take().await? else {
-        return Err(crate::scene::Stop::Failed("nothing is free".into()));
-    };
+    let first = ours.take().await?.ok_or_else(|| Stop::Failed("nothing is free".into()))?;
     ensure!(first.key() == "b", "the first of {items:?} is {}", first.key());
     first.check()?;
     let second = theirs.take().await?;
@@ -62,31 +60,19 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
     let path = scene.file("diary");
     let (file, ttl) = (path.to_string_lossy(), TTL.as_millis().to_string());
     let items = ITEMS.to_string();
-    let start =
-        |how: &str| -> Verdict<Worker> { scene.worker("claim", &[&file, &items, &ttl, how]) };
+    let start = |how: &str| scene.worker("claim", &[&file, &items, &ttl, how]);
     let mut victim = start("hangs")?;
     victim.go().await?;
     let at = victim.hear(SOON * 2).await?;
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        workers.push(start("works")?);
-    }
-    for worker in &mut workers {
-        worker.ready(SOON * 4).await?;
-    }
+    let mut workers = Worker::start_together(WORKERS, || start("works")).await?;
     let from = now();
-    for worker in &mut workers {
-        worker.tell("go")?;
-    }
     victim.kill()?;
     for worker in &mut workers {
-        let said = worker.answer(SOON * 10).await?;
-        ensure!(said == "done", "a worker said \"{said}\"");
+        worker.done().await?;
     }
     let took = now().since(from);
     let entries = client.once_entries().await?;
-    let tally = Diary::at(&path).check(&keys(ITEMS), &entries)?;
-    let begun = tally.begun;
+    let begun = Diary::at(&path).check(&keys(ITEMS), &entries)?;
     scene.report(&format!(
         "{ITEMS} items by {WORKERS} workers, {begun} runs, in {took:.1?}; one died {at}"
     ));

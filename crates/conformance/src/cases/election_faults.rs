@@ -57,17 +57,14 @@ impl<'a> Stage<'a> {
         let mut leader = candidate(scene, "c0")?;
         leader.go().await?;
         let term = leads(&leader.hear(SOON).await?)?;
-        let mut others = Vec::new();
-        for number in 1..3 {
-            let mut other = candidate(scene, &format!("c{number}"))?;
-            other.go().await?;
-            until_waiting(&client, NAME, number).await?;
-            others.push(other);
-        }
         let holder = client.inspect(NAME).await?.holder;
         let ttl = holder.and_then(|holder| holder.ttl).map_or(TTL, Ttl::as_duration);
-        let label = "c0".into();
-        Ok(Self { scene, client, leader, term, others, observers, ttl, label })
+        let (others, label) = (Vec::new(), "c0".into());
+        let mut stage = Self { scene, client, leader, term, others, observers, ttl, label };
+        for number in 1..3 {
+            stage.join(number).await?;
+        }
+        Ok(stage)
     }
 
     /// Waits for the next leader, which takes the old one's place. Gives the old one.
@@ -158,7 +155,7 @@ fn candidate(scene: &Scene, label: &str) -> Verdict<Worker> {
 async fn election_a_killed_leader_is_followed(scene: &Scene) -> Verdict {
     let mut stage = Stage::set(scene, Fault::HolderCrash).await?;
     for round in 0..2 {
-        stage.leader.end()?;
+        stage.leader.kill()?;
         drop(stage.next("killed", true).await?);
         if round == 0 {
             stage.join(3).await?;

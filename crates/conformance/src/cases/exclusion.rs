@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use fencepost::Fencepost;
 use fencepost_core::Moment;
@@ -148,17 +147,11 @@ async fn count_in_processes(scene: &Scene, how: &str) -> Verdict<usize> {
     let rounds = PROCESS_ROUNDS.to_string();
     let (file_name, log_name) = (file.to_string_lossy(), log.to_string_lossy());
     let arguments = [NAME, &*file_name, &*log_name, &*rounds, how];
-    let mut workers: Vec<Worker> = Vec::new();
-    for _ in 0..PROCESSES {
-        workers.push(scene.worker("count", &arguments)?);
-    }
-    // All are connected before the first starts: they are meant to meet.
+    // They are meant to meet.
+    let mut workers =
+        Worker::start_together(PROCESSES, || scene.worker("count", &arguments)).await?;
     for worker in &mut workers {
-        worker.go().await?;
-    }
-    for worker in &mut workers {
-        let line = worker.hear(Duration::from_secs(40)).await?;
-        ensure!(line == "done", "a worker said \"{line}\"");
+        worker.done().await?;
     }
     // Nothing of theirs is left when they are done.
     let client: Fencepost = scene.client().await?;

@@ -10,8 +10,8 @@ use fencepost::{ErrorKind, GuardState};
 use super::tokens::promised;
 use super::{History, Verdict, cases};
 use crate::scene::{
-    LONG, SHORT, SOON, Scene, ensure, ensure_kind, lease_end, now, shown_token, until_free,
-    until_waiting, within,
+    LONG, SHORT, SOON, Scene, ensure, ensure_kind, lease_end, now, queue_up, shown_token,
+    until_free, within,
 };
 
 cases![
@@ -175,9 +175,7 @@ async fn a_killed_holder_is_followed_by_the_next(scene: &Scene) -> Verdict {
     let mut holder = scene.worker("hold", &["killed", &ttl.as_millis().to_string(), "killed"])?;
     holder.go().await?;
     let (token, presence) = holder.granted(SOON).await?;
-    let waiter = client.clone();
-    let waiting = tokio::spawn(async move { waiter.lock("killed").ttl(LONG).acquire().await });
-    until_waiting(&client, "killed", 1).await?;
+    let waiting = queue_up(&client, "killed", LONG, 1).await?;
     holder.kill()?;
     let killed = now();
     let remaining = client.inspect("killed").await?.holder.and_then(|holder| holder.remaining);

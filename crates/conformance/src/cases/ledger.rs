@@ -10,7 +10,7 @@ use fencepost_core::{Label, LockName, Token};
 use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
-use crate::scene::{LONG, SOON, Scene, ensure, ledger, store, until, within};
+use crate::scene::{LONG, SOON, Scene, Stop, ensure, ledger, store, until, within};
 
 cases![
     ledger_claim_then_done,
@@ -110,9 +110,8 @@ impl Key {
 
     /// The record stands so, by this runner, with this result.
     async fn stands(&self, state: State, number: u64, result: &[u8]) -> Verdict<Entry> {
-        let Some(entry) = self.look_up().await? else {
-            return Err(crate::scene::Stop::Failed("the record is gone".into()));
-        };
+        let gone = || Stop::Failed("the record is gone".into());
+        let entry = self.look_up().await?.ok_or_else(gone)?;
         let same = entry.state == state && entry.token == token(number)? && entry.result == result;
         ensure!(same, "wanted {} by {number}, got {entry:?}", state.word());
         ensure!(entry.name == self.name, "the record of {} says {}", self.name, entry.name);

@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
 use crate::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, pass, until,
-    until_free, until_waiting, within,
+    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, ours, pass,
+    until, until_free, until_waiting, within,
 };
 
 cases![
@@ -46,10 +46,7 @@ async fn run(client: &Fencepost, key: &str, result: &str) -> Verdict<(Vec<u8>, b
 }
 
 async fn begin(client: &Fencepost, key: &str) -> Verdict<Turn> {
-    match within(SOON, "a run begins", once(client, key).begin()).await?? {
-        Begun::Ours(turn) => Ok(turn),
-        Begun::Settled(entry) => Err(Stop::Failed(format!("{key} is settled: {entry:?}"))),
-    }
+    ours(within(SOON, "a run begins", once(client, key).begin()).await??)
 }
 
 async fn two_clients(scene: &Scene) -> Verdict<(Fencepost, Fencepost)> {
@@ -236,13 +233,9 @@ async fn once_cancelled_at_any_await_leaves_no_stuck_key(scene: &Scene) -> Verdi
             tokio::task::yield_now().await;
             Ok::<_, std::io::Error>("ours")
         });
-        let done = match cancel_after(polls, SOON, run_it).await {
-            Cancelled::Done(recorded) => {
-                ensure!(recorded?.ran, "a fresh key did not run");
-                true
-            }
-            _ => false,
-        };
+        let recorded = cancel_after(polls, SOON, run_it).await.ok().transpose()?;
+        let done = recorded.is_some();
+        ensure!(recorded.is_none_or(|recorded| recorded.ran), "a fresh key did not run");
         let (result, ran) = run(&theirs, &key, "theirs").await?;
         // Dropped after the mark was sent it is done all the same.
         let fits = if ran { result == b"theirs" } else { result == b"ours" };
@@ -262,12 +255,10 @@ async fn once_cancelled_while_it_waits_leaves_no_stuck_key(scene: &Scene) -> Ver
     for polls in 0..MANY {
         let once = once(&ours, KEY);
         match cancel_after(polls, Duration::from_millis(150), once.begin()).await {
-            Cancelled::Done(begun) => {
-                return Err(Stop::Failed(format!("a key at work gave {begun:?}")));
-            }
-            Cancelled::Dropped => {}
+            Ok(begun) => return Err(Stop::Failed(format!("a key at work gave {begun:?}"))),
+            Err(Cancelled::Dropped) => {}
             // It waits for the other one's end now.
-            Cancelled::Stalled => break,
+            Err(Cancelled::Stalled) => break,
         }
         until_waiting(&theirs, &name, 0).await?;
     }

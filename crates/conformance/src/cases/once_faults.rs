@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use fencepost::ledger::State;
-use fencepost::{Begun, Fencepost, Turn};
+use fencepost::{Fencepost, Turn};
 use fencepost_core::Token;
 
 use super::{Verdict, cases};
-use crate::diary::{Diary, Tally};
+use crate::diary::Diary;
 use crate::process::Worker;
-use crate::scene::{LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, pass, until, within};
+use crate::scene::{
+    LONG, SHORT, SOON, Scene, Stop, ensure, ledger, now, ours, pass, until, within,
+};
 use crate::worker::runner::{WORK, keys};
 
 cases![
@@ -30,20 +32,9 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
     let diary = Diary::at(&path);
     let (file, count) = (path.to_string_lossy(), KEYS.to_string());
     let ttl = TTL.as_millis().to_string();
-    let start = |seed: u64| -> Verdict<Worker> {
-        scene.worker("once", &[&file, &count, &ttl, &seed.to_string()])
-    };
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        workers.push(start(dice.next())?);
-    }
-    for worker in &mut workers {
-        worker.ready(SOON * 5).await?;
-    }
+    let start = |seed: u64| scene.worker("once", &[&file, &count, &ttl, &seed.to_string()]);
+    let mut workers = Worker::start_together(WORKERS, || start(dice.next())).await?;
     let from = now();
-    for worker in &mut workers {
-        worker.tell("go")?;
-    }
     // Spread over the work, however fast the store is; and then at any point of a run.
     for kill in 1..=KILLS {
         let begun = kill * KEYS / (KILLS + 2);
@@ -57,15 +48,13 @@ async fn once_over_processes_that_are_killed(scene: &Scene) -> Verdict {
         workers.push(next);
     }
     for worker in &mut workers {
-        let said = worker.answer(SOON * 10).await?;
-        ensure!(said == "done", "a worker said \"{said}\"");
+        worker.done().await?;
     }
     let took = now().since(from);
     let entries = client.once_entries().await?;
-    let tally = diary.check(&keys(KEYS), &entries)?;
-    let Tally { keys, begun } = tally;
+    let begun = diary.check(&keys(KEYS), &entries)?;
     scene.report(&format!(
-        "{keys} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
+        "{KEYS} keys by {WORKERS} processes, {KILLS} killed, {begun} runs, in {took:.1?}"
     ));
     // One that was killed while it waited may have left its place, but it is in nobody's way.
     for info in client.list().await? {
@@ -90,13 +79,9 @@ async fn begun(scene: &Scene, key: &str, ttl: Duration) -> Verdict<(Worker, Toke
 /// Takes over from one that is not heard of.
 async fn take_over(client: &Fencepost, key: &str, first: Token, ttl: Duration) -> Verdict<Turn> {
     let once = client.once(key).may_repeat().ttl(LONG);
-    match within(ttl * 2 + SOON, "it is taken over", once.begin()).await?? {
-        Begun::Ours(turn) => {
-            ensure!(turn.token() > first, "token {} after {first}", turn.token());
-            Ok(turn)
-        }
-        Begun::Settled(entry) => Err(Stop::Failed(format!("nobody has done it: {entry:?}"))),
-    }
+    let turn = ours(within(ttl * 2 + SOON, "it is taken over", once.begin()).await??)?;
+    ensure!(turn.token() > first, "token {} after {first}", turn.token());
+    Ok(turn)
 }
 
 /// It wakes up sure that it has done the work, once while the next one runs and once after that is done.
@@ -135,7 +120,7 @@ async fn once_a_frozen_runner_can_not_mark_it(scene: &Scene) -> Verdict {
 async fn once_a_killed_runner_is_taken_over(scene: &Scene) -> Verdict {
     let client = scene.client().await?;
     ledger(&client)?;
-    let (killed, first) = begun(scene, "killed", TTL).await?;
+    let (mut killed, first) = begun(scene, "killed", TTL).await?;
     killed.kill()?;
     let from = now();
     let next = take_over(&client, "killed", first, TTL * 2).await?;

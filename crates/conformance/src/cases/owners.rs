@@ -8,7 +8,7 @@ use fencepost_core::{LockName, OwnerId, Token, Ttl};
 use super::{Verdict, cases};
 use crate::scene::{
     Cancelled, LONG, SHORT, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, lease_end, now,
-    pass, request, shown_token, store, until_free, until_waiting,
+    pass, request, shown_token, store, until_free, until_queued, until_waiting,
 };
 
 cases![
@@ -208,16 +208,7 @@ async fn release_withdraws_a_queued_acquire(scene: &Scene) -> Verdict {
     {
         let request = request("withdraw", owner, LONG)?;
         let queued = store(&theirs).acquire(&request, Wait::Forever);
-        let watched = async {
-            until_waiting(&ours, "withdraw", 1).await?;
-            Ok::<_, Stop>(())
-        };
-        match fencepost_base::race::race(queued, watched).await {
-            fencepost_base::race::First::Left(answer) => {
-                return Err(Stop::Failed(format!("a held lock was answered with {answer:?}")));
-            }
-            fencepost_base::race::First::Right(seen) => seen?,
-        }
+        until_queued(queued, &ours, "withdraw").await?;
     }
     // An owner is good for its own name only, in the queue too.
     ensure_kind!(theirs.release("elsewhere", owner).await, ErrorKind::NotHeld(_), "another name");
@@ -234,9 +225,9 @@ async fn release_withdraws_a_queued_acquire(scene: &Scene) -> Verdict {
     // Before it was even asked: nothing to release, and nothing stays behind.
     let request = request("withdraw", owner, LONG)?;
     let never = store(&theirs).acquire(&request, Wait::Forever);
-    let Cancelled::Dropped = cancel_after(0, SOON, never).await else {
-        return Err(Stop::Failed("a future that was not polled came to its end".into()));
-    };
+    let never = cancel_after(0, SOON, never).await;
+    let dropped = matches!(never, Err(Cancelled::Dropped));
+    ensure!(dropped, "a future that was not polled came to its end");
     ensure_kind!(theirs.release("withdraw", owner).await, ErrorKind::NotHeld(_), "nothing asked");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use fencepost::{Fencepost, Guard};
+use fencepost::Fencepost;
 use fencepost_base::race::{First, race};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
@@ -12,7 +12,8 @@ use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
 use crate::scene::{
-    LONG, SHORT, SOON, Scene, Stop, ensure, now, until, until_free, until_waiting, within,
+    LONG, SHORT, SOON, Scene, Stop, ensure, now, queue_up, until, until_free, until_queued,
+    until_waiting, within,
 };
 
 cases![
@@ -114,8 +115,7 @@ async fn fifo_a_try_does_not_overtake(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     declared_fifo(&ours)?;
     let first = ours.lock(NAME).ttl(LONG).acquire().await?;
-    let client = theirs.clone();
-    let waiting = tokio::spawn(async move { client.lock(NAME).ttl(LONG).acquire().await });
+    let waiting = queue_up(&theirs, NAME, LONG, 1).await?;
     until_waiting(&ours, NAME, 1).await?;
     first.release().await?;
     let overtook = ours.lock(NAME).try_acquire().await?;
@@ -124,24 +124,12 @@ async fn fifo_a_try_does_not_overtake(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-/// Queues for the lock on a task of its own and waits until the store has seen it.
-async fn queue_up(
-    client: &Fencepost,
-    ttl: Duration,
-    place: usize,
-) -> Verdict<tokio::task::JoinHandle<fencepost::Result<Guard>>> {
-    let waiter = client.clone();
-    let waiting = tokio::spawn(async move { waiter.lock(NAME).ttl(ttl).acquire().await });
-    until_waiting(client, NAME, place).await?;
-    Ok(waiting)
-}
-
 /// kazoo#760, curator#600: the contender of an interrupted waiter stayed in the line.
 async fn a_cancelled_waiter_does_not_stall_the_queue(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
     let first = ours.lock(NAME).ttl(LONG).acquire().await?;
-    let cancelled = queue_up(&theirs, LONG, 1).await?;
-    let next = queue_up(&theirs, LONG, 2).await?;
+    let cancelled = queue_up(&theirs, NAME, LONG, 1).await?;
+    let next = queue_up(&theirs, NAME, LONG, 2).await?;
     cancelled.abort();
     until_waiting(&ours, NAME, 1).await?;
     first.release().await?;
@@ -157,7 +145,7 @@ async fn a_waiter_that_gives_up_does_not_stall_the_queue(scene: &Scene) -> Verdi
     let brief =
         tokio::spawn(async move { client.lock(NAME).ttl(LONG).acquire_within(limit).await });
     until_waiting(&ours, NAME, 1).await?;
-    let next = queue_up(&theirs, LONG, 2).await?;
+    let next = queue_up(&theirs, NAME, LONG, 2).await?;
     ensure!(within(SOON, "it gives up", brief).await??.is_err(), "a held lock was granted");
     first.release().await?;
     drop(within(SOON, "the next one is granted", next).await???);
@@ -171,7 +159,7 @@ async fn a_killed_waiter_does_not_stall_the_queue(scene: &Scene) -> Verdict {
     let mut dead = scene.worker("hold", &[NAME, &SHORT.as_millis().to_string(), "dead"])?;
     dead.go().await?;
     until_waiting(&client, NAME, 1).await?;
-    let next = queue_up(&client, LONG, 2).await?;
+    let next = queue_up(&client, NAME, LONG, 2).await?;
     dead.kill()?;
     first.release().await?;
     drop(within(SHORT * 2 + SOON, "the next one is granted", next).await???);
@@ -183,10 +171,7 @@ async fn a_waiter_that_is_not_polled_stalls_the_queue_a_bounded_time(scene: &Sce
     let (ours, theirs) = scene.two_clients().await?;
     let first = ours.lock(NAME).ttl(LONG).acquire().await?;
     let mut stuck = Box::pin(theirs.lock(NAME).ttl(SHORT).acquire());
-    match race(&mut stuck, until_waiting(&ours, NAME, 1)).await {
-        First::Left(answer) => return Err(Stop::Failed(format!("a held lock gave {answer:?}"))),
-        First::Right(seen) => seen?,
-    }
+    until_queued(&mut stuck, &ours, NAME).await?;
     let next = ours.clone();
     let next = tokio::spawn(async move { next.lock(NAME).ttl(LONG).acquire().await });
     until(SOON, "the next one is in line", async || {
@@ -214,7 +199,7 @@ async fn a_frozen_waiter_stalls_the_queue_a_bounded_time(scene: &Scene) -> Verdi
     let mut frozen = scene.worker("hold", &[NAME, &SHORT.as_millis().to_string(), "frozen"])?;
     frozen.go().await?;
     until_waiting(&client, NAME, 1).await?;
-    let next = queue_up(&client, LONG, 2).await?;
+    let next = queue_up(&client, NAME, LONG, 2).await?;
     frozen.stop().await?;
     first.release().await?;
     let next = within(SHORT * 3 + SOON, "the next one is granted", next).await???;

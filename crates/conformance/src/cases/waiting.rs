@@ -7,7 +7,8 @@ use fencepost_core::Ttl;
 
 use super::{Verdict, cases};
 use crate::scene::{
-    LONG, SHORT, SOON, Scene, ensure, ensure_kind, now, until_free, until_waiting, within,
+    LONG, SHORT, SOON, Scene, ensure, ensure_kind, now, unless_refused, until_free, until_waiting,
+    within,
 };
 
 cases![
@@ -178,12 +179,7 @@ async fn blocking_calls_are_the_same_locks(scene: &Scene) -> Verdict {
 
 async fn watch_follows_the_lock(scene: &Scene) -> Verdict {
     let (ours, theirs) = scene.two_clients().await?;
-    let mut watch = match theirs.watch("watched") {
-        Err(error) if matches!(error.kind(), ErrorKind::Refused) => {
-            return Err(crate::scene::Stop::Skipped("this store can not watch".into()));
-        }
-        watch => watch?,
-    };
+    let mut watch = unless_refused(theirs.watch("watched"))?;
     let first = within(SOON, "the first look", watch.next()).await??;
     ensure!(first.holder.is_none(), "a free lock is shown as held");
     let guard = ours.lock("watched").ttl(LONG).acquire().await?;

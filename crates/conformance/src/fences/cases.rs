@@ -19,7 +19,7 @@ pub(super) struct Case {
 
 macro_rules! cases {
     ($($name:ident),+ $(,)?) => {
-        const CASES: &[Case] =
+        pub(super) const CASES: &[Case] =
             &[$(Case { name: stringify!($name), run: |scene| Box::pin($name(scene)) }),+];
     };
 }
@@ -38,10 +38,6 @@ cases!(
     counter_is_exact,
     crowd_is_exact,
 );
-
-pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    CASES.iter()
-}
 
 fn name(text: &str) -> Verdict<LockName> {
     Ok(LockName::new(text)?)
@@ -177,7 +173,8 @@ async fn marks_are_shown(scene: &Scene) -> Verdict {
     let all = marks.show(None).await?;
     ensure!(all.len() == 2, "both are shown: {all:?}");
     let shown = marks.show(Some(&name("b")?)).await?;
-    let [mark] = &*shown else { return ensure_one(shown.len()) };
+    ensure!(shown.len() == 1, "one is shown, not {}", shown.len());
+    let mark = &shown[0];
     ensure!(mark.name == name("b")? && mark.token == token(3)?, "{mark:?}");
     ensure!(marks.mark(&name("b")?).await?.as_ref() == Some(mark), "by its name it is the same");
     ensure!(mark.set_by == "web-1:1", "who set it: {mark:?}");
@@ -187,11 +184,6 @@ async fn marks_are_shown(scene: &Scene) -> Verdict {
     ensure!(marks.show(Some(&long)).await?.len() == 1, "long names too");
     ensure!(marks.show(Some(&name("c")?)).await?.is_empty(), "no other name has one");
     ensure!(marks.mark(&name("c")?).await?.is_none(), "nor by its name");
-    Ok(())
-}
-
-fn ensure_one(found: usize) -> Verdict {
-    ensure!(found == 1, "one is shown, not {found}");
     Ok(())
 }
 

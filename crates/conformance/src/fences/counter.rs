@@ -109,42 +109,37 @@ async fn play_round(scene: &Scene, name: &LockName, ways: Ways, dice: &mut Dice)
         ensure!(steps < 100_000, "round \"{name}\" comes to no end");
         let now = worker.due;
         worker.due += pause(dice);
-        worker.step = match worker.step {
-            Step::Acquire => match lock.acquire(now)? {
+        let next = match worker.step {
+            Step::Acquire => Ok(match lock.acquire(now)? {
                 Ok(token) => Step::Read(token),
                 Err(until) => {
                     worker.due = until;
                     Step::Acquire
                 }
-            },
+            }),
             Step::Read(token) => {
-                match resource.read(name, ways.enter_to_read.then_some(token)).await {
-                    Ok(value) => Step::Write(token, value + 1),
-                    Err(error) if *error.kind() == ErrorKind::Stale => {
-                        tally.refused += 1;
-                        Step::Acquire
-                    }
-                    Err(error) => return Err(error.into()),
-                }
+                let read = resource.read(name, ways.enter_to_read.then_some(token)).await;
+                read.map(|value| Step::Write(token, value + 1))
             }
             Step::Write(token, value) => {
-                match resource.write(name, ways.enter_to_write.then_some(token), value).await {
-                    Ok(()) => {
-                        tally.acknowledged += 1;
-                        Step::Release(token)
-                    }
-                    Err(error) if *error.kind() == ErrorKind::Stale => {
-                        tally.refused += 1;
-                        Step::Acquire
-                    }
-                    Err(error) => return Err(error.into()),
-                }
+                let write = resource.write(name, ways.enter_to_write.then_some(token), value);
+                write.await.map(|()| {
+                    tally.acknowledged += 1;
+                    Step::Release(token)
+                })
             }
             Step::Release(token) => {
                 lock.release(token);
                 worker.left -= 1;
+                Ok(Step::Acquire)
+            }
+        };
+        worker.step = match next {
+            Err(error) if *error.kind() == ErrorKind::Stale => {
+                tally.refused += 1;
                 Step::Acquire
             }
+            next => next?,
         };
     }
     tally.lost = tally.acknowledged - resource.read(name, None).await?;

@@ -149,20 +149,12 @@ impl Cell {
             let (from, to) = (token_text(*from), token_text(*to));
             let _ = writeln!(lines, "reset {name}\t{from}\t{to}\t{at}\t{by}\t{why}");
         }
-        let body = match &self.data {
-            Data::None => {
-                lines.push_str("data none\n\n");
-                None
-            }
-            Data::Here(bytes) => {
-                let _ = write!(lines, "data {}\n\n", bytes.len());
-                Some(bytes.clone())
-            }
-            Data::There { file, length } => {
-                let _ = write!(lines, "data {length} {file}\n\n");
-                None
-            }
+        let (data, body) = match &self.data {
+            Data::None => ("none".to_owned(), None),
+            Data::Here(bytes) => (bytes.len().to_string(), Some(bytes.clone())),
+            Data::There { file, length } => (format!("{length} {file}"), None),
         };
+        let _ = write!(lines, "data {data}\n\n");
         let first = format!("{FORMAT}{VERSION} {} ", self.shape.word());
         // Eight digits and the end of the line.
         let length = first.len() + 9 + lines.len();

@@ -173,15 +173,14 @@ impl Pointer {
         }
         let mut upload = self.slot.store.put_multipart(path).await.map_err(failed)?;
         let parts = parts_of(data);
-        for some in parts.chunks(AT_ONCE) {
-            let sent = try_join_all(some.iter().map(|part| upload.put_part(part.clone()))).await;
-            if let Err(fault) = sent {
-                // What can not be taken back, a rule of the bucket for parts has to.
-                let _ = upload.abort().await;
-                return Err(explain(&fault));
+        let sent = async {
+            for some in parts.chunks(AT_ONCE) {
+                try_join_all(some.iter().map(|part| upload.put_part(part.clone()))).await?;
             }
-        }
-        if let Err(fault) = upload.complete().await {
+            upload.complete().await
+        };
+        if let Err(fault) = sent.await {
+            // What can not be taken back, a rule of the bucket for parts has to.
             let _ = upload.abort().await;
             return Err(explain(&fault));
         }

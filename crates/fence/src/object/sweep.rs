@@ -37,16 +37,14 @@ impl Pointer {
             })
             .map(|object| object.location)
             .collect();
-        let current = |cell: &Cell| match &cell.data {
-            Data::There { file, .. } => Some(file.clone()),
-            Data::None | Data::Here(_) => None,
-        };
         // From here on a writer whose data were listed will not publish them.
         let raise = |cell: Option<&Cell>| {
             let Some(cell) = cell else { return Ok(Step::Done(None)) };
-            let named = current(cell);
-            let nothing = old.iter().all(|path| path.filename() == named.as_deref());
-            if nothing {
+            let named = match &cell.data {
+                Data::There { file, .. } => Some(file.clone()),
+                Data::None | Data::Here(_) => None,
+            };
+            if old.iter().all(|path| path.filename() == named.as_deref()) {
                 return Ok(Step::Done(None));
             }
             let mut next = cell.clone();

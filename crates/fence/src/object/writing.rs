@@ -208,20 +208,20 @@ mod tests {
 
         /// The cell after somebody entered.
         fn entered(&self, token: u64, cell: Option<&Cell>) -> Cell {
-            put(self.holder(token).enter(SHAPE, cell))
+            put(self.holder(token).enter(SHAPE, cell)).0
         }
 
         /// The cell after somebody wrote.
         fn wrote(&self, token: u64, id: u64, cell: Option<&Cell>) -> Cell {
             let mut writing = Writing::new(self.holder(token), WriteId(id));
-            put(writing.step(SHAPE, cell, &Data::None))
+            put(writing.step(SHAPE, cell, &Data::None)).0
         }
     }
 
-    fn put(step: Result<Step<()>>) -> Cell {
+    fn put<T>(step: Result<Step<T>>) -> (Cell, T) {
         match step.unwrap() {
-            Step::Put(next, ()) => next,
-            Step::Done(()) => panic!("it is done already"),
+            Step::Put(next, value) => (next, value),
+            Step::Done(_) => panic!("it is done already"),
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let scene = Scene::new();
         let before = scene.entered(33, None);
         let mut writing = Writing::new(scene.holder(33), WriteId(1));
-        let mine = put(writing.step(SHAPE, Some(&before), &Data::None));
+        let (mine, ()) = put(writing.step(SHAPE, Some(&before), &Data::None));
         // A later holder has entered, and written: it was done all the same.
         let entered = scene.entered(34, Some(&mine));
         let written = scene.wrote(34, 2, Some(&entered));
@@ -298,10 +298,7 @@ mod tests {
         assert_eq!(kind_of(holder.enter(SHAPE, cell.as_ref())), ErrorKind::Invalid);
         assert!(resetting(&other, None).step(SHAPE, cell.as_ref()).is_err());
         // Once it is forgotten, it may belong to another.
-        let Ok(Step::Put(cell, old)) = resetting(&scene.name, None).step(SHAPE, cell.as_ref())
-        else {
-            panic!("it was not reset")
-        };
+        let (cell, old) = put(resetting(&scene.name, None).step(SHAPE, cell.as_ref()));
         assert_eq!(old.unwrap().token.get(), 33);
         assert!(matches!(holder.enter(SHAPE, Some(&cell)), Ok(Step::Put(..))));
     }
@@ -318,9 +315,7 @@ mod tests {
         for to in [Some(5), None] {
             let before = scene.wrote(9, 1, None);
             let mut reset = resetting(&scene.name, to);
-            let Ok(Step::Put(mine, _)) = reset.step(SHAPE, Some(&before)) else {
-                panic!("it was not put")
-            };
+            let (mine, _) = put(reset.step(SHAPE, Some(&before)));
             let entered = scene.entered(6, Some(&mine));
             let written = scene.wrote(6, 2, Some(&entered));
             for now in [mine, entered, written] {
@@ -331,9 +326,7 @@ mod tests {
             }
             // Another was quicker: the mark that it replaces is that one's.
             let raised = scene.entered(10, Some(&before));
-            let Ok(Step::Put(mine, old)) = reset.step(SHAPE, Some(&raised)) else {
-                panic!("it is not done yet")
-            };
+            let (mine, old) = put(reset.step(SHAPE, Some(&raised)));
             assert_eq!(old, raised.mark);
             assert_eq!(mine.resets.last().unwrap().from, old.as_ref().map(|mark| mark.token));
             assert!(matches!(reset.step(SHAPE, Some(&mine)), Ok(Step::Done(told)) if told == old));
@@ -349,10 +342,7 @@ mod tests {
             let token = Some(Token::new(number).unwrap());
             let words = ("ops", &*why);
             let mut reset = Resetting::new(&scene.name, token, words, WriteId(number)).unwrap();
-            match reset.step(SHAPE, cell.as_ref()).unwrap() {
-                Step::Put(next, _) => cell = Some(next),
-                Step::Done(_) => panic!("it was not reset"),
-            }
+            cell = Some(put(reset.step(SHAPE, cell.as_ref())).0);
         }
         let resets = cell.unwrap().resets;
         assert_eq!(resets.len(), RESETS);

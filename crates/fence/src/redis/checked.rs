@@ -168,19 +168,16 @@ impl Checked {
             return Err(faults::not_ours());
         };
         let rest = parts.split_off(1.min(parts.len()));
-        match (parts.first(), &*rest) {
-            (Some(Value::BulkString(word)), _) if word == b"done" => {
-                redis::from_redis_value(Value::Array(rest)).map_err(records::strange)
-            }
-            (Some(Value::BulkString(word)), [Value::BulkString(mark)]) if word == b"stale" => {
+        let Some(Value::BulkString(word)) = parts.first() else {
+            return Err(faults::not_ours());
+        };
+        match (word.as_slice(), &*rest) {
+            (b"done", _) => redis::from_redis_value(Value::Array(rest)).map_err(records::strange),
+            (b"stale", [Value::BulkString(mark)]) => {
                 Err(records::mark(&name, mark)?.refuses(token))
             }
-            (Some(Value::BulkString(word)), [Value::BulkString(_)]) if word == b"damaged" => {
-                Err(records::damaged(&name))
-            }
-            (Some(Value::BulkString(word)), [Value::Int(which), Value::BulkString(said)])
-                if word == b"failed" =>
-            {
+            (b"damaged", [Value::BulkString(_)]) => Err(records::damaged(&name)),
+            (b"failed", [Value::Int(which), Value::BulkString(said)]) => {
                 let (which, said) =
                     (usize::try_from(*which).unwrap_or_default(), String::from_utf8_lossy(said));
                 Err(match commands.get(which.wrapping_sub(1)) {
