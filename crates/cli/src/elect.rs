@@ -31,7 +31,10 @@ pub(crate) async fn elect(args: &Elect, at: &Target, json: bool) -> Result<u8, F
     }
     let mut events = Events::listen()?;
     let fp = at.open_shared().await?;
-    let candidate = Candidate::new(args, &fp, at, json);
+    let label = args.label.clone().unwrap_or_else(take::default_label);
+    let value = args.value.clone().unwrap_or_else(|| label.clone());
+    let (url, teller) = (at.for_the_command(), Teller { name: &args.name, json });
+    let candidate = Candidate { args, fp: &fp, at, url, label, value, teller };
     let result = candidate.lead(&mut events).await;
     store::close(&fp).await;
     result
@@ -48,14 +51,7 @@ struct Candidate<'a> {
     teller: Teller<'a>,
 }
 
-impl<'a> Candidate<'a> {
-    fn new(args: &'a Elect, fp: &'a Fencepost, at: &'a Target, json: bool) -> Self {
-        let label = args.label.clone().unwrap_or_else(take::default_label);
-        let value = args.value.clone().unwrap_or_else(|| label.clone());
-        let teller = Teller { name: &args.name, json };
-        Self { args, fp, at, url: at.for_the_command(), label, value, teller }
-    }
-
+impl Candidate<'_> {
     fn election(&self) -> Election {
         let ttl = self.args.ttl.unwrap_or(fencepost::DEFAULT_TTL);
         let mut election = self.fp.election(&self.args.name).ttl(ttl).label(&self.label);

@@ -44,12 +44,11 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
     };
     let options = pause::Options { ttl: args.ttl, work: args.work, freeze: !args.no_pause, fenced };
     // Now, and not after the whole show: it may be a bad path.
-    let svg_failed = |error: &std::io::Error| {
+    let svg_failed = |error: std::io::Error| {
         let file = args.svg.as_deref().unwrap_or(Path::new("")).display().to_string();
         Failure::usage(format!("--svg: can not write \"{}\": {error}", file.escape_debug()))
     };
-    let file = args.svg.as_deref().map(PictureFile::at).transpose();
-    let file = file.map_err(|error| svg_failed(&error))?;
+    let file = args.svg.as_deref().map(PictureFile::at).transpose().map_err(svg_failed)?;
     let mut say = |progress: pause::Progress<'_>| match progress {
         pause::Progress::Installed => {
             tell(
@@ -66,13 +65,10 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
     let (account, left) =
         attended(&setting, async |scene| pause::pause(scene, &options, &mut say).await).await?;
     let pictures = account.halves.each_ref().map(pause::Half::picture);
-    let drawn = file.map(|file| {
-        file.write(&svg(&account.title(), &account.description(), &pictures)).map_err(|error| {
-            // What the show was is told all the same.
-            svg_failed(&error).off_stdout()
-        })
-    });
-    let drawn = drawn.transpose();
+    let drawn =
+        file.map(|file| file.write(&svg(&account.title(), &account.description(), &pictures)));
+    // If that failed, what the show was is told all the same.
+    let drawn = drawn.transpose().map_err(|error| svg_failed(error).off_stdout());
     if json {
         let mut account = with_left(account.as_json(), &left);
         let svg = args.svg.as_deref().filter(|_| drawn.is_ok());
@@ -82,8 +78,7 @@ async fn lab_pause(args: &LabPause, on: Option<&str>, json: bool) -> Result<u8, 
         let style = Style::of_stdout();
         let mut text = String::new();
         for picture in &pictures {
-            text.push('\n');
-            text.push_str(&picture.text(style));
+            text.extend(["\n", &picture.text(style)]);
         }
         let (store, resource, verdict) = (&account.store, account.resource, &account.verdict);
         let (ttl, kept) = (ttl(options.ttl, account.ttl), kept(args.site.keep, &left));
@@ -134,8 +129,7 @@ async fn lab_crash(args: &LabCrash, on: Option<&str>, json: bool) -> Result<u8, 
     }
     let mut text = String::new();
     if let Some(round) = account.rounds.first() {
-        text.push('\n');
-        text.push_str(&round.picture().text(Style::of_stdout()));
+        text.extend(["\n", &round.picture().text(Style::of_stdout())]);
     }
     let mut rows = out::titles(["ROUND", "FREE AFTER", "LEASE LEFT"]);
     for (number, round) in account.rounds.iter().enumerate() {

@@ -26,13 +26,10 @@ pub(crate) fn explain(error: &clap::Error) -> Result<u8, Failure> {
 }
 
 fn one_line(error: &clap::Error) -> String {
-    let argument = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(argument)) => Some(argument.as_str()),
-        _ => None,
-    };
     // Our own parsers name the value and the remedy.
     let ours = error.source().and_then(|source| source.downcast_ref::<BadDuration>());
-    if let (Some(argument), Some(why)) = (argument, ours) {
+    let argument = error.get(ContextKind::InvalidArg);
+    if let (Some(ContextValue::String(argument)), Some(why)) = (argument, ours) {
         return out::line(&format!("{argument}: {why}"));
     }
     let rendered = error.render().to_string();

@@ -82,10 +82,7 @@ impl Outcome {
     /// The command's end as our own: its code, or death by the signal that was for both of us.
     pub(crate) fn passed_on(&self) -> Result<u8, Failure> {
         match self.signal {
-            Some(signal) => {
-                let failure = Failure::signal(signal, None);
-                Err(Failure { to_group: self.typed, ..failure })
-            }
+            Some(signal) => Err(Failure { to_group: self.typed, ..Failure::signal(signal, None) }),
             None => Ok(self.ended.code()),
         }
     }
@@ -362,12 +359,9 @@ impl Supervisor<'_> {
                 Some(format!("lock \"{name}\" was lost: {cause}{why}; the command was ended"))
             }
             (None, Some(_)) => {
-                let killed =
-                    matches!(ended, Ended::Killed(number) if number == Signal::KILL.as_raw());
-                let end = if killed {
-                    "the command was killed"
-                } else {
-                    "the command was asked to end, and did"
+                let end = match ended {
+                    Ended::Killed(by) if by == Signal::KILL.as_raw() => "the command was killed",
+                    _ => "the command was asked to end, and did",
                 };
                 Some(format!("lock \"{name}\" could not be kept: {}; {end}", self.why_it_ends()))
             }
