@@ -14,8 +14,8 @@ use crate::outage::Outage;
 use crate::race::race;
 use crate::retry::CALL_TIMEOUT;
 
-/// The last poll starts at the limit and may take this long.
-const LAST_POLL: Duration = Duration::from_millis(100);
+/// The last poll starts at the limit and may take this long: less than `BoundedStore` allows.
+const LAST_POLL: Duration = Duration::from_millis(200);
 /// The pause before a store is polled again that did not answer.
 const OUTAGE_DELAY: Duration = Duration::from_millis(50);
 
