@@ -18,11 +18,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             let fp = Fencepost::from_env().await?;
             let claims = fp.claim(imports).ttl(Duration::from_secs(10));
             let mut done = Vec::new();
-            // The first one that is neither done nor in work. It is free again if its worker dies.
-            while let Some(turn) = claims.take().await? {
-                println!("worker {worker} imports {} under token {}", turn.key(), turn.token());
-                done.push(turn.key().to_owned());
-                turn.done("").await?;
+            // The first item that is neither done nor in progress. It is free again if its worker dies.
+            while let Some(claimed) = claims.take().await? {
+                println!(
+                    "worker {worker} imports {} under token {}",
+                    claimed.key(),
+                    claimed.token()
+                );
+                done.push(claimed.key().to_owned());
+                claimed.done("").await?;
             }
             Ok::<_, fencepost::Error>(done)
         });

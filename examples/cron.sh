@@ -1,9 +1,9 @@
 #!/bin/sh
-# Twelve machines start the nightly job, and it runs once. In a crontab on each of them:
+# Twelve hosts start the nightly job, and it runs once. In the crontab of each host:
 #
 #   5 2 * * *  fencepost --on postgres://db/app once "billing/$(date +\%F)" -- /usr/local/bin/billing
 #
-# Here twelve processes of one machine, with `fencepost` on the PATH:
+# This example uses twelve processes on one host, with `fencepost` on the PATH:
 #
 #   sh examples/cron.sh
 set -eu
@@ -12,11 +12,11 @@ trap 'rm -rf "$dir"' EXIT
 export FENCEPOST_URL="sqlite:$dir/locks.db"
 
 pids=
-for machine in 1 2 3 4 5 6 7 8 9 10 11 12; do
-  fencepost once "billing/$(date +%F)" -- sh -c "echo 'machine $machine bills' >>$dir/runs" &
+for host in 1 2 3 4 5 6 7 8 9 10 11 12; do
+  fencepost once "billing/$(date +%F)" -- sh -c "echo 'host $host bills' >>$dir/runs" &
   pids="$pids $!"
 done
-# Those who came late are told that it is done, and end well.
+# The others find that the job is done, and exit with 0.
 for pid in $pids; do wait "$pid"; done
 
 cat "$dir/runs"

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example fence_a_database
 
-use fencepost::rusqlite::Connection;
+use fencepost::fences::sqlite::rusqlite::Connection;
 use fencepost::{ErrorKind, Fencepost, fences};
 
 #[tokio::main]
@@ -14,19 +14,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     )?;
 
     let paused = fp.lock("account/7").acquire().await?;
-    let (name, stale) = (paused.name().clone(), paused.token());
+    let stale = paused.fencing();
     // It freezes here, its lease ends, and somebody else has the lock.
     paused.release().await?;
     let next = fp.lock("account/7").acquire().await?;
 
     // A holder's first act in a transaction is to enter, before it reads.
-    let tx = fences::sqlite::begin(&mut accounts, &name, next.token())?;
+    let tx = fences::sqlite::begin(&mut accounts, &next.fencing())?;
     tx.execute("UPDATE account SET sum = sum + 1 WHERE id = 7", [])?;
     tx.commit()?;
 
     let refused =
-        fences::sqlite::begin(&mut accounts, &name, stale).map(drop).expect_err("a stale token");
-    assert_eq!(*refused.kind(), ErrorKind::Stale);
+        fences::sqlite::begin(&mut accounts, &stale).map(drop).expect_err("a stale token");
+    assert_eq!(refused.kind(), ErrorKind::Stale);
     println!("refused: {refused}");
 
     next.release().await?;

@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             let schedule = election.lead(id, |term| {
                 let leading = Arc::clone(&leading);
                 async move {
-                    // The number of the term is the token: send it along with every write.
+                    // `term.fencing()` is for a fence: pass it with every write.
                     println!("{id} leads in term {}", term.number());
                     assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
                     tokio::task::yield_now().await; // schedule something
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                     term.number()
                 }
             });
-            schedule.await // it resigns when its work is done, and the next one leads
+            schedule.await // resigns when its work is done, and the next candidate leads
         });
     }
 

@@ -1,9 +1,9 @@
-//! One row is all there is to protect: a conditional write on its version, and no lock.
+//! Only one row needs protection: a conditional write on its version, and no lock.
 //!
 //!     cargo run --example no_lock_at_all
 
+use fencepost::fences::sqlite::rusqlite::Connection;
 use fencepost::fences::{Row, cas};
-use fencepost::rusqlite::Connection;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seats = Connection::open_in_memory()?;
@@ -16,6 +16,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     assert_eq!(ada, cas::Swap::Written { version: 2 });
     assert_eq!(bob, cas::Swap::Changed { version: 2 });
-    println!("ada has seat 12A; bob is told to look again");
+    println!("ada has seat 12A; bob must read the seat again");
     Ok(())
 }

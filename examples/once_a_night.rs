@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The key names the one run that there shall be: with the date in it, one per night.
+    // The key names the run: with the date in it, there is one per night.
     let key = format!("billing/{}", std::process::id());
     let runs = Arc::new(AtomicU32::new(0));
     let mut instances = JoinSet::new();
@@ -19,8 +19,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (key, runs) = (key.clone(), Arc::clone(&runs));
         instances.spawn(async move {
             let fp = Fencepost::from_env().await?;
-            let billing = fp.once(key).keep(Duration::from_hours(7 * 24));
-            let work = |run: fencepost::Run| async move {
+            let billing = fp.once(key).retain_for(Duration::from_hours(7 * 24));
+            let work = |run: fencepost::RunHandle| async move {
                 runs.fetch_add(1, Ordering::SeqCst);
                 Ok::<_, std::io::Error>(format!("billed under token {}", run.token()))
             };

@@ -18,8 +18,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (fp, computed) = (fp.clone(), Arc::clone(&computed));
         callers.spawn(async move {
             let prices = fp.single_flight(format!("prices/{}", std::process::id()));
-            // Fresh for a minute. For five more the old one will do, while one caller computes a new one.
-            let prices = prices.keep(Duration::from_mins(1)).stale_for(Duration::from_mins(5));
+            // Fresh for a minute. For five more minutes callers get the old value, while one of them computes a new one.
+            let prices =
+                prices.retain_for(Duration::from_mins(1)).stale_for(Duration::from_mins(5));
             let compute = || async {
                 computed.fetch_add(1, Ordering::SeqCst);
                 Ok::<_, std::io::Error>("12.50 13.10 9.99")

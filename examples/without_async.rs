@@ -11,8 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let guard = fp.lock("report").ttl(Duration::from_secs(10)).acquire()?;
     for step in 1..=3 {
         // Before each step that needs the lock: an error says that it is lost, and why.
-        let token = guard.check()?;
-        println!("step {step} under token {token}");
+        let fencing = guard.check()?;
+        println!("step {step} under token {}", fencing.token());
     }
     guard.release()?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Runs a future on the calling thread, without a runtime: ours are driven by the client's own thread.
+//! Runs a future on the calling thread, without a runtime: our futures are driven by the client's own thread.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -12,7 +12,7 @@ thread_local! {
     static WAITING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread blocks in a call of ours.
+/// Whether this thread is inside `block_on`.
 #[must_use]
 pub fn is_waiting() -> bool {
     WAITING.get()
@@ -28,8 +28,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
     struct Unpark {
         thread: Thread,
-        // A wake-up is kept here and not only in the thread's park token, which whatever runs inside the
-        // poll might use up.
+        // A wake-up is kept here as well as in the thread's park token, because code inside the poll might consume
+        // that.
         woken: AtomicBool,
     }
     impl Wake for Unpark {

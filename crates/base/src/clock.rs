@@ -1,11 +1,11 @@
-//! The one place that knows what time it is.
+//! The only module that reads a clock.
 //!
-//! Leases are counted on `CLOCK_BOOTTIME`: it never jumps and, unlike the clock behind a runtime's timers,
-//! it goes on while the machine is suspended. Everything above asks a [`Clock`], so a test can hold time
-//! in its hand ([`ManualClock`]) and no lease logic is tested by sleeping.
+//! Leases are counted on `CLOCK_BOOTTIME`: it never jumps and, unlike the clock behind a runtime's timers, it continues
+//! while the machine is suspended. All other code asks a [`Clock`], so a test can control time ([`ManualClock`]) and no
+//! lease logic is tested by sleeping.
 //!
-//! On systems without `CLOCK_BOOTTIME` we fall back to `CLOCK_MONOTONIC`, which may stand still in
-//! suspend: there a guard can learn of its loss late by the time the machine slept.
+//! Systems without `CLOCK_BOOTTIME` fall back to `CLOCK_MONOTONIC`, which may stop in suspend: there a guard can learn of
+//! its loss late, by the time the machine slept.
 
 mod alarms;
 pub mod stamp;
@@ -23,14 +23,14 @@ use alarms::{Alarm, AlarmTable, Alarms};
 
 /// Reads time and waits for it.
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
-    /// What time it is.
+    /// The current time.
     fn now(&self) -> Moment;
 
-    /// Resolves once `at` has come. Needs no runtime; dropping it takes the alarm back.
+    /// Resolves once `at` has come. Needs no runtime; dropping it cancels the alarm.
     fn alarm(&self, at: Moment) -> BoxFuture<'static, ()>;
 }
 
-/// The system's clock. All instances share one thread that waits on a timer of the kernel's.
+/// The system's clock. All instances share one thread that waits on a kernel timer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 
@@ -46,17 +46,16 @@ impl Clock for BootClock {
     }
 }
 
-/// Starts the thread behind the alarms, so that want of threads or files shows when a client connects and
-/// not when a lock is held.
+/// Starts the thread behind the alarms, so that a lack of threads or files shows on connecting and not while a lock is held.
 #[doc(hidden)]
 pub fn start() -> crate::Result<()> {
     Alarms::of_this_process().map(|_| ()).map_err(|error| {
-        crate::Error::unreachable("can not start the clock's thread and timer").because(error)
+        crate::Error::unreachable("cannot start the clock's thread and timer").with_source(error)
     })
 }
 
-/// The wall clock, as time since 1970. It decides nothing about a lock: it is compared with a server's, and
-/// reported. The records of the embedded store end by it, since they outlive a reboot.
+/// The wall clock, as time since 1970. No lock depends on it: it is compared with a server's, and reported. Records of the
+/// embedded store expire by it, since they outlive a reboot.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
 pub fn wall() -> Duration {
@@ -70,7 +69,7 @@ pub fn pause(span: Duration) {
     std::thread::sleep(span);
 }
 
-/// A clock that moves only when told to.
+/// A clock that moves only when a test moves it.
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<Mutex<Manual>>);
 
@@ -81,14 +80,14 @@ struct Manual {
 }
 
 impl ManualClock {
-    /// A clock that shows one hour after its origin, so that there is a past to speak of.
+    /// A clock that shows one hour after its origin, so that there are earlier moments.
     #[must_use]
     pub fn new() -> Self {
         let now = Moment::default() + Duration::from_hours(1);
         Self(Arc::new(Mutex::new(Manual { now, table: AlarmTable::default() })))
     }
 
-    /// Moves the clock on and wakes everything that was due on the way.
+    /// Moves the clock on and wakes everything due by then.
     pub fn advance(&self, by: Duration) {
         let due = {
             let mut manual = self.0.lock();
@@ -99,7 +98,7 @@ impl ManualClock {
         due.into_iter().for_each(std::task::Waker::wake);
     }
 
-    /// How many alarms are set: lets a test wait until its subject waits.
+    /// How many alarms are set: a test uses it to wait until the tested code waits.
     #[must_use]
     pub fn alarms(&self) -> usize {
         self.0.lock().table.len()
@@ -122,7 +121,7 @@ impl Clock for ManualClock {
     }
 }
 
-impl alarms::Bell for ManualClock {
+impl alarms::AlarmWaker for ManualClock {
     fn set(&self, at: Moment, id: u64, waker: &std::task::Waker) -> bool {
         let mut manual = self.0.lock();
         if manual.now >= at {
@@ -143,7 +142,7 @@ mod tests {
     use crate::block_on::block_on;
 
     #[test]
-    fn an_alarm_waits_for_its_moment_and_not_longer() {
+    fn alarm_resolves_at_its_moment_or_at_once_if_that_has_passed() {
         let clock = BootClock;
         let at = clock.now() + Duration::from_millis(20);
         block_on(clock.alarm(at));
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn alarms_ring_in_order_whatever_the_order_they_were_set_in() {
+    fn alarms_resolve_in_whatever_order_they_were_set() {
         let clock = BootClock;
         let now = clock.now();
         let (rung, order) = std::sync::mpsc::channel();
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_alarm_leaves_nothing() {
+    fn dropped_alarm_leaves_nothing() {
         let clock = ManualClock::new();
         let mut alarm = clock.alarm(clock.now() + Duration::from_secs(1));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_rings_when_it_is_moved() {
+    fn manual_clock_wakes_alarms_when_it_moves() {
         let clock = ManualClock::new();
         let alarm = clock.alarm(clock.now() + Duration::from_secs(5));
         let waiter = std::thread::spawn(move || block_on(alarm));

@@ -1,10 +1,10 @@
-//! Where a file lies: on a network, on a disk, or in memory. An OS lock excludes the processes of one machine. On a file system that other machines write
-//! to as well it excludes nobody there, so what rests on such a lock is refused on one (R15).
+//! Detects file systems that do not suit a store: an OS lock excludes only the processes of one machine, so what relies on
+//! one is refused on a file system that other machines write to (R15).
 
 use std::path::Path;
 
-/// File systems that reach over a network, or may. The numbers are from the kernel's `magic.h` and from the
-/// makers of those that are not in it.
+/// File systems that use or may use a network. The numbers are from the kernel's `magic.h` and from the vendors of those
+/// that are not in it.
 const NETWORK_FILE_SYSTEMS: [(u64, &str); 21] = [
     (0x0000_6969, "NFS"),
     (0x0000_517b, "SMB"),
@@ -29,25 +29,28 @@ const NETWORK_FILE_SYSTEMS: [(u64, &str); 21] = [
     (0x6573_5546, "FUSE"),
 ];
 
-/// The kind of file system that a directory lies on, if other machines may change its files.
+/// The file system of a directory, if other machines may change its files.
 #[must_use]
 pub fn network_file_system(directory: &Path) -> Option<&'static str> {
-    // What can not be asked will fail to open with a better message.
-    let stat = rustix::fs::statfs(directory).ok()?;
-    #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
-    kind_of(stat.f_type as u64)
+    kind_of(magic(directory)?)
 }
 
-/// A file system that ends, with all its files.
+/// The kernel's number for the file system of a directory. If it cannot be read, opening a file reports a better error.
+fn magic(directory: &Path) -> Option<u64> {
+    #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
+    rustix::fs::statfs(directory).ok().map(|stat| stat.f_type as u64)
+}
+
+/// A file system that loses its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Volatile {
-    /// As people call it.
+    /// Its usual name.
     pub name: &'static str,
-    /// The writable layer of a container, which ends with it; else memory, which ends with a reboot.
+    /// The writable layer of a container, which ends with it; otherwise memory, which ends with a reboot.
     pub layer: bool,
 }
 
-/// What loses its files in the course of things: with a reboot, or with the container.
+/// File systems that lose their files on a reboot, or with the container.
 const VOLATILE_FILE_SYSTEMS: [(u64, Volatile); 4] = [
     (0x0102_1994, Volatile { name: "tmpfs", layer: false }),
     (0x8584_58f6, Volatile { name: "ramfs", layer: false }),
@@ -55,15 +58,13 @@ const VOLATILE_FILE_SYSTEMS: [(u64, Volatile); 4] = [
     (0x6175_6673, Volatile { name: "AUFS (a container's layer)", layer: true }),
 ];
 
-/// The kind of file system that a directory lies on, if its files do not outlast a reboot or a container.
+/// The file system of a directory, if its files do not survive a reboot or a container.
 #[must_use]
 pub fn volatile_file_system(directory: &Path) -> Option<Volatile> {
-    let stat = rustix::fs::statfs(directory).ok()?;
-    #[expect(clippy::cast_sign_loss, reason = "the magic number's bits, whatever their sign")]
-    volatile_kind_of(stat.f_type as u64)
+    volatile_kind_of(magic(directory)?)
 }
 
-/// The same, of the number that the kernel has for it.
+/// The same, by the kernel's number.
 #[must_use]
 pub fn volatile_kind_of(magic: u64) -> Option<Volatile> {
     let magic = magic & 0xffff_ffff;
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_told_from_disks() {
+    fn network_file_systems_are_detected() {
         // As `stat -f` shows them; some systems extend the sign.
         assert_eq!(kind_of(0x6969), Some("NFS"));
         assert_eq!(kind_of(0xffff_ffff_ff53_4d42), Some("CIFS"));
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_layers_are_told_from_disks() {
+    fn memory_and_container_layers_are_detected() {
         assert_eq!(volatile_kind_of(0xffff_ffff_8584_58f6).unwrap().name, "ramfs");
         assert!(volatile_kind_of(0x794c_7630).unwrap().layer);
         for disk in [0xef53, 0x5846_5342, 0x9123_683e, 0x2fc1_2fc1] {

@@ -5,10 +5,28 @@ use std::fmt;
 use fencepost_core::Ttl;
 
 /// What a store promises.
+///
+/// ```
+/// use fencepost_base::guarantees::{Correctness, Faults, Guarantees, Kept};
+///
+/// let nothing = Kept::neither("this is an example");
+/// let faults = Faults { holder_pause: Kept::both("the lease ends"), ..Faults::all(nothing) };
+/// let guarantees = Guarantees::new("mine", faults)
+///     .with_scope("all who use this server")
+///     .with_wake("all look again every second")
+///     .with_clock("the server's wall clock")
+///     .with_fifo(true);
+/// assert!(matches!(guarantees.correctness, Correctness::Unfit { .. }));
+/// assert_eq!(guarantees.rows().count(), 7);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Guarantees {
     /// The backend, by its URL scheme.
     pub backend: &'static str,
+    /// The version of the layout on the store (`docs/layouts/`). A store of another version is refused. `None` if
+    /// nothing outlives the process.
+    pub layout: Option<u32>,
     /// How far its exclusion reaches.
     pub scope: &'static str,
     /// Whether a lock on it may guard against corruption, not only against wasted work.
@@ -19,16 +37,65 @@ pub struct Guarantees {
     pub wake: &'static str,
     /// Whose clock ends a lease.
     pub clock: &'static str,
-    /// The longest TTL that it takes.
-    pub longest: Ttl,
+    /// The longest TTL that it grants.
+    pub max_ttl: Ttl,
     /// Whether a renewal may ask for a longer TTL than the grant had.
-    pub lengthens: bool,
+    pub can_extend: bool,
     /// How well it keeps the records of what was done once per key.
     pub records: Records,
-    /// What was found on the server that this client is connected to, as a name and a value each.
-    pub found: Vec<(&'static str, String)>,
-    /// What is kept under each fault, one row each, in the order of [`Fault::ALL`].
-    pub under: [Kept; 7],
+    /// The settings of the server that this client is connected to, as a name and a value each.
+    pub server_info: Vec<(&'static str, String)>,
+    /// What is kept under each fault.
+    pub faults: Faults,
+}
+
+/// What is kept under each fault. Another fault would be another field, so that every backend has to answer for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Under [`Fault::HolderCrash`].
+    pub holder_crash: Kept,
+    /// Under [`Fault::HolderPause`].
+    pub holder_pause: Kept,
+    /// Under [`Fault::StoreCrash`].
+    pub store_crash: Kept,
+    /// Under [`Fault::Failover`].
+    pub failover: Kept,
+    /// Under [`Fault::ClockJump`].
+    pub clock_jump: Kept,
+    /// Under [`Fault::Partition`].
+    pub partition: Kept,
+    /// Under [`Fault::DataLoss`].
+    pub data_loss: Kept,
+}
+
+impl Faults {
+    /// The same under every fault.
+    #[must_use]
+    pub const fn all(kept: Kept) -> Self {
+        Self {
+            holder_crash: kept,
+            holder_pause: kept,
+            store_crash: kept,
+            failover: kept,
+            clock_jump: kept,
+            partition: kept,
+            data_loss: kept,
+        }
+    }
+
+    /// What is kept under this fault.
+    #[must_use]
+    pub const fn under(&self, fault: Fault) -> Kept {
+        match fault {
+            Fault::HolderCrash => self.holder_crash,
+            Fault::HolderPause => self.holder_pause,
+            Fault::StoreCrash => self.store_crash,
+            Fault::Failover => self.failover,
+            Fault::ClockJump => self.clock_jump,
+            Fault::Partition => self.partition,
+            Fault::DataLoss => self.data_loss,
+        }
+    }
 }
 
 /// Whether a backend may be used for correctness.
@@ -45,12 +112,12 @@ pub enum Correctness {
     },
 }
 
-/// How well a store keeps records: what `once` and its kin need.
+/// How well a store keeps records, which `once`, `claim` and `single_flight` need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Records {
-    /// A record that was told is there until its time is over.
+    /// A record stays until its retention is over.
     Kept,
-    /// A record may be lost, and the work be done again.
+    /// A record may be lost, and the work may run again.
     MayBeLost {
         /// Why.
         why: String,
@@ -61,7 +128,7 @@ pub enum Records {
     None {
         /// Why.
         why: String,
-        /// Where to turn.
+        /// What to use instead.
         remedy: String,
     },
 }
@@ -84,22 +151,22 @@ impl Records {
 pub enum Fault {
     /// The holder's process ends without a release.
     HolderCrash,
-    /// The holder stands still past its lease, then goes on.
+    /// The holder is stopped past its lease, then continues.
     HolderPause,
-    /// The store ends and starts again.
+    /// The store crashes and restarts.
     StoreCrash,
     /// Another node takes over from the store's primary.
     Failover,
     /// A wall clock jumps.
     ClockJump,
-    /// The holder and the store can not reach each other.
+    /// The holder and the store cannot reach each other.
     Partition,
     /// The store comes back without its latest data.
     DataLoss,
 }
 
 impl Fault {
-    /// Every fault that a backend has to answer for.
+    /// Every fault for which a backend declares what holds.
     pub const ALL: [Self; 7] = [
         Self::HolderCrash,
         Self::HolderPause,
@@ -125,8 +192,9 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What is left of the two promises that matter most under one fault.
+/// Which of the two most important promises hold under one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Kept {
     /// P1: the lease intervals of two grants of one name never overlap.
     pub exclusion: Holds,
@@ -143,9 +211,27 @@ impl Kept {
         Self { exclusion: Holds::Yes, tokens: Holds::Yes, note }
     }
 
-    /// This fault can not happen to this backend.
+    /// Two grants may overlap, and the later one still has the higher token: a fence keeps the earlier one out.
     #[must_use]
-    pub const fn none_such(note: &'static str) -> Self {
+    pub const fn tokens_only(note: &'static str) -> Self {
+        Self { exclusion: Holds::No, tokens: Holds::Yes, note }
+    }
+
+    /// Grants do not overlap, and a later one may have a lower token: a fence can refuse the present holder.
+    #[must_use]
+    pub const fn exclusion_only(note: &'static str) -> Self {
+        Self { exclusion: Holds::Yes, tokens: Holds::No, note }
+    }
+
+    /// Neither promise holds.
+    #[must_use]
+    pub const fn neither(note: &'static str) -> Self {
+        Self { exclusion: Holds::No, tokens: Holds::No, note }
+    }
+
+    /// This fault cannot happen to this backend.
+    #[must_use]
+    pub const fn not_applicable(note: &'static str) -> Self {
         Self { exclusion: Holds::NotApplicable, tokens: Holds::NotApplicable, note }
     }
 }
@@ -157,7 +243,7 @@ pub enum Holds {
     Yes,
     /// It does not.
     No,
-    /// The fault can not happen.
+    /// The fault cannot happen.
     NotApplicable,
 }
 
@@ -172,9 +258,105 @@ impl fmt::Display for Holds {
 }
 
 impl Guarantees {
-    /// Each fault with what is kept under it.
+    /// What is kept under each fault, by a backend with this URL scheme. For the rest it promises the least: it is not
+    /// for correctness, has no order, cannot extend a lease and keeps no records.
+    #[must_use]
+    pub fn new(backend: &'static str, faults: Faults) -> Self {
+        Self {
+            backend,
+            layout: None,
+            scope: "not stated",
+            correctness: Correctness::Unfit {
+                why: "the backend does not say that it is".into(),
+                remedy: "fence the resource with the token".into(),
+            },
+            fifo: false,
+            wake: "not stated",
+            clock: "not stated",
+            max_ttl: Ttl::MAX,
+            can_extend: false,
+            records: Records::None {
+                why: "the backend does not say that it keeps any".into(),
+                remedy: "use another store".into(),
+            },
+            server_info: Vec::new(),
+            faults,
+        }
+    }
+
+    /// Sets the version of what lies on the store.
+    #[must_use]
+    pub fn with_layout(mut self, layout: impl Into<Option<u32>>) -> Self {
+        self.layout = layout.into();
+        self
+    }
+
+    /// Sets how far its exclusion reaches.
+    #[must_use]
+    pub const fn with_scope(mut self, scope: &'static str) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// Sets whether a lock on it may guard against corruption.
+    #[must_use]
+    pub fn with_correctness(mut self, correctness: Correctness) -> Self {
+        self.correctness = correctness;
+        self
+    }
+
+    /// Sets whether waiters are granted in the order they came.
+    #[must_use]
+    pub const fn with_fifo(mut self, fifo: bool) -> Self {
+        self.fifo = fifo;
+        self
+    }
+
+    /// Sets how a waiter is woken.
+    #[must_use]
+    pub const fn with_wake(mut self, wake: &'static str) -> Self {
+        self.wake = wake;
+        self
+    }
+
+    /// Sets whose clock ends a lease.
+    #[must_use]
+    pub const fn with_clock(mut self, clock: &'static str) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets the longest TTL that it takes.
+    #[must_use]
+    pub const fn with_max_ttl(mut self, max_ttl: Ttl) -> Self {
+        self.max_ttl = max_ttl;
+        self
+    }
+
+    /// Sets whether a renewal may ask for a longer TTL.
+    #[must_use]
+    pub const fn with_can_extend(mut self, can_extend: bool) -> Self {
+        self.can_extend = can_extend;
+        self
+    }
+
+    /// Sets how well it keeps records.
+    #[must_use]
+    pub fn with_records(mut self, records: Records) -> Self {
+        self.records = records;
+        self
+    }
+
+    /// Sets what was found on the server.
+    #[must_use]
+    pub fn with_server_info(mut self, server_info: Vec<(&'static str, String)>) -> Self {
+        self.server_info = server_info;
+        self
+    }
+
+    /// Each fault with what is kept under it, in the order of [`Fault::ALL`].
     pub fn rows(&self) -> impl Iterator<Item = (Fault, Kept)> + '_ {
-        Fault::ALL.into_iter().zip(self.under)
+        Fault::ALL.into_iter().map(|fault| (fault, self.faults.under(fault)))
     }
 
     /// The table as Markdown, in the one form that the docs use for every backend.
@@ -182,17 +364,18 @@ impl Guarantees {
     pub fn markdown(&self) -> String {
         use fmt::Write as _;
         let mut page = String::new();
-        let correctness = match &self.correctness {
-            Correctness::Fit => "yes".to_owned(),
-            Correctness::Unfit { why, remedy } => format!("no: {why}. {remedy}"),
+        // A cell is short; the reason and the remedy are a paragraph below.
+        let (correctness, unfit) = match &self.correctness {
+            Correctness::Fit => ("yes", None),
+            Correctness::Unfit { why, remedy } => ("no, see below", Some((why, remedy))),
         };
-        let records = match &self.records {
-            Records::Kept => "kept until their time is over".to_owned(),
-            Records::MayBeLost { why, remedy } => format!("may be lost: {why}. {remedy}"),
-            Records::None { why, remedy } => format!("none: {why}. {remedy}"),
+        let (records, lost) = match &self.records {
+            Records::Kept => ("kept until their retention is over", None),
+            Records::MayBeLost { why, remedy } => ("may be lost, see below", Some((why, remedy))),
+            Records::None { why, remedy } => ("none, see below", Some((why, remedy))),
         };
-        let order = if self.fifo { "first come, first served" } else { "not ordered" };
-        // Writing to a String can not fail.
+        let order = if self.fifo { "in order" } else { "not ordered" };
+        // Writing to a String cannot fail.
         let _ = write!(
             page,
             "| `{}` | |\n|---|---|\n| reaches | {} |\n| for correctness | {correctness} |\n\
@@ -206,6 +389,16 @@ impl Guarantees {
                 "| {fault} | {} | {} | {} |",
                 kept.exclusion, kept.tokens, kept.note
             );
+        }
+        let paragraphs = if unfit == lost {
+            vec![("Correctness and records", unfit)]
+        } else {
+            vec![("Correctness", unfit), ("Records", lost)]
+        };
+        for (title, reason) in paragraphs {
+            if let Some((why, remedy)) = reason {
+                let _ = writeln!(page, "\n**{title}.** Why: {why}. Remedy: {remedy}.");
+            }
         }
         page
     }

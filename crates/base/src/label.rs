@@ -1,4 +1,4 @@
-//! What a person reads as this process.
+//! How people see this process.
 
 use fencepost_core::Label;
 

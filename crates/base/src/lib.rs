@@ -1,5 +1,5 @@
-//! What the lock client and the fences share: errors, the clock, retries, what a store promises, and the way to servers that
-//! both use.
+//! What the lock client and the fences share: errors, the clock, retries, guarantees, and connections to servers that both
+//! use.
 
 #![allow(
     clippy::must_use_candidate,
@@ -15,10 +15,11 @@ pub mod error;
 pub mod guarantees;
 pub mod label;
 pub mod race;
+pub mod random;
 pub mod retry;
 pub mod store_error;
 
-// The ways to servers: for the other crates of this workspace alone.
+// Connections to servers, only for the other crates of this workspace.
 #[cfg(feature = "postgres")]
 #[doc(hidden)]
 pub mod postgres;

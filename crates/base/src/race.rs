@@ -12,7 +12,7 @@ pub enum First<A, B> {
     Right(B),
 }
 
-/// Polls both; `left` is asked first, so it wins a tie. The other is dropped.
+/// Polls both, `left` first, so it wins a tie. Drops the other.
 pub async fn race<A, B>(
     left: impl Future<Output = A>,
     right: impl Future<Output = B>,

@@ -1,7 +1,7 @@
 //! Replies of a store, and the one way to retry a request.
 //!
-//! Every request to a store is idempotent, so one that was not answered is sent again. What must not get lost on the
-//! way is the doubt: the first request may have been applied, or be applied later.
+//! Every request to a store is idempotent, so one without a reply is sent again. The retry must keep the doubt: the first
+//! request may have been applied, or be applied later.
 
 use std::future::Future;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::store_error::{Outcome, StoreError};
 
 /// The timeout of one call. No backend has its own.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
-/// The timeout of one attempt: a server that is silent for so long is asked again, over another connection.
+/// The timeout of one attempt: the next one goes over another connection.
 pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before the second attempt. It doubles with each one.
 pub const RETRY_DELAY: Duration = Duration::from_millis(10);
-/// The longest pause between two attempts, and the pause before a call that failed is made again.
+/// The longest pause between two attempts, and before a failed call is repeated.
 pub const MAX_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// What a store answered.
+/// A store's reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<T> {
     /// The answer.
@@ -40,7 +40,7 @@ pub type StoreResult<T> = Result<Reply<T>, StoreError>;
 pub type StoreCall<'a, T> = BoxFuture<'a, StoreResult<T>>;
 
 impl<T> Reply<T> {
-    /// The answer to a request that left at `sent` and was not sent before.
+    /// The reply to a request that left at `sent` and was not sent before.
     pub const fn new(value: T, sent: Moment) -> Self {
         Self { value, sent, retried: false }
     }
@@ -50,14 +50,23 @@ impl<T> Reply<T> {
         Reply { value: map(self.value), sent: self.sent, retried: self.retried }
     }
 
-    /// The same, if the value can be read.
+    /// The same, if the value can be parsed.
     pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U, StoreError>) -> StoreResult<U> {
         Ok(Reply { value: map(self.value)?, sent: self.sent, retried: self.retried })
     }
 }
 
-/// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt is given its number, and
-/// returns its value and when its request left.
+/// The reply of a call that takes several requests.
+pub async fn replied<T>(
+    clock: &dyn Clock,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> StoreResult<T> {
+    let sent = clock.now();
+    Ok(Reply::new(call.await?, sent))
+}
+
+/// Retries an idempotent request until it is answered or refused, or `limit` comes. An attempt gets its number, and returns
+/// its value and when its request left.
 pub async fn retry<T, F>(
     clock: &dyn Clock,
     limit: Moment,
@@ -142,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn store_that_is_known_to_be_down_is_not_asked_again() {
+    fn store_that_is_known_to_be_down_is_not_retried() {
         let (reply, made) = attempts(&[StoreError::unavailable("down")], LONG);
         assert_eq!((reply.unwrap_err().outcome(), made), (Outcome::NotApplied, 1));
     }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use fencepost_core::Invalid;
 
-use crate::error::{Error, ErrorKind, Source};
+use crate::error::{Error, ErrorKind, Inner, Source};
 
-/// A call that got no decision from the store. It can be cloned, so that one failed batch can answer each of its
-/// callers.
+/// A call that got no decision from the store. It is `Clone`, so that one failed batch can answer each of its callers.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -23,17 +22,17 @@ pub struct StoreError {
 pub enum StoreErrorKind {
     /// The connection broke, or this server cannot do it now: another attempt may succeed at once.
     Interrupted,
-    /// The store cannot be used now. Only time helps, so a wait goes on and a single call fails.
+    /// The store cannot be used now. Only time helps, so a wait continues and a single call fails.
     Unavailable,
     /// The store cannot be used until an operator repairs it. A wait ends too.
     Unusable,
-    /// The store will not do it. The message has the remedy.
+    /// The store refuses. The message has the remedy.
     Refused,
-    /// The call itself is wrong.
+    /// The call itself is invalid.
     Invalid,
 }
 
-/// Whether a request that failed changed anything. Ordered, so that `max` keeps the doubt.
+/// Whether a failed request changed anything. Ordered, so that `max` keeps the doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// It changed nothing, and will not.
@@ -47,12 +46,12 @@ impl StoreError {
         Self { kind, outcome, message: message.into(), source: None }
     }
 
-    /// The request left and was not answered: the connection broke, or the server is silent.
+    /// The request was sent and not answered: the connection broke, or the server is silent.
     pub fn no_reply(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Interrupted, Outcome::Unknown, message)
     }
 
-    /// The store did not apply the request, and may if it is asked again at once.
+    /// The store did not apply the request, and may if it is retried at once.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Interrupted, Outcome::NotApplied, message)
     }
@@ -62,29 +61,29 @@ impl StoreError {
         Self::new(StoreErrorKind::Unavailable, Outcome::NotApplied, message)
     }
 
-    /// The store cannot be used until somebody repairs it.
+    /// The store cannot be used until an operator repairs it.
     pub fn unusable(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Unusable, Outcome::NotApplied, message)
     }
 
-    /// The store will not do it.
+    /// The store refuses.
     pub fn refused(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Refused, Outcome::NotApplied, message)
     }
 
-    /// The call is wrong.
+    /// The call is invalid.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Invalid, Outcome::NotApplied, message)
     }
 
-    /// The same error with what it comes from.
+    /// Adds the source.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// The same error with this outcome, if it leaves more open.
+    /// Sets the outcome, unless the present one leaves more open.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcome = self.outcome.max(outcome);
@@ -115,13 +114,13 @@ impl StoreError {
         self.kind == StoreErrorKind::Interrupted
     }
 
-    /// Whether the store may answer again without anybody's doing: a wait goes on.
+    /// Whether the store may recover without an operator: a wait continues.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Interrupted | StoreErrorKind::Unavailable)
     }
 
-    /// What it comes from, if that is a `T`.
+    /// The source, if it is a `T`.
     #[must_use]
     pub fn source_as<T: std::error::Error + 'static>(&self) -> Option<&T> {
         self.source.as_deref().and_then(|source| source.downcast_ref())
@@ -140,10 +139,10 @@ impl std::error::Error for StoreError {
     }
 }
 
-/// What went wrong before a call reached the store, as when it had to be opened first.
+/// An error from before a call reached the store, as when it had to be opened first.
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
-        let (kind, transient, message, source) = error.into_parts();
+        let Inner { kind, transient, message, source, .. } = error.into_inner();
         let made = match kind {
             ErrorKind::Unreachable if transient => Self::unavailable(message),
             ErrorKind::Unreachable => Self::unusable(message),
@@ -163,7 +162,9 @@ impl From<StoreError> for Error {
             StoreErrorKind::Refused => ErrorKind::Refused,
             StoreErrorKind::Invalid => ErrorKind::Invalid,
         };
-        Self::of_store(kind, error.is_transient(), error.message, error.source)
+        let transient = error.is_transient();
+        let StoreError { message, source, .. } = error;
+        Self::from_inner(Inner { kind, message, holder: None, loss: None, source, transient })
     }
 }
 

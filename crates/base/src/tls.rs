@@ -1,5 +1,6 @@
-//! TLS to a store: whom to trust, who we are, and how far the server is checked.
+//! TLS to a store: which roots to trust, our own certificate, and how much of the server's to check.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
@@ -14,82 +15,154 @@ use rustls::{
 use crate::error::{Error, Result};
 use crate::url::Url;
 
-/// The files that a URL names, read.
-pub struct TlsFiles {
-    /// The options that name them, in the order of the fields.
-    pub options: [&'static str; 3],
-    /// Whom to trust, if not whom the system trusts.
-    pub ca: Option<Vec<u8>>,
-    /// Our own certificate, and those between it and its root.
-    pub cert: Option<Vec<u8>>,
-    pub key: Option<Vec<u8>>,
+/// Whether to encrypt, and with which files: what the setters of a store's options and its URL say.
+#[derive(Clone, Debug, Default)]
+pub struct TlsOptions {
+    /// Unset: encrypt if there are files.
+    pub enabled: Option<bool>,
+    /// The roots to trust instead of the system's.
+    pub ca: Option<PemFile>,
+    /// Our own certificate and its intermediates.
+    pub cert: Option<PemFile>,
+    pub key: Option<PemFile>,
 }
 
-/// What of the server's certificate is checked.
+/// A file, and the option or variable that names it.
+#[derive(Clone, Debug)]
+pub struct PemFile {
+    pub option: &'static str,
+    pub path: PathBuf,
+}
+
+/// The files, read.
+pub struct TlsFiles {
+    pub ca: Option<Pem>,
+    pub cert: Option<Pem>,
+    pub key: Option<Pem>,
+}
+
+/// The contents of a file.
+pub struct Pem {
+    file: PemFile,
+    pub bytes: Vec<u8>,
+}
+
+/// What to check of the server's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// That the server has its key, and no more: for secrecy from those who only listen.
+    /// That the server has its key, no more: enough against eavesdroppers.
     Nothing,
-    /// That somebody signed it whom we trust.
+    /// That a trusted root signed it.
     Signer,
-    /// And that it is made out to the host that we meant.
+    /// Also that it names the right host.
     SignerAndName,
 }
 
-impl TlsFiles {
-    /// What `tls=`, `ca=`, `cert=` and `key=` say: `None` for a plain connection.
-    pub fn of(url: &Url<'_>) -> Result<Option<Self>> {
-        let options = ["ca", "cert", "key"];
-        let wanted = url.get_as("tls", |text| text.parse().ok(), "give tls=true or tls=false")?;
-        let [ca, cert, key] = options.map(|option| url.get(option).is_some());
-        let any = ca || cert || key;
-        if wanted == Some(false) && any {
-            return Err(Error::invalid(format!(
-                "the {}: URL has tls=false and certificates: give one or the other",
-                url.form.scheme
-            )));
-        }
-        if !any && wanted != Some(true) {
-            return Ok(None);
-        }
-        if cert != key {
-            return Err(apart(options));
-        }
-        let read = |option: &str| {
-            let Some(setting) = url.get(option) else { return Ok(None) };
-            let path = &setting.value;
-            std::fs::read(path).map(Some).map_err(|error| {
-                Error::invalid(format!("can not read \"{path}\" ({option}= in the URL)"))
-                    .because(error)
-            })
-        };
-        let (cert, key) = (read("cert")?, read("key")?);
-        Ok(Some(Self { options, ca: read("ca")?, cert, key }))
+impl TlsOptions {
+    /// What `tls=`, `ca=`, `cert=` and `key=` of a URL say.
+    pub fn of(url: &Url<'_>) -> Result<Self> {
+        let enabled = url.get_as("tls", |text| text.parse().ok(), "give tls=true or tls=false")?;
+        let file = |option| url.text(option).map(|path| PemFile::new(option, path));
+        Ok(Self { enabled, ca: file("ca"), cert: file("cert"), key: file("key") })
     }
 
-    /// Whom to trust; at least one.
+    pub fn set_ca(&mut self, path: &Path) {
+        self.ca = Some(PemFile::new("ca", path));
+    }
+
+    pub fn set_client_certificate(&mut self, cert: &Path, key: &Path) {
+        (self.cert, self.key) = (Some(PemFile::new("cert", cert)), Some(PemFile::new("key", key)));
+    }
+
+    /// Whether the connection is encrypted.
+    pub fn is_enabled(&self) -> Result<bool> {
+        let files = [&self.ca, &self.cert, &self.key].into_iter().flatten().next();
+        match (self.enabled, files) {
+            (Some(false), Some(PemFile { option, .. })) => Err(Error::invalid(format!(
+                "TLS is off, but {option} names a file for it: turn it on (rediss://, tls=true), or leave {option} out"
+            ))),
+            (enabled, files) => Ok(enabled.unwrap_or(files.is_some())),
+        }
+    }
+
+    /// The contents of the files; `None` for a plain connection.
+    pub fn read(&self) -> Result<Option<TlsFiles>> {
+        self.is_enabled()?.then(|| self.read_files()).transpose()
+    }
+
+    pub fn read_files(&self) -> Result<TlsFiles> {
+        match (&self.cert, &self.key) {
+            (Some(one), None) | (None, Some(one)) => {
+                return Err(Error::invalid(format!(
+                    "{} is given alone: a client certificate and its key belong together; give both or \
+                     neither",
+                    one.option
+                )));
+            }
+            _ => {}
+        }
+        let read = |file: &Option<PemFile>| file.as_ref().map(PemFile::read).transpose();
+        Ok(TlsFiles { ca: read(&self.ca)?, cert: read(&self.cert)?, key: read(&self.key)? })
+    }
+}
+
+impl PemFile {
+    pub fn new(option: &'static str, path: impl Into<PathBuf>) -> Self {
+        Self { option, path: path.into() }
+    }
+
+    fn read(&self) -> Result<Pem> {
+        let bytes = std::fs::read(&self.path)
+            .map_err(|error| self.bad("cannot read this file").with_source(error))?;
+        Ok(Pem { file: self.clone(), bytes })
+    }
+
+    fn bad(&self, why: &str) -> Error {
+        let (option, path) = (self.option, self.path.to_string_lossy());
+        Error::invalid(format!("\"{option}={}\": {why}", path.escape_debug()))
+    }
+}
+
+impl Pem {
+    /// The certificates; at least one.
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>> {
+        let found: Vec<_> = CertificateDer::pem_slice_iter(&self.bytes)
+            .collect::<Result<_, _>>()
+            .map_err(|error| self.unusable(error))?;
+        if found.is_empty() {
+            return Err(self.file.bad("this file has no certificate: give a PEM file"));
+        }
+        Ok(found)
+    }
+
+    fn unusable(&self, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        self.file.bad("cannot use this file").with_source(error)
+    }
+}
+
+impl TlsFiles {
+    /// The roots to trust; at least one.
     pub fn roots(&self) -> Result<RootCertStore> {
-        let [option, ..] = self.options;
         let mut roots = RootCertStore::empty();
-        if let Some(pem) = &self.ca {
-            for certificate in certificates(option, pem)? {
-                roots.add(certificate).map_err(|error| unusable(option, error))?;
+        if let Some(ca) = &self.ca {
+            for certificate in ca.certificates()? {
+                roots.add(certificate).map_err(|error| ca.unusable(error))?;
             }
             return Ok(roots);
         }
-        // Some of the system's may be odd; what matters is that there are any.
+        // Some of the system's may be unusable; one is enough.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
-            return Err(Error::invalid(format!(
-                "this system has no list of trusted CAs: name one with {option}=FILE in the URL"
-            )));
+            return Err(Error::invalid(
+                "this system has no trusted CAs: name a file of them (ca, for postgres: sslrootcert)",
+            ));
         }
         Ok(roots)
     }
 
     pub fn client_config(&self, verify: Verify) -> Result<ClientConfig> {
-        // Named, so that another crate in the program can not change what we use.
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        // Explicit, so that another crate in the program cannot change it.
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let signer = match verify {
             Verify::Nothing => None,
             Verify::Signer | Verify::SignerAndName => {
@@ -107,47 +180,21 @@ impl TlsFiles {
             .map_err(not_set_up)?
             .dangerous()
             .with_custom_certificate_verifier(verifier);
-        let [_, cert, key] = self.options;
-        match (&self.cert, &self.key) {
-            (None, None) => Ok(config.with_no_client_auth()),
-            (Some(chain), Some(secret)) => {
-                let secret = PrivateKeyDer::from_pem_slice(secret);
-                let secret = secret.map_err(|error| unusable(key, error))?;
-                config
-                    .with_client_auth_cert(certificates(cert, chain)?, secret)
-                    .map_err(|error| unusable(cert, error))
-            }
-            _ => Err(apart(self.options)),
-        }
+        let (Some(cert), Some(key)) = (&self.cert, &self.key) else {
+            return Ok(config.with_no_client_auth());
+        };
+        let secret = PrivateKeyDer::from_pem_slice(&key.bytes);
+        let secret = secret.map_err(|error| key.unusable(error))?;
+        let with_client = config.with_client_auth_cert(cert.certificates()?, secret);
+        with_client.map_err(|error| cert.unusable(error))
     }
-}
-
-/// The certificates in the file that this option of a URL names; at least one.
-fn certificates(option: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|error| unusable(option, error))?;
-    if found.is_empty() {
-        return Err(Error::invalid(format!(
-            "there is no certificate in the file of {option}= in the URL: give a PEM file"
-        )));
-    }
-    Ok(found)
-}
-
-fn unusable(option: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::invalid(format!("can not use the file of {option}= in the URL")).because(error)
 }
 
 fn not_set_up(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::invalid("TLS can not be set up").because(error)
+    Error::invalid("cannot set up TLS").with_source(error)
 }
 
-fn apart([_, cert, key]: [&str; 3]) -> Error {
-    Error::invalid(format!("{cert}= and {key}= in the URL belong together: give both or neither"))
-}
-
-/// What makes a connection an encrypted one.
+/// Encrypts connections.
 #[derive(Clone)]
 pub struct Tls(tokio_rustls::TlsConnector);
 
@@ -169,7 +216,7 @@ impl Tls {
     }
 }
 
-/// Checks less than all: the signer at most, never the name.
+/// Checks the signer at most, never the name.
 #[derive(Debug)]
 struct Lenient {
     provider: Arc<CryptoProvider>,
@@ -189,7 +236,7 @@ impl ServerCertVerifier for Lenient {
         let verified =
             signer.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
-            // The name is looked at last, so the signer is whom we trust.
+            // The name is checked last, so the signer is trusted.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -219,5 +266,30 @@ impl ServerCertVerifier for Lenient {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::url::Form;
+
+    #[test]
+    fn files_of_a_url_are_checked() {
+        let form = Form::ensemble("etcd", &["tls", "ca", "cert", "key"]);
+        let read = |rest: &str| TlsOptions::of(&form.parse(rest)?)?.read();
+        assert!(read("//a").unwrap().is_none() && read("//a?tls=false").unwrap().is_none());
+        assert!(read("//a?tls=true").unwrap().is_some());
+        assert!(read("//a?ca=/dev/null").unwrap().is_some(), "a file turns TLS on");
+        for (bad, why) in [
+            ("//a?tls=yes", "give tls=true"),
+            ("//a?ca=/nowhere/ca.pem", "\"ca=/nowhere/ca.pem\": cannot read"),
+            ("//a?cert=/dev/null", "belong together"),
+            ("//a?tls=false&ca=/dev/null", "TLS is off"),
+        ] {
+            let error = read(bad).err().expect(bad);
+            assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{bad}");
+            assert!(error.one_line().contains(why), "{error}");
+        }
     }
 }

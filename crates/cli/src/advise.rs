@@ -1,6 +1,5 @@
-//! `advise`: which mechanism fits, and whether a lock is needed at all.
-//!
-//! All of it is data (`cases`) and a few rules (`questions`); nothing is asked of any store.
+//! `advise`: recommends a mechanism, and says whether a lock is needed at all. It is data (`cases`) and a few rules
+//! (`questions`), and needs no store.
 
 pub(crate) mod cases;
 #[cfg(test)]
@@ -17,7 +16,7 @@ use crate::args::advise::Advise;
 use crate::exit::Failure;
 use crate::out;
 
-/// Answers for the case that is given, or asks.
+/// Prints the advice for the case that is given, else asks questions first.
 pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
     let advice = match args.case.as_deref().and_then(cases::find) {
         Some(case) => Advice { case, notes: Vec::new() },
@@ -27,10 +26,10 @@ pub(crate) fn advise(args: &Advise, json: bool) -> Result<u8, Failure> {
     if json {
         return out::json(&as_json(&advice));
     }
-    out::done(&in_words(&advice))
+    out::done(&as_text(&advice))
 }
 
-/// Nobody can be asked: shows what there is to choose from.
+/// Lists the cases, because there is no terminal to ask on.
 fn list(json: bool) -> Result<Failure, Failure> {
     if json {
         let cases: Vec<Value> =
@@ -42,7 +41,7 @@ fn list(json: bool) -> Result<Failure, Failure> {
         out::print(&out::table(&rows))?;
     }
     let failure = Failure::usage(
-        "there is no terminal to ask on: name the case that is most like yours, as in \
+        "no terminal to ask on: name the case that is closest to yours, as in \
          `fencepost advise --case nightly-billing`",
     );
     Ok(failure.off_stdout())
@@ -51,14 +50,14 @@ fn list(json: bool) -> Result<Failure, Failure> {
 /// Asks until the answer is known.
 fn ask() -> Result<Advice, Failure> {
     let mut answers = Answers::default();
-    while let Some(question) = answers.wanted() {
+    while let Some(question) = answers.next_question() {
         let choice = choose(question)?;
         answers.answer(question, choice);
     }
     Ok(answers.advice())
 }
 
-/// Which of the question's choices.
+/// Asks one question, and returns the index of the choice.
 fn choose(question: &Question) -> Result<usize, Failure> {
     let mut stderr = std::io::stderr();
     let mut text = format!("{}\n", question.text);
@@ -71,7 +70,7 @@ fn choose(question: &Question) -> Result<usize, Failure> {
         stderr.flush()?;
         let mut line = String::new();
         if std::io::stdin().read_line(&mut line)? == 0 {
-            return Err(Failure::usage("no answer was given; name a case instead: --case"));
+            return Err(Failure::usage("no answer was given: name a case with --case instead"));
         }
         let number = line.trim().parse().unwrap_or(0);
         if (1..=question.choices.len()).contains(&number) {
@@ -80,7 +79,7 @@ fn choose(question: &Question) -> Result<usize, Failure> {
     }
 }
 
-fn in_words(advice: &Advice) -> String {
+fn as_text(advice: &Advice) -> String {
     let case = advice.case;
     let mut text = format!("{}: {}\n\n", case.id, case.about);
     text.push_str(&paragraph("use", case.mechanism));
@@ -88,7 +87,7 @@ fn in_words(advice: &Advice) -> String {
     text.push_str(&paragraph("why", case.because));
     text.push_str(&paragraph("not given", case.not_given));
     for note in &advice.notes {
-        text.push_str(&paragraph("mind", note));
+        text.push_str(&paragraph("note", note));
     }
     text.push_str("\nstart from\n");
     for start in case.start {
@@ -101,8 +100,8 @@ fn in_words(advice: &Advice) -> String {
         text.push('\n');
         text.push_str(&paragraph(
             "URL",
-            "the store that all of them share, the same on every host. Without it each user on each host has a separate \
-             file, and they do not exclude each other.",
+            "the store that all processes share, the same on every host. Without it, each user on each host has a \
+             separate file, and they do not exclude each other.",
         ));
     }
     text.extend(["\nmore in ", case.page, "\n"]);
@@ -123,16 +122,16 @@ fn as_json(advice: &Advice) -> Value {
         "lock": case.lock,
         "because": case.because,
         "not_given": case.not_given,
-        "mind": advice.notes,
+        "notes": advice.notes,
         "start": start,
         "more": case.page,
     })
 }
 
-/// A word, and beside it a text that is broken into lines.
+/// A word, and beside it a text that is wrapped.
 fn paragraph(word: &str, text: &str) -> String {
     const MARGIN: usize = 11;
-    format!("{word:<MARGIN$}{}", out::filled(text, MARGIN))
+    format!("{word:<MARGIN$}{}", out::wrapped(text, MARGIN))
 }
 
 #[cfg(test)]
@@ -142,7 +141,7 @@ mod tests {
     use crate::args::Cli;
     use clap::Parser as _;
 
-    /// The words of a line as a shell would have them, with what it would fill in left as it is.
+    /// Splits a line into words as a shell does, without expansions.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut word, mut quote, mut depth) = (Vec::new(), String::new(), None, 0);
         for c in line.chars().chain([' ']) {
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_that_is_advised_exists() {
+    fn advised_commands_parse() {
         let mut parsed = 0;
         for case in CASES {
             for start in case.start {
@@ -179,9 +178,9 @@ mod tests {
         assert!(Cli::try_parse_from(words("fencepost ones billing -- x")).is_err());
     }
 
-    /// What is advised as Rust stands in `code.rs`, which the compiler reads.
+    /// All Rust code that is advised is also in `code.rs`, which is compiled.
     #[test]
-    fn every_piece_of_code_that_is_advised_compiles() {
+    fn advised_code_compiles() {
         let flat = |text: &str| {
             text.lines()
                 .map(str::trim)
@@ -200,17 +199,17 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_case() {
+    fn docs_page_has_every_case() {
         let page = include_str!("../../../docs/which-lock.md");
         for case in CASES {
             assert!(page.contains(&format!("| `{}` |", case.id)), "{} is missing", case.id);
         }
         let rows = page.lines().filter(|line| line.starts_with("| `"));
-        assert_eq!(rows.count(), CASES.len(), "the page has cases that are none");
+        assert_eq!(rows.count(), CASES.len(), "the page has cases that do not exist");
     }
 
     #[test]
-    fn lines_are_broken_between_words() {
+    fn paragraph_wraps_between_words() {
         let text = paragraph("why", &"word ".repeat(40));
         assert!(text.lines().count() > 2);
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");

@@ -1,4 +1,4 @@
-//! The command line: what it takes and how `--help` teaches it.
+//! The command line and its help texts.
 
 pub(crate) mod advise;
 pub(crate) mod elect;
@@ -31,7 +31,7 @@ use crate::exit::{Failure, exit_codes};
         Needs nothing installed: without --on the locks live in a file under your state directory, \
         shared by your processes on this host. Several users of a host share sqlite:PATH?shared=group, \
         several hosts a server (--on URL on each of them). Every grant carries a fencing token that only \
-        rises; hand it to the resource with each write, so that it can refuse a stale one.",
+        rises; pass it to the resource with each write, so that it can refuse a stale one.",
     after_long_help = TOP_EXAMPLES,
     after_help = TOP_EXAMPLES,
     subcommand_required = true,
@@ -45,7 +45,7 @@ pub(crate) struct Cli {
     /// Print JSON: one object, or one per line
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Leave out of stderr who is waited for, near misses and the store of a listing; errors stay
+    /// Print only errors and warnings on stderr: no progress of waits, near misses or store names
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
@@ -58,38 +58,38 @@ pub(crate) enum Command {
     /// Hold a lock while a command runs
     #[command(after_help = RUN_HELP, after_long_help = RUN_HELP)]
     Run(Run),
-    /// Run a command on one of many at a time: while it leads
+    /// Run a command while this candidate is the leader
     #[command(after_help = ELECT_HELP, after_long_help = ELECT_HELP)]
     Elect(Elect),
-    /// Print what the leader says of itself
+    /// Print the value that the leader publishes
     #[command(after_help = LEADER_HELP, after_long_help = LEADER_HELP)]
     Leader {
-        /// What is led
+        /// The election
         name: String,
     },
-    /// Run a command once per key, whoever comes first
+    /// Run a command once per key, across all hosts that share the store
     #[command(after_help = ONCE_HELP, after_long_help = ONCE_HELP, disable_help_subcommand = true,
               override_usage = ONCE_USAGE)]
     Once(Once),
-    /// Take a lock for a script, which renews and releases it itself
+    /// Acquire a lock for a script, which renews and releases it itself
     #[command(after_help = ACQUIRE_HELP, after_long_help = ACQUIRE_HELP)]
     Acquire(Acquire),
-    /// Renew a lock that `acquire` took
+    /// Renew a lock that was acquired with `acquire`
     #[command(after_help = RENEW_HELP, after_long_help = RENEW_HELP)]
     Renew(Renew),
-    /// Release a lock that `acquire` took
+    /// Release a lock that was acquired with `acquire`
     #[command(after_help = RELEASE_HELP, after_long_help = RELEASE_HELP)]
-    Release(Release),
-    /// List the locks that are held or waited for
+    Release(OwnerArgs),
+    /// List the locks that have a holder or waiters
     #[command(after_help = LS_HELP, after_long_help = LS_HELP)]
     Ls(Ls),
-    /// Show who holds a lock and who waits for it
+    /// Show the holder and the waiters of a lock
     #[command(after_help = SHOW_HELP, after_long_help = SHOW_HELP)]
     Show {
         /// The lock
         name: String,
     },
-    /// Follow a lock as it changes hands, a line per change
+    /// Print a line whenever a lock changes
     #[command(after_help = WATCH_HELP, after_long_help = WATCH_HELP)]
     Watch(Watch),
     /// End a grant, whoever holds it
@@ -98,19 +98,19 @@ pub(crate) enum Command {
     /// Print what a store guarantees under which fault
     #[command(after_help = EXPLAIN_HELP, after_long_help = EXPLAIN_HELP)]
     Explain {
-        /// The store; else that of --on
+        /// The store [default: that of --on]
         url: Option<String>,
     },
-    /// Say which mechanism fits, and whether a lock is needed at all
+    /// Recommend a mechanism, and say whether you need a lock at all
     #[command(after_help = ADVISE_HELP, after_long_help = ADVISE_HELP)]
     Advise(Advise),
-    /// The resource's side: install a fence, enter, see and reset its marks
+    /// Fence a resource: install, enter, write, show and reset marks
     #[command(after_help = FENCE_HELP, after_long_help = FENCE_HELP, disable_help_subcommand = true)]
     Fence(Fence),
-    /// See what happens when a holder freezes or dies, with real processes
+    /// Watch a holder freeze or die, with real processes
     #[command(subcommand, after_help = LAB_HELP, after_long_help = LAB_HELP)]
     Lab(Lab),
-    /// What a store keeps on a server
+    /// Manage what a store needs on its server
     #[command(subcommand, disable_help_subcommand = true)]
     Backend(Backend),
     /// Print a completion script for a shell
@@ -124,9 +124,9 @@ pub(crate) enum Command {
     Man,
 }
 
-/// How a lock is taken.
+/// How `run` and `acquire` acquire a lock.
 #[derive(Args, Debug)]
-pub(crate) struct Taking {
+pub(crate) struct LockArgs {
     /// How long the store keeps the lock without a renewal: 100ms to 24h
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
@@ -135,28 +135,28 @@ pub(crate) struct Taking {
     /// What others see as the holder [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// What a double run would do: waste work, or corrupt. `correctness` refuses an unfit store
+    /// What two holders at once would cause: wasted work, or corruption. `correctness` refuses an unfit store
     #[arg(long = "for", value_name = "CLASS", default_value = "efficiency")]
     pub(crate) class: Class,
 }
 
-/// How long to wait, with the short options of `flock`.
+/// How long to wait. The short options are those of `flock`.
 #[derive(Args, Debug)]
 pub(crate) struct WaitLimit {
-    /// Give up after this long: a duration, or seconds as in `flock -w 5` [default: wait for ever]
+    /// Give up after this long: a duration, or seconds as in `flock -w 5` [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration::parse_wait, conflicts_with = "no_wait")]
     pub(crate) wait: Option<Duration>,
-    /// Give up at once if somebody else has it
+    /// Give up at once if another client holds it
     #[arg(short, long)]
     pub(crate) no_wait: bool,
-    /// The exit code if it was not acquired, instead of 75
+    /// Exit with this code instead of 75 if it was not acquired
     #[arg(short = 'E', long, value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
 }
 
 impl WaitLimit {
-    /// The same failure; if somebody else has the lock, with the code that was asked for.
-    pub(crate) fn with_its_code(&self, mut failure: Failure) -> Failure {
+    /// Replaces the exit code by that of `-E`, if another client holds the lock.
+    pub(crate) fn with_conflict_code(&self, mut failure: Failure) -> Failure {
         if let ("held", Some(code)) = (failure.kind, self.conflict_exit_code) {
             failure.code = code;
         }
@@ -164,12 +164,12 @@ impl WaitLimit {
     }
 }
 
-/// What is at stake.
+/// What the lock is for. Not doc comments on the values: clap would show those in the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Class {
     // A double run wastes work.
     Efficiency,
-    // A double run corrupts.
+    // A double run corrupts data.
     Correctness,
 }
 
@@ -179,8 +179,8 @@ pub(crate) struct Run {
     /// What to lock: 1 to 512 bytes, such as invoice/42
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) taking: Taking,
-    /// End the command after this long, however well it seems to be: TERM then, KILL up to 5s later
+    pub(crate) lock: LockArgs,
+    /// Stop the command after this long, even if it is healthy: TERM, then KILL up to 5s later
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     pub(crate) max_hold: Option<Duration>,
     /// The command and its arguments
@@ -194,28 +194,25 @@ pub(crate) struct Acquire {
     /// What to lock: 1 to 512 bytes, such as invoice/42
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) taking: Taking,
+    pub(crate) lock: LockArgs,
 }
 
 /// `fencepost renew`
 #[derive(Args, Debug)]
 pub(crate) struct Renew {
-    /// The lock
-    pub(crate) name: String,
-    /// What `acquire` printed [default: `FENCEPOST_OWNER`, which `ps` does not show to others]
-    #[arg(long, value_name = "OWNER")]
-    pub(crate) owner: Option<String>,
-    /// A new TTL [default: the one it has]
+    #[command(flatten)]
+    pub(crate) grant: OwnerArgs,
+    /// The new TTL [default: the present one]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Option<Duration>,
 }
 
-/// `fencepost release`
+/// `fencepost release`, and the grant that `renew` renews.
 #[derive(Args, Debug)]
-pub(crate) struct Release {
+pub(crate) struct OwnerArgs {
     /// The lock
     pub(crate) name: String,
-    /// What `acquire` printed [default: `FENCEPOST_OWNER`, which `ps` does not show to others]
+    /// The owner that `acquire` printed [default: `FENCEPOST_OWNER`, which `ps` does not show to others]
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: Option<String>,
 }
@@ -223,12 +220,12 @@ pub(crate) struct Release {
 /// `fencepost ls`
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
-    /// Only names that begin so
+    /// Only names with this prefix
     pub(crate) prefix: Option<String>,
-    /// Only what is waited for or changes hands, the most wanted first
+    /// Only locks with waiters or changing holders, the most contended first
     #[arg(long)]
     pub(crate) hot: bool,
-    /// With --hot, look again and again for this long [default: one look]
+    /// With --hot, sample for this long [default: one sample]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero, requires = "hot")]
     pub(crate) over: Option<Duration>,
 }
@@ -251,7 +248,7 @@ pub(crate) struct Break {
     /// Break only the grant that has this token
     #[arg(long, value_name = "N")]
     pub(crate) token: Option<String>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -259,7 +256,7 @@ pub(crate) struct Break {
 /// `fencepost backend`
 #[derive(Debug, Subcommand)]
 pub(crate) enum Backend {
-    /// Make what a store needs on its server, or bring it up to date (PostgreSQL)
+    /// Create or upgrade the schema that the store needs on its server (PostgreSQL)
     #[command(after_help = BACKEND_INSTALL_HELP, after_long_help = BACKEND_INSTALL_HELP)]
     Install,
 }
@@ -268,21 +265,21 @@ const TOP_EXAMPLES: &str = concat!(
     "\
 Examples:
   fencepost run nightly -- ./backup.sh     hold \"nightly\" while backup.sh runs
-  fencepost run -n nightly -- ./backup.sh  exit 75 if somebody has it
+  fencepost run -n nightly -- ./backup.sh  exit 75 if it is held
   fencepost run --on etcd://a,b,c nightly -- ./backup.sh
-                                           the same over several hosts
+                                           the same across several hosts
   fencepost once --on postgres://db/app \"job/$(date +%F)\" -- ./job
-                                           one run a day, on whichever host comes first
+                                           one run a day, on whichever host is first
   fencepost elect --on etcd://a,b,c scheduler -- ./schedule
                                            run it while leader
-  fencepost ls                             who holds what
-  fencepost advise                         which mechanism fits, if any
+  fencepost ls                             list locks and their holders
+  fencepost advise                         choose a mechanism
   fencepost lab pause                      see why a lock needs a fence
   fencepost COMMAND --help                 more examples
 
-Without --on or FENCEPOST_URL a lock excludes only your own processes on this host.
+Without --on or FENCEPOST_URL, a lock excludes only your own processes on this host.
 Durations: 500ms, 30s, 2m, 1h30m, 7d.
-FENCEPOST_LOG=debug prints what the library does on stderr.
+FENCEPOST_LOG=debug logs what the library does on stderr.
 
 ",
     exit_codes!()
@@ -293,25 +290,24 @@ const RUN_HELP: &str = concat!(
 Examples:
   fencepost run nightly -- ./backup.sh
   fencepost run --wait 5s invoice/42 -- sh -c 'echo token $FENCEPOST_TOKEN'
-  fencepost run -n -E 0 nightly -- ./backup.sh      somebody has it: exit 0
+  fencepost run -n -E 0 nightly -- ./backup.sh      exit 0 if it is held
   fencepost run --on sqlite:/srv/app/locks.db?shared=group nightly -- ./backup.sh
   fencepost run --on postgres://db/app --for correctness --max-hold 1h ledger -- ./close-the-books
 
-The command gets FENCEPOST_TOKEN (send it along with every write), FENCEPOST_NAME
-and FENCEPOST_URL. Its input, output and exit code are its own; signals are
-passed on to it.
+The command gets FENCEPOST_TOKEN (send it with every write), FENCEPOST_NAME and
+FENCEPOST_URL. It uses fencepost's stdin, stdout and stderr, and its exit code is
+passed on. Signals are forwarded to it.
 
-A wait goes on while the store is out of reach, and says so. Only a store that
-cannot be reached at the start ends it at once (69).
+If the store becomes unreachable, a wait reports it and continues. If the store
+cannot be reached at the start, fencepost exits with 69.
 
-The lock is renewed while the command runs. If that fails, the command's
-process group gets TERM shortly before the lease ends (5s, at most a quarter
-of the TTL) and KILL before anybody else can have the lock; then the exit code
-is 76. That holds too if fencepost itself is killed or frozen: a watchdog
-process sees to it, unless that is killed or stopped as well. What the command
-leaves running in its group when it ends is ended, too. A process that leaves
-the group (setsid, a daemon, timeout, a shell with set -m) is beyond reach:
-only the token stops that one.
+The lock is renewed while the command runs. If renewals fail, the command's
+process group gets TERM shortly before the lease ends (5s, at most a quarter of
+the TTL), and KILL before another client can acquire the lock. The exit code is
+then 76. If fencepost itself is killed or frozen, a watchdog process does the
+same, unless it is killed or stopped as well. Processes that the command leaves
+running in its group are ended too. A process that leaves the group (setsid, a
+daemon, timeout, a shell with set -m) cannot be ended: only the token stops it.
 
 ",
     exit_codes!()
@@ -325,80 +321,81 @@ Examples:
 
 Prints assignments for a POSIX shell: FENCEPOST_NAME, FENCEPOST_OWNER,
 FENCEPOST_TOKEN, FENCEPOST_TTL_MS and FENCEPOST_URL, exported so that `renew` and
-`release` find the owner and the store. With --json one object with name, owner,
-token, ttl_ms, url. The owner is a secret: whoever has it can release the lock;
-the URL has the password that it was given with. The holder that others see is
-the process that ran this, your shell.
+`release` find the owner and the store. With --json, prints one object with name,
+owner, token, ttl_ms and url. The owner is a secret: whoever has it can release
+the lock. The URL includes the password that you gave. Others see your shell as
+the holder, because it is the process that ran this.
 
-Nothing renews the lock for you, and it does not end with your script, only by
-`release` or with its TTL. Prefer `fencepost run`, which sees to all of that.
+Nothing renews the lock for you. It does not end with your script, only by
+`release` or at the end of its TTL. Prefer `fencepost run`, which renews and
+releases it.
 
-Exit codes: 0 acquired, 64 bad usage, 69 store out of reach, 75 somebody else
-has it, 78 refused.";
+Exit codes: 0 acquired, 64 bad usage, 69 store unreachable, 75 held by another
+client, 78 refused.";
 
 const RENEW_HELP: &str = "\
 Example:
   fencepost renew deploy --ttl 2m
 
-Exit codes: 0 renewed, 64 bad usage, 69 store out of reach, 76 this owner does
-not hold the lock (any more): stop the work.";
+Exit codes: 0 renewed, 64 bad usage, 69 store unreachable, 76 this owner does not
+hold the lock, or no longer does: stop the work.";
 
 const RELEASE_HELP: &str = "\
 Example:
   fencepost release deploy
 
-Exit codes: 0 released, 64 bad usage, 69 store out of reach, 76 this owner does
+Exit codes: 0 released, 64 bad usage, 69 store unreachable, 76 this owner does
 not hold the lock: nothing was changed.";
 
 const LS_HELP: &str = "\
 Examples:
   fencepost ls
-  fencepost ls invoice/                    names that begin so
-  fencepost ls --hot --over 5s             which name is everybody waiting for?
+  fencepost ls invoice/                    names with this prefix
+  fencepost ls --hot --over 5s             the most contended names
 
-The store that it is of stands on stderr, and in \"store\" with --json. A store that
-is not there yet is empty, and is not created.
+The store is named on stderr, and in \"store\" with --json. A store that does not
+exist yet is shown as empty, and is not created.
 
-HELD is how long the lock has been held, LEFT how long its lease runs unless it
+HELD is how long the lock has been held. LEFT is how long its lease runs unless it
 is renewed.
 
-With --hot: WAITING is how many wait now, MOST how many waited in any look, HANDED
-ON how often another grant was seen than in the look before (those between two
-looks are missed), HELD how long the present one is held. Says which names are
-hot, and what to do.";
+With --hot: WAITING is the number of waiters now, MOST the highest number in any
+sample, HANDOFFS how often the grant differed from that of the sample before
+(grants between two samples are missed), HELD how long the present grant has
+lasted. Hot names are listed below the table, with what to do about them.";
 
 const SHOW_HELP: &str = "\
 Example:
   fencepost show --on etcd://a,b,c nightly
 
-A lock that nobody holds, in a store that is not there yet too, is free: exit 0.";
+A lock without a holder is free, even in a store that does not exist yet: exit 0.";
 
 const WATCH_HELP: &str = "\
 Example:
   fencepost watch --json nightly | jq .token
 
-The first line is the present state. Each has the time when it was seen, in UTC;
-with --json in \"time\". States that came and went between two looks may be left out.
-Ends with ^C, by that signal.";
+The first line is the present state. Each line has the time at which it was read,
+in UTC; with --json it is in \"time\". A state that lasted only a moment may be
+missing. Stop it with ^C.";
 
 const BREAK_HELP: &str = "\
 Examples:
   fencepost break nightly
   fencepost break --yes --token 42 nightly
 
-The holder is notified (`fencepost run` then kills its command), and this waits up to
-a second for it to confirm. A holder that has not confirmed is frozen, cut off, a
-script or another client: it may go on until its own deadline, at most as long as
-its lease runs, while the next one works already. The floor that is printed lies
-above the broken token and above no later one: enter it at the resource
-(`fencepost fence enter NAME --token FLOOR --resource URL`) to shut the old
-holder out at once.
+The holder is notified (`fencepost run` then kills its command), and has up to a
+second to confirm. A holder that does not confirm is frozen, disconnected, a
+script or a third-party client. It may keep working until its own deadline, at
+most until its lease would have ended, while the next holder already works. To
+shut it out at once, enter the floor that is printed at the resource
+(`fencepost fence enter NAME --token FLOOR --resource URL`). The floor is above
+the broken token, and not above any later one.
 
-Asks first on a terminal, and breaks only the grant that it showed; anywhere else
+On a terminal it asks first, and breaks only the grant that it showed. Elsewhere
 it needs --yes.
 
-Exit codes: 0 broken, or nobody holds it; 64 bad usage, or you said no; 69 store
-out of reach; 75 another grant than that of --token is there: nothing was broken.";
+Exit codes: 0 broken, or not held; 64 bad usage, or you answered no; 69 store
+unreachable; 75 the present grant is not that of --token: nothing was broken.";
 
 const EXPLAIN_HELP: &str = "\
 Example:
@@ -408,13 +405,15 @@ const BACKEND_INSTALL_HELP: &str = "\
 Example:
   fencepost backend install --on postgres://admin@db.example.com/shop
 
-Makes the schema \"fencepost\" with its tables and functions. A program whose role
-may create a schema does so itself when it connects; run this, and run it again
-after an update, where that role may not. What to grant such a role then is in
-docs/backends/postgres.md. Whatever is up to date is left alone.
+Creates the schema \"fencepost\" with its tables and functions. A program whose
+role can create a schema does this when it connects. If your program's role
+cannot, run this as an admin, and again after each update. For the privileges that
+the program's role needs, see docs/backends/postgres.md. Components that are up to
+date are not changed.
 
-Exit codes: 0 done, 64 bad usage or nothing to install there, 69 store out of
-reach, 78 refused: this role may not, or the schema is newer than this program.";
+Exit codes: 0 done, 64 bad usage or nothing to install there, 69 store
+unreachable, 78 refused: this role lacks privileges, or the schema is newer than
+this program.";
 
 const COMPLETIONS_HELP: &str = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `backend install`: makes what a store keeps on a server, for those who may not make it.
+//! `backend install`: creates the schema of a store, for roles that cannot create it themselves.
 
 use fencepost::backends::postgres;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::exit::{self, Failure};
 use crate::out;
 
-/// Makes it, or brings it up to date, and says which.
+/// Creates or upgrades each component, and prints what was done.
 pub(crate) async fn install(url: &str, json: bool) -> Result<u8, Failure> {
     let installed = postgres::install(url).await?;
     if json {
@@ -17,9 +17,9 @@ pub(crate) async fn install(url: &str, json: bool) -> Result<u8, Failure> {
     }
     let line = |postgres::Installed { component, before, now }| {
         let done = match before {
-            0 => format!("made version {now}"),
-            _ if before == now => format!("version {now} is there already: nothing to do"),
-            _ => format!("brought version {before} up to version {now}"),
+            0 => format!("created version {now}"),
+            _ if before == now => format!("version {now} is already installed: nothing to do"),
+            _ => format!("upgraded from version {before} to version {now}"),
         };
         format!("schema \"fencepost\", {component}: {done}\n")
     };

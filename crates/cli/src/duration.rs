@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// A duration that could not be read. The message names the text and what would do.
+/// A duration that could not be parsed. The message names the text and the remedy.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadDuration(String);
 
@@ -15,12 +15,11 @@ impl fmt::Display for BadDuration {
 
 impl std::error::Error for BadDuration {}
 
-/// Reads one or more of NUMBER UNIT, added up. Whole numbers only; the unit is never left out, because
-/// nobody agrees on what a bare `30` means.
+/// Parses one or more of NUMBER UNIT, added up. Numbers are whole. A unit is required: a bare `30` is ambiguous.
 pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     let bad = |why: &str| {
         BadDuration(format!(
-            "\"{}\" is no duration: {why}; write 500ms, 30s, 2m or 1h30m",
+            "\"{}\" is not a duration: {why}; write 500ms, 30s, 2m or 1h30m",
             text.escape_debug()
         ))
     };
@@ -32,7 +31,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, tail) = rest.split_at(digits);
         if number.is_empty() {
-            return Err(bad("a whole number must stand before each unit"));
+            return Err(bad("each unit needs a whole number before it"));
         }
         let unit_end = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
         let (unit, next) = tail.split_at(unit_end);
@@ -54,7 +53,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     Ok(total)
 }
 
-/// Reads how long to wait: a duration, or seconds as `flock -w` takes them, whole or with a fraction.
+/// Parses how long to wait: a duration, or seconds as `flock -w` takes them, whole or with a fraction.
 pub(crate) fn parse_wait(text: &str) -> Result<Duration, BadDuration> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -65,7 +64,7 @@ pub(crate) fn parse_wait(text: &str) -> Result<Duration, BadDuration> {
     seconds.ok_or_else(|| BadDuration(format!("{text} is too long: give fewer seconds")))
 }
 
-/// Reads a TTL, which has limits.
+/// Parses a TTL.
 pub(crate) fn parse_ttl(text: &str) -> Result<Duration, BadDuration> {
     let span = parse(text)?;
     match fencepost::Ttl::new(span) {
@@ -74,17 +73,15 @@ pub(crate) fn parse_ttl(text: &str) -> Result<Duration, BadDuration> {
     }
 }
 
-/// Reads a span that must not be zero.
+/// Parses a duration that must not be zero.
 pub(crate) fn parse_above_zero(text: &str) -> Result<Duration, BadDuration> {
     match parse(text)? {
-        Duration::ZERO => {
-            Err(BadDuration(format!("{text} is no time at all: give more than zero")))
-        }
+        Duration::ZERO => Err(BadDuration(format!("{text} is zero: give more than zero"))),
         span => Ok(span),
     }
 }
 
-/// Reads how long a worker of the lab works: somebody waits for it.
+/// Parses how long a worker of the lab works.
 pub(crate) fn parse_work(text: &str) -> Result<Duration, BadDuration> {
     match parse(text)? {
         span if span <= Duration::from_hours(24) => Ok(span),
@@ -97,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write() {
+    fn durations_are_parsed() {
         for (text, millis) in [
             ("500ms", 500),
             ("30s", 30_000),
@@ -112,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_may_be_seconds() {
+    fn wait_accepts_seconds() {
         for (text, millis) in [("5", 5_000), ("0", 0), ("0.5", 500), ("5s", 5_000), ("2m", 120_000)]
         {
             assert_eq!(parse_wait(text), Ok(Duration::from_millis(millis)), "{text}");
@@ -124,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_refuse_and_say_why() {
+    fn invalid_duration_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "empty"),
             ("30", "no unit"),

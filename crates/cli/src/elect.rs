@@ -1,8 +1,8 @@
-//! `elect` and `leader`: one of many leads, and runs a command while it does.
+//! `elect` and `leader`: one of many candidates leads, and runs a command meanwhile.
 //!
-//! What must hold: a command of ours runs only while we lead. It is run as `run` runs one, so the watchdog ends
-//! it before the lease is over, whatever becomes of us. And we resign only when nothing of it runs any more: who
-//! is asked to end drains first, and the next one leads after that.
+//! What must hold: the command runs only while this candidate leads. It runs as under `run`, so the watchdog ends it
+//! before the lease ends, even if this process dies. A candidate resigns only when no process of the command's group
+//! is left: a command that is asked to end drains first, and then the next candidate leads.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Election, ErrorKind, Fencepost, Leadership};
 use serde_json::{Value, json};
 
+use crate::acquire;
 use crate::args::Class;
 use crate::args::elect::Elect;
 use crate::exit::{self, Failure, note};
-use crate::look;
+use crate::inspect;
+use crate::log;
 use crate::out;
 use crate::run::{self, Events, Job};
 use crate::signals::Signals;
 use crate::store::{self, Target};
-use crate::take;
 use crate::waiting::Wait;
 
-/// How long a store is left alone that could not be reached.
-const BREATH: Duration = Duration::from_secs(1);
+/// Pause after a store could not be reached.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Leads whenever it can, and runs the command meanwhile, until that ends by itself.
+/// Campaigns, and runs the command in each term, until the command ends by itself.
 pub(crate) async fn elect(args: &Elect, at: &Target, json: bool) -> Result<u8, Failure> {
     if args.value.as_deref() == Some("") {
-        return Err(Failure::usage("--value is empty: say where the leader can be reached"));
+        return Err(Failure::usage("--value is empty: give the address of the leader"));
     }
     let mut events = Events::listen()?;
     let fp = at.open_shared().await?;
-    let label = args.label.clone().unwrap_or_else(take::default_label);
+    let label = args.label.clone().unwrap_or_else(acquire::default_label);
     let value = args.value.clone().unwrap_or_else(|| label.clone());
-    let (url, teller) = (at.for_the_command(), Teller { name: &args.name, json });
-    let candidate = Candidate { args, fp: &fp, at, url, label, value, teller };
+    let (url, reporter) = (at.url_for_child(), Reporter { name: &args.name, json });
+    let candidate = Candidate { args, fp: &fp, at, url, label, value, reporter };
     let result = candidate.lead(&mut events).await;
     store::close(&fp).await;
     result
 }
 
-/// Who stands for election, and with what.
 struct Candidate<'a> {
     args: &'a Elect,
     fp: &'a Fencepost,
@@ -48,7 +48,7 @@ struct Candidate<'a> {
     url: String,
     label: String,
     value: String,
-    teller: Teller<'a>,
+    reporter: Reporter<'a>,
 }
 
 impl Candidate<'_> {
@@ -71,29 +71,29 @@ impl Candidate<'_> {
             if let Some(code) = ended {
                 return Ok(code);
             }
-            self.teller.tell("campaigning", "campaigning again", json!({}));
+            self.reporter.report("campaigning", "campaigning again", json!({}));
             let term = self.term(&election, events).await;
-            // Stdout has been the command's.
+            // The command has written to stdout.
             ended = term.map_err(Failure::off_stdout)?;
         }
     }
 
-    /// One term. `None` if it ended before the command did.
+    /// Campaigns, and leads for one term. `None` if the term ended before the command did.
     async fn term(&self, election: &Election, events: &mut Events) -> Result<Option<u8>, Failure> {
         let leadership = self.campaign(election, &mut events.signals).await?;
         self.serve(leadership, events).await
     }
 
-    /// Waits for our turn. A store that is out of reach is tried again.
+    /// Waits to lead. Retries while the store is unreachable.
     async fn campaign(
         &self,
         election: &Election,
         signals: &mut Signals,
     ) -> Result<Leadership, Failure> {
-        let mut trouble = Trouble { teller: self.teller, said: None };
-        let granted = trouble.outlast(async || election.campaign(&self.value).await);
+        let mut retry = OutageRetry { reporter: self.reporter, reported: None };
+        let granted = retry.call(async || election.campaign(&self.value).await);
         let wait = Wait { at: self.at, fp: self.fp, name: &self.args.name, label: &self.label };
-        take::attended(wait, signals, granted).await
+        acquire::wait_for(wait, signals, granted).await
     }
 
     /// Runs the command in this term.
@@ -103,7 +103,7 @@ impl Candidate<'_> {
         events: &mut Events,
     ) -> Result<Option<u8>, Failure> {
         let term = leadership.term();
-        self.teller.tell(
+        self.reporter.report(
             "leading",
             &format!("leading in term {term}"),
             json!({ "term": term.get(), "value": self.value, "label": self.label }),
@@ -116,69 +116,67 @@ impl Candidate<'_> {
             stdout: None,
         };
         let outcome = run::under(leadership.guard(), job, events).await;
-        let name = leadership.name().clone();
-        // Not before: nothing of the command runs any more.
+        let name = leadership.guard().name().clone();
+        // Resign only now: `under` returns when no process of the command is left.
         let released = leadership.resign().await;
-        // If it was not started, that is what the user must hear of.
+        // A command that could not be started matters more than a failed release.
         let outcome = outcome?;
         match &outcome.lost {
-            Some(lost) if !outcome.told_to_end && !outcome.unwatched => {
-                let what = format!("no longer leading: {lost}");
-                self.teller.tell("lost", &what, json!({ "term": term.get(), "why": lost }));
+            Some(lost) if !outcome.asked_to_end && !outcome.unwatched => {
+                let text = format!("no longer leading: {lost}");
+                self.reporter.report("lost", &text, json!({ "term": term.get(), "why": lost }));
                 Ok(None)
             }
             _ => {
-                let code = run::verdict(&name, &outcome, released);
+                let code = run::exit_code(&name, &outcome, released);
                 code.map(Some).map_err(Failure::off_stdout)
             }
         }
     }
 }
 
-/// Says what happens on stderr: stdout is the command's.
+/// Reports events on stderr: stdout belongs to the command.
 #[derive(Clone, Copy)]
-struct Teller<'a> {
+struct Reporter<'a> {
     name: &'a str,
     json: bool,
 }
 
-impl Teller<'_> {
-    fn tell(&self, event: &str, words: &str, mut more: Value) {
-        use std::io::Write as _;
+impl Reporter<'_> {
+    fn report(&self, event: &str, text: &str, mut fields: Value) {
         if !self.json {
-            note(&format!("\"{}\": {words}", self.name));
+            note(&format!("\"{}\": {text}", self.name));
             return;
         }
-        more["event"] = event.into();
-        more["name"] = self.name.into();
-        // A stderr that is gone does not stop us.
-        let _ = writeln!(std::io::stderr(), "{more}");
+        fields["event"] = event.into();
+        fields["name"] = self.name.into();
+        log::json_line(&fields);
     }
 }
 
-/// Bears with a store that can not be reached, and says so once for each thing that is wrong.
-struct Trouble<'a> {
-    teller: Teller<'a>,
-    said: Option<String>,
+/// Retries while the store is unreachable, and reports each different error once.
+struct OutageRetry<'a> {
+    reporter: Reporter<'a>,
+    reported: Option<String>,
 }
 
-impl Trouble<'_> {
-    /// Tries again and again; returns at once with an error that this would not help against.
-    async fn outlast<T>(
+impl OutageRetry<'_> {
+    /// Returns other errors at once: a retry would not help.
+    async fn call<T>(
         &mut self,
         mut attempt: impl AsyncFnMut() -> fencepost::Result<T>,
     ) -> Result<T, Failure> {
         loop {
             let message = match attempt().await {
-                Err(error) if *error.kind() == ErrorKind::Unreachable => error.to_string(),
+                Err(error) if error.kind() == ErrorKind::Unreachable => error.one_line(),
                 other => return Ok(other?),
             };
-            if self.said.as_ref() != Some(&message) {
-                let words = format!("{message}; trying again");
-                self.teller.tell("unreachable", &words, json!({ "message": message }));
-                self.said = Some(message);
+            if self.reported.as_ref() != Some(&message) {
+                let text = format!("{message}; retrying");
+                self.reporter.report("unreachable", &text, json!({ "message": message }));
+                self.reported = Some(message);
             }
-            BootClock.alarm(BootClock.now() + BREATH).await;
+            BootClock.alarm(BootClock.now() + RETRY_DELAY).await;
         }
     }
 }
@@ -186,36 +184,37 @@ impl Trouble<'_> {
 /// Prints a line per change of leader or value.
 pub(crate) async fn observe(args: &Elect, at: &Target, json: bool) -> Result<u8, Failure> {
     let signals = Signals::listen()?;
-    let fp = at.look().await?;
+    let fp = at.connect_existing().await?;
     if !json {
         at.announce("observing");
     }
     let mut observer = fp.election(&args.name).observe()?;
-    let mut trouble = Trouble { teller: Teller { name: &args.name, json }, said: None };
-    look::follow(signals, args.count, async || {
-        let leader = trouble.outlast(async || observer.next().await).await?;
-        trouble.said = None;
+    let mut retry = OutageRetry { reporter: Reporter { name: &args.name, json }, reported: None };
+    inspect::follow(signals, args.count, async || {
+        let leader = retry.call(async || observer.next().await).await?;
+        retry.reported = None;
         Ok(match &leader {
             _ if json => as_json(&args.name, at, leader.as_ref()).to_string(),
-            Some(leader) => in_words(leader),
+            Some(leader) => as_line(leader),
             None => "nobody leads".to_owned(),
         })
     })
     .await
 }
 
-/// Prints what the leader says of itself.
+/// Prints the value that the leader publishes.
 pub(crate) async fn leader(name: &str, at: &Target, json: bool) -> Result<u8, Failure> {
-    let Some(leader) = at.look().await?.election(name).leader().await? else {
-        let message = format!("nobody leads \"{name}\": try again when a candidate has started");
-        return Err(Failure::new(exit::HELD, "nobody", message));
+    let no_leader = |message: String| Failure::new(exit::HELD, "no_leader", message);
+    let Some(leader) = at.connect_existing().await?.election(name).leader().await? else {
+        return Err(no_leader(format!(
+            "nobody leads \"{name}\": retry when a candidate has started"
+        )));
     };
     let Some(value) = &leader.value else {
-        let message = format!(
-            "{} holds \"{name}\" as a plain lock and says nothing: lead with `fencepost elect`",
+        return Err(no_leader(format!(
+            "{} holds \"{name}\" as a plain lock, which has no value: lead with `fencepost elect`",
             leader.label
-        );
-        return Err(Failure::new(exit::HELD, "nobody", message));
+        )));
     };
     if json {
         return out::json(&as_json(name, at, Some(&leader)));
@@ -224,14 +223,13 @@ pub(crate) async fn leader(name: &str, at: &Target, json: bool) -> Result<u8, Fa
     out::done("\n")
 }
 
-fn in_words(leader: &fencepost::Leader) -> String {
+fn as_line(leader: &fencepost::Leader) -> String {
     let term = leader.term.map_or_else(|| "no term".to_owned(), |term| format!("term {term}"));
-    let value =
-        leader.value.as_ref().map_or_else(|| "-".to_owned(), |value| out::line(&value.text()));
+    let value = out::or_dash(leader.value.as_ref().map(|value| out::line(&value.text())));
     format!("{term}  {value}  {}", out::line(leader.label.as_str()))
 }
 
-/// A leader as JSON; nulls if there is none.
+/// A leader as JSON, with nulls if nobody leads.
 fn as_json(name: &str, at: &Target, leader: Option<&fencepost::Leader>) -> Value {
     json!({
         "store": at.shown(),

@@ -1,4 +1,4 @@
-//! How the program ends: its exit codes, and the one line that says why.
+//! Exit codes, and the one line that says why the program failed.
 
 use std::io::Write as _;
 
@@ -7,64 +7,63 @@ use rustix::process::Signal;
 
 pub(crate) use crate::say::{be_quiet, is_quiet, note, say};
 
-/// All went well.
 pub(crate) const OK: u8 = 0;
 /// What a lab shows did not happen.
 pub(crate) const NOT_SHOWN: u8 = 1;
-/// The work failed before, and its record names no code.
+/// The command failed in an earlier run, and its record has no exit code.
 pub(crate) const FAILED_BEFORE: u8 = 1;
 /// The call is wrong.
 pub(crate) const USAGE: u8 = 64;
-/// The store can not be reached or used.
+/// The store cannot be reached or used.
 pub(crate) const UNREACHABLE: u8 = 69;
-/// A fault of our own or of the system around us.
+/// An internal error, or an error of the system.
 pub(crate) const INTERNAL: u8 = 70;
-/// The lock was not acquired: somebody else has it.
+/// The lock was not acquired: another client holds it.
 pub(crate) const HELD: u8 = 75;
-/// The lock was lost, or the owner given does not hold it.
+/// The lock was lost, or the given owner does not hold it.
 pub(crate) const LOST: u8 = 76;
 /// A fence refused the token: a later holder has entered.
 pub(crate) const STALE: u8 = 77;
-/// The store can not give what was asked for.
+/// The store cannot guarantee what was requested.
 pub(crate) const REFUSED: u8 = 78;
-/// The command can not be executed.
+/// The command cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// There is no such command.
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to a signal's number.
 pub(crate) const SIGNAL_BASE: u8 = 128;
 
-/// The list for `--help` and the man page, as a literal so that help texts can be joined around it.
+/// The list for `--help` and the man page. A macro, so that `concat!` accepts it.
 macro_rules! exit_codes {
     () => {
         "\
 Exit codes:
   0    done (`run`, `elect`, `once`: the command's own code is passed on)
-  1    `lab`: what it shows did not happen; `once`: it failed before
+  1    `lab`: not the expected result; `once`: a recorded failure
   64   bad usage: fix the value that the message names
-  69   the store cannot be reached or used; retry when it is back
-  70   a fault of fencepost or of the system
-  75   not acquired: somebody else holds the lock (-E gives another code); or
-       nobody leads, nothing is recorded
-  76   lost: the lock was lost while the command ran, or is not the owner's
-  77   stale: the fence refused the token, a later holder has entered
-  78   refused: the store cannot give what was asked for
+  69   the store cannot be reached or used: retry when it is back
+  70   an internal error, or one of the operating system
+  75   not acquired: another client holds the lock (-E gives another code); or
+       nobody leads, or there is no record
+  76   lost: the lock was lost while the command ran, or the owner does not hold it
+  77   stale: the fence refused the token, because a later holder has entered
+  78   refused: the store cannot give what was requested
   126  the command cannot be executed
   127  the command was not found
   128+N  the command was ended by signal N
 
-After its clean-up fencepost dies by the signal that ended it (^C), as `flock`
-does, so that a loop or script around it stops; a shell shows 128+N.
+After its clean-up, fencepost dies by the signal that ended it (^C), as `flock`
+does, so that a loop or script around it stops. A shell shows 128+N.
 
-Lines on stderr begin with `fencepost: `. An error is one such line, with the
-store that it is about. With --json it is also one object on stdout,
-{\"error\":{\"kind\":\"held\",\"message\":\"...\",\"store\":\"...\"}}, except from a `run`,
-`elect` or `once` whose command has started: then stdout is the command's."
+Lines on stderr begin with `fencepost: `. An error is one such line, and names the
+store. With --json, an error is also one object on stdout,
+{\"error\":{\"kind\":\"held\",\"message\":\"...\",\"store\":\"...\"}}, unless the command of
+`run`, `elect` or `once` has started: then stdout belongs to the command."
     };
 }
 pub(crate) use exit_codes;
 
-/// Why the program ends with something else than success.
+/// Why the program does not end with success.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
@@ -73,18 +72,17 @@ pub(crate) struct Failure {
     pub(crate) kind: &'static str,
     /// One line for people.
     pub(crate) message: String,
-    /// Whether stdout may carry the error as JSON. Not once a child has it.
+    /// Whether `--json` prints the error on stdout. Not if a child has written there.
     pub(crate) on_stdout: bool,
-    /// The signal that ended us: we die by it, so that a shell's loop ends as well.
+    /// The signal that ended this process: it dies by that signal, so that a shell's loop ends too.
     pub(crate) signal: Option<Signal>,
-    /// Our whole process group gets that signal, as the terminal would have sent it.
+    /// Send that signal to the whole process group, as the terminal would have done.
     pub(crate) to_group: bool,
-    /// The store that the command looked at, without a password.
+    /// The store, without a password.
     pub(crate) store: Option<String>,
 }
 
 impl Failure {
-    /// A failure with a code, a word and a line.
     pub(crate) fn new(code: u8, kind: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
         let (on_stdout, to_group) = (true, false);
@@ -96,12 +94,22 @@ impl Failure {
         Self::new(USAGE, "invalid", message)
     }
 
-    /// A fault of our own or of the system around us.
+    /// An internal error, or an error of the system.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(INTERNAL, "internal", message)
     }
 
-    /// Ended by a signal. Without a message it is how one ends this command, and nothing is printed.
+    /// Another client holds the lock.
+    pub(crate) fn held(message: impl Into<String>) -> Self {
+        Self::new(HELD, "held", message)
+    }
+
+    /// The lock was lost.
+    pub(crate) fn lost(message: impl Into<String>) -> Self {
+        Self::new(LOST, "lost", message)
+    }
+
+    /// Ended by a signal. Without a message nothing is printed: a signal is the usual end of some commands.
     pub(crate) fn signal(signal: Signal, message: Option<String>) -> Self {
         let code = signal_code(signal.as_raw());
         let on_stdout = message.is_some();
@@ -109,7 +117,7 @@ impl Failure {
         Self { on_stdout, signal: Some(signal), ..failure }
     }
 
-    /// The same failure, with the store named where the message is about what is there.
+    /// Names the store, unless the message is about the call or this process.
     pub(crate) fn on_store(mut self, store: &str) -> Self {
         let about_the_call = ["invalid", "internal", "interrupted"].contains(&self.kind);
         if !about_the_call && !self.kind.starts_with("command_") {
@@ -118,13 +126,13 @@ impl Failure {
         self
     }
 
-    /// The same failure, kept off stdout: that is the command's, or has the account already.
+    /// Prints nothing on stdout: the command, or a result, was printed there.
     pub(crate) fn off_stdout(mut self) -> Self {
         self.on_stdout = false;
         self
     }
 
-    /// Says what went wrong.
+    /// Prints the error.
     pub(crate) fn report(&self, json: bool) {
         match &self.store {
             Some(store) if !self.message.contains(store.as_str()) => {
@@ -140,7 +148,6 @@ impl Failure {
             if let Some(store) = &self.store {
                 error["error"]["store"] = store.as_str().into();
             }
-            // Nobody is left to tell if this fails.
             let _ = writeln!(std::io::stdout(), "{error}");
         }
     }
@@ -149,17 +156,17 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (code, kind) = match error.kind() {
-            ErrorKind::Held(_) => (HELD, "held"),
+            ErrorKind::Held => (HELD, "held"),
             ErrorKind::Unreachable => (UNREACHABLE, "unreachable"),
-            ErrorKind::Lost(_) => (LOST, "lost"),
-            ErrorKind::NotHeld(_) => (LOST, "not_held"),
+            ErrorKind::Lost => (LOST, "lost"),
+            ErrorKind::NotHeld => (LOST, "not_held"),
             ErrorKind::Stale => (STALE, "stale"),
             ErrorKind::Refused => (REFUSED, "refused"),
             ErrorKind::Failed => (FAILED_BEFORE, "failed"),
             ErrorKind::Invalid => (USAGE, "invalid"),
             _ => (INTERNAL, "internal"),
         };
-        Self::new(code, kind, error.to_string())
+        Self::new(code, kind, error.one_line())
     }
 }
 
@@ -169,7 +176,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// What a shell shows for a process that died by this signal.
+/// The exit code that a shell shows for a process that died by this signal.
 pub(crate) fn signal_code(number: i32) -> u8 {
     SIGNAL_BASE.saturating_add(u8::try_from(number).unwrap_or(u8::MAX))
 }

@@ -9,7 +9,7 @@ use crate::store::Target;
 
 /// Prints the guarantees of the store.
 pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
-    let guarantees = at.look().await?.guarantees();
+    let guarantees = at.connect_existing().await?.guarantees();
     if json {
         let mut shown = as_json(&guarantees);
         shown["url"] = at.shown().into();
@@ -20,25 +20,26 @@ pub(crate) async fn explain(at: &Target, json: bool) -> Result<u8, Failure> {
         Correctness::Unfit { why, remedy } => format!("no: {why}; {remedy}"),
     };
     let records = match &guarantees.records {
-        Records::Kept => "kept until their time is over".to_owned(),
-        Records::MayBeLost { why, remedy } => format!("may be lost: {why}; {remedy}"),
+        Records::Kept => "retained for as long as you ask".to_owned(),
+        Records::MayBeLost { why, remedy } => format!("can be lost: {why}; {remedy}"),
         Records::None { why, remedy } => format!("none: {why}; {remedy}"),
     };
-    let order = if guarantees.fifo { "first come, first served" } else { "not ordered" };
-    let facts = [
-        ("store", guarantees.backend.to_owned()),
-        ("url", at.shown().to_owned()),
-        ("reaches", guarantees.scope.to_owned()),
-        ("for correctness", correctness),
-        ("waiters", format!("{order}; {}", guarantees.wake)),
-        ("a lease ends by", guarantees.clock.to_owned()),
-        ("records (once)", records),
+    let order = if guarantees.fifo { "in order" } else { "not ordered" };
+    let layout = guarantees.layout.map_or_else(|| "none".to_owned(), |layout| layout.to_string());
+    let mut facts = vec![
+        out::pair("store", guarantees.backend),
+        out::pair("layout", layout),
+        out::pair("url", at.shown()),
+        out::pair("scope", guarantees.scope),
+        out::pair("for correctness", correctness),
+        out::pair("waiters", format!("{order}; {}", guarantees.wake)),
+        out::pair("lease clock", guarantees.clock),
+        out::pair("records (once)", records),
     ];
-    let mut facts: Vec<_> = facts.map(|(what, value)| vec![what.to_owned(), value]).into();
-    for (what, value) in &guarantees.found {
-        facts.push(vec![format!("found {what}"), value.clone()]);
+    for (what, value) in &guarantees.server_info {
+        facts.push(out::pair(what, value));
     }
-    let mut rows = out::titles(["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"]);
+    let mut rows = out::header(["UNDER", "EXCLUSION", "TOKENS RISE", "WHAT HAPPENS"]);
     for (fault, kept) in guarantees.rows() {
         rows.push(vec![
             fault.to_string(),
@@ -67,8 +68,8 @@ fn as_json(guarantees: &Guarantees) -> Value {
         }
         Records::None { why, remedy } => json!({ "kept": null, "why": why, "remedy": remedy }),
     };
-    let found: serde_json::Map<String, Value> = guarantees
-        .found
+    let server_info: serde_json::Map<String, Value> = guarantees
+        .server_info
         .iter()
         .map(|(what, value)| ((*what).into(), value.clone().into()))
         .collect();
@@ -85,14 +86,15 @@ fn as_json(guarantees: &Guarantees) -> Value {
         .collect();
     json!({
         "store": guarantees.backend,
-        "reaches": guarantees.scope,
+        "layout": guarantees.layout,
+        "scope": guarantees.scope,
         "correctness": correctness,
         "fifo": guarantees.fifo,
         "wake": guarantees.wake,
         "clock": guarantees.clock,
         "records": records,
-        "longest_ttl_ms": guarantees.longest.as_millis(),
-        "found": found,
+        "max_ttl_ms": guarantees.max_ttl.as_millis(),
+        "server_info": server_info,
         "under": under,
     })
 }

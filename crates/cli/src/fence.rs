@@ -1,40 +1,40 @@
-//! `fence`: the resource's side, where a stale token is refused.
+//! `fence`: the resource's side, where stale tokens are refused.
 
 use std::io::IsTerminal as _;
 
 use fencepost::fences::file::FileFence;
 use fencepost::fences::postgres::{self, Installed, NameFrom};
 use fencepost::fences::{Mark, Reset};
-use fencepost::{Error, LockName, Token};
+use fencepost::{Error, FencingToken, LockName, Token};
 use serde_json::{Value, json};
 
-use crate::args::fence::{Fence, FenceCommand, FenceProtect, FenceReset, FenceWrite};
-use crate::breaking::agreed;
+use crate::args::fence::{Fence, FenceCommand, FenceProtect, FenceReset, FenceWrite, TokenArgs};
+use crate::breaking::user_agrees;
 use crate::exit::{self, Failure};
 use crate::out;
+use crate::store::env_var;
 
 mod proxy;
 mod resource;
 
 use resource::{KINDS, Resource};
 
-/// Runs one of the commands on the resource.
 pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
-    // What is wrong with the call is said before anybody is connected to.
+    // Each command validates its arguments before it connects.
     match &args.command {
         FenceCommand::Install => install(&mut Resource::open(&url(args)?).await?, json).await,
         FenceCommand::Enter(enter_args) => {
-            let name = enter_args.name.as_ref().unwrap_or(&enter_args.what);
-            let (name, token) = (lock_name(name)?, token(enter_args.token.as_ref())?);
+            let name = enter_args.name.as_ref().unwrap_or(&enter_args.name_or_path);
+            let fencing = FencingToken::new(lock_name(name)?, token(&enter_args.token)?);
             let mut resource = if enter_args.name.is_none() {
                 Resource::open(&url(args)?).await?
             } else if args.resource.is_none() {
-                Resource::file(enter_args.what.as_ref())?
+                Resource::file(enter_args.name_or_path.as_ref())?
             } else {
                 return Err(two_resources());
             };
-            resource.enter(&name, token).await?;
-            entered(&name, token, json)
+            resource.enter(&fencing).await?;
+            entered(&fencing, json)
         }
         FenceCommand::Write(_) if args.resource.is_some() => Err(two_resources()),
         FenceCommand::Write(args) => write(args, json),
@@ -54,30 +54,24 @@ pub(crate) async fn fence(args: &Fence, json: bool) -> Result<u8, Failure> {
         }
         FenceCommand::Protect(protect_args) => protect(&url(args)?, protect_args, json).await,
         FenceCommand::Proxy(_) if args.resource.is_some() => Err(Failure::usage(
-            "the proxy keeps its marks in a directory: give --marks DIR, not --resource",
+            "the gateway stores its marks in a directory: give --marks DIR, not --resource",
         )),
         FenceCommand::Proxy(proxy_args) => proxy::proxy(proxy_args, json).await,
         FenceCommand::Unprotect { table } => {
             let client = Resource::open(&url(args)?).await?.only_postgres()?;
             let was = postgres::unprotect(&client, table).await?;
-            if json {
-                return out::json(&json!({ "table": table, "was_protected": was }));
-            }
-            out::done(&if was {
-                format!("{table} is not protected any more\n")
-            } else {
-                format!("{table} was not protected: nothing changed\n")
-            })
+            let text =
+                if was { "is no longer protected" } else { "was not protected: nothing changed" };
+            let value = json!({ "table": table, "was_protected": was });
+            out::result(json, &value, &format!("{table} {text}\n"))
         }
     }
 }
 
 fn url(args: &Fence) -> Result<String, Failure> {
-    let from_environment =
-        || std::env::var("FENCEPOST_RESOURCE").ok().filter(|url| !url.is_empty());
-    args.resource.clone().or_else(from_environment).ok_or_else(|| {
-        let how = "name the resource with --resource or FENCEPOST_RESOURCE";
-        Failure::usage(format!("{how}: {KINDS}"))
+    args.resource.clone().or_else(|| env_var("FENCEPOST_RESOURCE")).ok_or_else(|| {
+        let remedy = "name the resource with --resource or FENCEPOST_RESOURCE";
+        Failure::usage(format!("{remedy}: {KINDS}"))
     })
 }
 
@@ -91,48 +85,45 @@ fn lock_name(name: impl AsRef<str>) -> Result<LockName, Failure> {
 
 async fn install(resource: &mut Resource, json: bool) -> Result<u8, Failure> {
     let done = resource.install().await?;
-    if json {
-        return out::json(&json!({ "installed": done == Some(Installed::Now) }));
-    }
-    out::done(match done {
+    let value = json!({ "installed": done == Some(Installed::Now) });
+    let text = match done {
         Some(Installed::Now) => "the fence is installed\n",
-        Some(Installed::Already) => "the fence was installed already: nothing changed\n",
-        None => "there is nothing to install here: the first who enters makes what is needed\n",
-    })
+        Some(Installed::Already) => "the fence was already installed: nothing changed\n",
+        None => "nothing to install: the first enter creates what the fence needs\n",
+    };
+    out::result(json, &value, text)
 }
 
-/// The token that was given, else that of the `run` around us.
-fn token(given: Option<&String>) -> Result<Token, Failure> {
-    let around = || std::env::var("FENCEPOST_TOKEN").ok().filter(|token| !token.is_empty());
-    let given = given.cloned().or_else(around);
-    let given = given.ok_or_else(|| {
-        Failure::usage("which token? give --token N, or run this under `fencepost run`")
+/// The given token, else that of the `run` around this process.
+fn token(args: &TokenArgs) -> Result<Token, Failure> {
+    let token = args.token.clone().or_else(|| env_var("FENCEPOST_TOKEN")).ok_or_else(|| {
+        Failure::usage("no token is given: give --token N, or run this under `fencepost run`")
     })?;
-    Ok(given.parse::<Token>().map_err(Error::from)?)
+    Ok(token.parse::<Token>().map_err(Error::from)?)
 }
 
-fn entered(name: &LockName, token: Token, json: bool) -> Result<u8, Failure> {
-    if json {
-        return out::json(&json!({ "name": name.as_str(), "token": token.get(), "entered": true }));
-    }
-    out::done(&format!("token {token} has entered for \"{name}\": lower ones are refused now\n"))
+fn entered(fencing: &FencingToken, json: bool) -> Result<u8, Failure> {
+    let (name, token) = (fencing.name(), fencing.token());
+    let value = json!({ "name": name.as_str(), "token": token.get(), "entered": true });
+    let text = format!("token {token} has entered for \"{name}\": lower tokens are refused now\n");
+    out::result(json, &value, &text)
 }
 
 fn write(args: &FenceWrite, json: bool) -> Result<u8, Failure> {
-    let (name, token) = (lock_name(&args.name)?, token(args.token.as_ref())?);
+    let fencing = FencingToken::new(lock_name(&args.name)?, token(&args.token)?);
     let file = FileFence::at(&args.path)?;
     let input = std::io::stdin().lock();
     if input.is_terminal() {
-        exit::say("reading the new contents from standard input, up to Ctrl-D");
+        exit::say("reading the new contents from standard input: end them with Ctrl-D");
     }
-    let bytes = file.write(&name, token, input)?;
-    if json {
-        return out::json(&json!({
-            "name": name.as_str(), "token": token.get(), "bytes": bytes, "written": true
-        }));
-    }
+    let bytes = file.write(&fencing, input)?;
+    let (name, token) = (fencing.name(), fencing.token());
+    let value = json!({
+        "name": name.as_str(), "token": token.get(), "bytes": bytes, "written": true
+    });
     let path = args.path.display();
-    out::done(&format!("{path} has {bytes} bytes now, written with token {token} of \"{name}\"\n"))
+    let text = format!("wrote {bytes} bytes to {path} with token {token} of \"{name}\"\n");
+    out::result(json, &value, &text)
 }
 
 fn as_json(mark: &Mark) -> Value {
@@ -151,7 +142,7 @@ fn show(marks: &[Mark], name: Option<&LockName>, json: bool) -> Result<u8, Failu
     if let (Some(name), true) = (name, marks.is_empty()) {
         return out::done(&format!("nobody has entered for \"{name}\" yet\n"));
     }
-    let mut rows = out::titles(["NAME", "TOKEN", "SET BY", "SET AT"]);
+    let mut rows = out::header(["NAME", "TOKEN", "SET BY", "SET AT"]);
     rows.extend(marks.iter().map(|Mark { name, token, set_by, set_at }| {
         vec![name.to_string(), token.to_string(), set_by.clone(), set_at.clone()]
     }));
@@ -175,10 +166,9 @@ fn resets(resets: &[Reset], json: bool) -> Result<u8, Failure> {
             .collect();
         return out::json(&json!({ "resets": resets }));
     }
-    let token = |token: Option<Token>| token.map_or_else(|| "-".to_owned(), |t| t.to_string());
-    let mut rows = out::titles(["NAME", "FROM", "TO", "BY", "AT", "WHY"]);
+    let mut rows = out::header(["NAME", "FROM", "TO", "BY", "AT", "WHY"]);
     rows.extend(resets.iter().map(|Reset { name, from, to, by, why, at }| {
-        let (from, to) = (token(*from), token(*to));
+        let (from, to) = (out::or_dash(*from), out::or_dash(*to));
         vec![name.to_string(), from, to, by.clone(), at.clone(), why.clone()]
     }));
     out::done(&out::table(&rows))
@@ -199,39 +189,38 @@ async fn reset(
         ask(&resource.show(Some(name)).await?, name, to)?;
     }
     let old = resource.reset(name, to, &by, &args.why).await?;
-    if json {
-        return out::json(&json!({
-            "name": name.as_str(),
-            "was": old.as_ref().map(as_json),
-            "is": to.map(Token::get),
-        }));
-    }
+    let value = json!({
+        "name": name.as_str(),
+        "was": old.as_ref().map(as_json),
+        "is": to.map(Token::get),
+    });
     let was = match &old {
         Some(mark) => format!("{} ({}, {})", mark.token, mark.set_by, mark.set_at),
         None => "not set".to_owned(),
     };
-    out::done(&match (old.is_some(), to) {
-        (_, Some(to)) => format!("the mark of \"{name}\" is {to} now; it was {was}\n"),
+    let text = match (old.is_some(), to) {
+        (_, Some(to)) => format!("the mark of \"{name}\" is now {to}; it was {was}\n"),
         (true, None) => format!("the mark of \"{name}\" is forgotten; it was {was}\n"),
         (false, None) => format!("\"{name}\" has no mark: nothing changed\n"),
-    })
+    };
+    out::result(json, &value, &text)
 }
 
-/// Asks before a mark is lowered or forgotten. A raised one lets nobody in.
+/// Asks before a mark is lowered or forgotten. A raised mark admits no further token.
 fn ask(marks: &[Mark], name: &LockName, to: Option<Token>) -> Result<(), Failure> {
     let lowered = |mark: &&Mark| to.is_none_or(|to| to < mark.token);
     let Some(Mark { token, set_by, set_at, .. }) = marks.iter().find(lowered) else {
         return Ok(());
     };
-    let (becomes, question) = match to {
-        Some(to) => (format!("with {to} it lets in tokens from {to} on"), "Lower it?"),
-        None => ("without it any token may enter".to_owned(), "Forget it?"),
+    let (effect, question) = match to {
+        Some(to) => (format!("the mark {to} admits all tokens from {to} on"), "Lower it?"),
+        None => ("without a mark any token can enter".to_owned(), "Forget it?"),
     };
-    let so_it_is = format!("the mark of \"{name}\" is {token} ({set_by}, {set_at}); {becomes}");
-    if agreed(&so_it_is, question, "to reset it without asking use --yes")? {
+    let state = format!("the mark of \"{name}\" is {token} ({set_by}, {set_at}); {effect}");
+    if user_agrees(&state, question, "to reset it without a question, use --yes")? {
         return Ok(());
     }
-    Err(Failure::usage(format!("the mark of \"{name}\" was not reset: you said no")))
+    Err(Failure::usage(format!("the mark of \"{name}\" was not reset: you answered no")))
 }
 
 async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failure> {
@@ -244,18 +233,15 @@ async fn protect(url: &str, args: &FenceProtect, json: bool) -> Result<u8, Failu
     let client = Resource::open(url).await?.only_postgres()?;
     let before = postgres::protect(&client, &args.table, from).await?;
     let table = &args.table;
-    if json {
-        return out::json(&json!({
-            "table": table, "name_from": args.name_from, "name": args.name, "protected": true,
-            "was_protected": before
-        }));
-    }
+    let value = json!({
+        "table": table, "name_from": args.name_from, "name": args.name, "protected": true,
+        "was_protected": before
+    });
     let whose = match from {
-        NameFrom::Column(column) => format!("the lock that its column \"{column}\" names"),
+        NameFrom::Column(column) => format!("the lock that the row's column \"{column}\" names"),
         NameFrom::Name(name) => format!("the lock \"{name}\""),
     };
-    let replaced = if before { "; this replaces the protection it had" } else { "" };
-    out::done(&format!(
-        "{table} is protected: who writes it must have entered with {whose}{replaced}\n"
-    ))
+    let replaced = if before { "; this replaces its earlier protection" } else { "" };
+    let text = format!("{table} is protected: writers must first enter with {whose}{replaced}\n");
+    out::result(json, &value, &text)
 }

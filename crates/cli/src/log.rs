@@ -1,34 +1,41 @@
-//! What the library logs, on stderr: near misses and outages as lines like our own, and whatever `FENCEPOST_LOG` asks
-//! for in full.
+//! The library's log on stderr: near misses and outages in the format of the command's own lines, or what
+//! `FENCEPOST_LOG` selects, in full.
 
 use std::fmt::{Debug, Write as _};
 use std::io::Write as _;
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, fmt, registry};
+use tracing_subscriber::{fmt, registry};
 
-use crate::exit::{is_quiet, say};
+use crate::exit::{Failure, is_quiet, say};
+use crate::store::env_var;
 
-/// What a user must know without having asked.
-const SHOWN: &str = "fencepost::rails=warn,fencepost::outage=warn";
-
-/// What `elect --json` calls an outage.
+const NEAR_MISS: &str = "fencepost::near_miss";
 const OUTAGE: &str = "fencepost::outage";
 
-/// Sets it up, once. With `json` each line is an object.
-pub(crate) fn to_stderr(json: bool) {
-    let wanted = std::env::var("FENCEPOST_LOG").ok().filter(|wanted| !wanted.is_empty());
-    match wanted {
-        Some(wanted) => {
-            let filter = EnvFilter::new(wanted);
-            fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+/// Sets up the log, once. With `json` each line is an object.
+pub(crate) fn to_stderr(json: bool) -> Result<(), Failure> {
+    match env_var("FENCEPOST_LOG") {
+        Some(filter) => {
+            let targets: Targets = filter.parse().map_err(|error| {
+                Failure::usage(format!(
+                    "FENCEPOST_LOG is \"{filter}\" ({error}): set it to a level, as in debug, or to targets and \
+                     levels, as in warn,fencepost=trace"
+                ))
+            })?;
+            registry().with(fmt::layer().with_writer(std::io::stderr)).with(targets).init();
         }
         None if is_quiet() => {}
-        None => registry().with(EnvFilter::new(SHOWN)).with(Lines { json }).init(),
+        None => {
+            let shown = [NEAR_MISS, OUTAGE].map(|target| (target, Level::WARN));
+            registry().with(Targets::new().with_targets(shown)).with(Lines { json }).init();
+        }
     }
+    Ok(())
 }
 
 /// Prints each event as one line.
@@ -44,9 +51,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         if self.json {
             let outage = event.metadata().target() == OUTAGE;
             let event = if outage { "unreachable" } else { "near_miss" };
-            let line = serde_json::json!({ "event": event, "name": name, "message": message });
-            // A stderr that is gone does not stop us.
-            let _ = writeln!(std::io::stderr(), "{line}");
+            json_line(&serde_json::json!({ "event": event, "name": name, "message": message }));
             return;
         }
         match name {
@@ -56,7 +61,12 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 }
 
-/// What an event says, and of which lock.
+/// Prints an event as a line of JSON on stderr. A closed stderr is not an error.
+pub(crate) fn json_line(event: &serde_json::Value) {
+    let _ = writeln!(std::io::stderr(), "{event}");
+}
+
+/// The message of an event, and its lock.
 #[derive(Default)]
 struct Text {
     name: Option<String>,

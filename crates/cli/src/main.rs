@@ -1,21 +1,22 @@
 //! `fencepost`: hold a lock while a program runs, from a shell or a script.
 //!
-//! Everything runs on a current-thread runtime on the main thread. For `run` that is not a matter of
-//! taste: the kernel kills the command when the *thread* that started it ends, so it must be this one.
+//! Everything runs on a current-thread runtime on the main thread. For `run` this is required: the kernel kills the
+//! command when the *thread* that started it ends.
 
+mod acquire;
 mod advise;
 mod args;
 mod backend;
 mod breaking;
+mod contention;
 mod duration;
 mod elect;
 mod exit;
 mod explain;
 mod fence;
-mod hot;
+mod inspect;
 mod lab;
 mod log;
-mod look;
 mod manual;
 mod once;
 mod out;
@@ -26,7 +27,6 @@ mod signals;
 mod size;
 mod store;
 mod sys;
-mod take;
 mod usage;
 mod waiting;
 mod watchdog_record;
@@ -70,12 +70,12 @@ fn main() -> ExitCode {
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::internal(format!("can not start: {error}")))
+    runtime.map_err(|error| Failure::internal(format!("cannot start: {error}")))
 }
 
-/// The other process of a lab.
+/// A worker process of a lab.
 fn lab_worker() -> Result<u8, Failure> {
-    log::to_stderr(false);
+    log::to_stderr(false)?;
     Ok(runtime()?.block_on(fencepost_lab::worker_main()))
 }
 
@@ -84,10 +84,10 @@ fn execute(cli: &Cli) -> Result<u8, Failure> {
         exit::be_quiet();
     }
     let events = matches!(&cli.command, Command::Elect(args) if !args.observe);
-    log::to_stderr(events && cli.json);
+    log::to_stderr(events && cli.json)?;
     let runtime = runtime()?;
     let result = runtime.block_on(dispatch(cli));
-    // A blocking call that hangs must not keep us.
+    // Do not wait for a blocking call that hangs.
     runtime.shutdown_background();
     result
 }
@@ -96,17 +96,18 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     let (on, json) = (cli.on.as_deref(), cli.json);
     match &cli.command {
         Command::Explain { url: Some(_) } if on.is_some() => {
-            Err(Failure::usage("two stores are named: give the URL or --on, not both"))
+            Err(Failure::usage("two stores are given: give the URL or --on, not both"))
         }
         Command::Explain { url } => {
             with_store(&Target::new(url.as_deref().or(on))?, &cli.command, json).await
         }
         Command::Advise(_) if on.is_some() => Err(Failure::usage(
-            "--on names a store, and advice needs none: what yours is worth, `fencepost explain URL` says",
+            "--on names a store, and `advise` needs none: leave it out; `fencepost explain URL` shows what a store \
+             guarantees",
         )),
         Command::Advise(args) => advise::advise(args, json),
         Command::Fence(_) if on.is_some() => Err(Failure::usage(
-            "--on names a lock store, and a fence stands at the resource: name that with --resource",
+            "--on names a lock store, and a fence is at the resource: name the resource with --resource",
         )),
         Command::Fence(args) => fence::fence(args, json).await,
         Command::Lab(which) => lab::lab(which, on, json).await,
@@ -117,7 +118,7 @@ async fn dispatch(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// The commands that work on a lock store. Their errors name it.
+/// Runs a command that uses a lock store. Its errors name the store.
 async fn with_store(at: &Target, command: &Command, json: bool) -> Result<u8, Failure> {
     let result = match command {
         Command::Run(args) => run::run(args, at).await,
@@ -128,10 +129,10 @@ async fn with_store(at: &Target, command: &Command, json: bool) -> Result<u8, Fa
         Command::Acquire(args) => script::acquire(args, at, json).await,
         Command::Renew(args) => script::renew(args, at, json).await,
         Command::Release(args) => script::release(args, at, json).await,
-        Command::Ls(args) if args.hot => hot::ls(args, at, json).await,
-        Command::Ls(args) => look::ls(args, at, json).await,
-        Command::Show { name } => look::show(name, at, json).await,
-        Command::Watch(args) => look::watch(args, at, json).await,
+        Command::Ls(args) if args.hot => contention::ls(args, at, json).await,
+        Command::Ls(args) => inspect::ls(args, at, json).await,
+        Command::Show { name } => inspect::show(name, at, json).await,
+        Command::Watch(args) => inspect::watch(args, at, json).await,
         Command::Break(args) => breaking::break_lock(args, at, json).await,
         Command::Explain { .. } => explain::explain(at, json).await,
         _ => Err(Failure::internal("this command has no store; please report this")),

@@ -1,4 +1,4 @@
-//! `completions` and `man`: what packagers and shells want to have as files.
+//! `completions` and `man`: files for shells and packagers.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
@@ -8,18 +8,17 @@ use crate::args::Cli;
 use crate::exit::Failure;
 use crate::out;
 
-/// Prints the completion script.
 pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "fencepost", &mut script);
     out::done(&String::from_utf8_lossy(&script))
 }
 
-/// Prints one page with a section for each command.
+/// Prints a man page with a section for each command.
 pub(crate) fn man() -> Result<u8, Failure> {
     let mut page = Vec::new();
     render(&mut page)
-        .map_err(|error| Failure::internal(format!("can not render the page: {error}")))?;
+        .map_err(|error| Failure::internal(format!("cannot render the page: {error}")))?;
     out::done(&String::from_utf8_lossy(&page))
 }
 
@@ -41,7 +40,7 @@ fn render(page: &mut Vec<u8>) -> std::io::Result<()> {
         man.render_description_section(&mut section)?;
         man.render_options_section(&mut section)?;
         man.render_extra_section(&mut section)?;
-        // Sections of a page of their own become parts of this one.
+        // The sections of a command's own page become subsections of this one.
         let section = String::from_utf8_lossy(&section)
             .replace(".SH ", ".SS ")
             .replace(".SS EXTRA", ".SS NOTES");
@@ -56,7 +55,7 @@ fn render(page: &mut Vec<u8>) -> std::io::Result<()> {
     top.render_version_section(page)
 }
 
-/// A section of terms and what they are.
+/// A section of terms and their explanations.
 fn section(page: &mut Vec<u8>, heading: &str, terms: &[(&str, &str)]) {
     page.extend_from_slice(format!(".SH {heading}\n").as_bytes());
     for (term, text) in terms {
@@ -68,15 +67,15 @@ fn section(page: &mut Vec<u8>, heading: &str, terms: &[(&str, &str)]) {
 const ENVIRONMENT: &[(&str, &str)] = &[
     (
         "FENCEPOST_URL",
-        "The store, where --on is not given. Must not be empty. A command that runs under a lock has it, and \
-         `acquire` prints it.",
+        "The store, where --on is not given. Must not be empty. Set for a command that runs under a lock, and \
+         printed by `acquire`.",
     ),
-    ("FENCEPOST_NAME", "Given to the command: the lock that it runs under."),
+    ("FENCEPOST_NAME", "Set for the command: the lock that it runs under."),
     (
         "FENCEPOST_TOKEN",
-        "Given to the command: the fencing token of its grant. Read by `fence enter` and `fence write`.",
+        "Set for the command: the fencing token of its grant. Read by `fence enter` and `fence write`.",
     ),
-    ("FENCEPOST_KEY", "Given to the command of `once`: its key."),
+    ("FENCEPOST_KEY", "Set for the command of `once`: its key."),
     (
         "FENCEPOST_OWNER",
         "Read by `renew` and `release`: the owner that `acquire` printed. A secret.",
@@ -85,7 +84,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("FENCEPOST_RESOURCE", "The resource of the `fence` commands, where --resource is not given."),
     (
         "FENCEPOST_LOG",
-        "What is logged on stderr, such as debug, or fencepost=trace. Without it only near misses and outages are.",
+        "What to log on stderr, such as debug, or fencepost=trace. Without it only near misses and outages are logged.",
     ),
     ("XDG_STATE_HOME, HOME", "Where the embedded store is: see FILES."),
 ];
@@ -93,19 +92,16 @@ const ENVIRONMENT: &[(&str, &str)] = &[
 const FILES: &[(&str, &str)] = &[
     (
         "$XDG_STATE_HOME/fencepost/locks.db",
-        "The embedded store of this user, where neither --on nor FENCEPOST_URL is given; without XDG_STATE_HOME it is \
+        "The embedded store of this user, where neither --on nor FENCEPOST_URL is given. Without XDG_STATE_HOME it is \
          ~/.local/state/fencepost/locks.db.",
     ),
-    (
-        "PATH-wal, PATH-shm, PATH.d/",
-        "Beside every sqlite:PATH; they belong to it. Do not delete them.",
-    ),
+    ("PATH-wal, PATH-shm, PATH.d/", "Parts of every sqlite:PATH. Do not delete them."),
 ];
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_page_has_environment_and_files() {
+    fn man_page_has_environment_and_files() {
         let mut page = Vec::new();
         super::render(&mut page).unwrap();
         let page = String::from_utf8(page).unwrap();

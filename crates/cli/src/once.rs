@@ -1,35 +1,33 @@
-//! `once`: runs a command once per key, over all who use the store.
+//! `once`: runs a command once per key, over all clients of the store.
 //!
-//! What must hold: KEY is recorded as done only after the command has ended with 0 and nothing of its group
-//! runs, and only if no later runner has claimed it meanwhile (the library's `once` sees to that). A run that
-//! was ended by us, because its lock could not be kept, is not done, whatever it exited with.
+//! What must hold: KEY is recorded as done only after the command has exited with 0 and no process of its group is
+//! left, and only if no later runner has claimed it meanwhile (the library's `once` ensures that). A run whose command
+//! was ended because its lock was lost is not done, whatever its exit code.
 
-mod keep;
+mod output_recorder;
 mod records;
 
 use std::time::Duration;
 
-use fencepost::ledger::{Entry, State};
-use fencepost::{Begun, ErrorKind, Fencepost, Turn};
+use fencepost::ledger::{RecordInfo, State};
+use fencepost::{ErrorKind, Fencepost, RunGuard, Start};
 
-use self::keep::Keeper;
+use self::output_recorder::OutputRecorder;
+use crate::acquire;
 use crate::args::once::{Once, Records};
 use crate::exit::{self, Failure, note, say};
 use crate::out;
 use crate::run::supervise::Outcome;
 use crate::run::{self, Events, Job};
 use crate::store::{self, Target};
-use crate::take;
 use crate::waiting::Wait;
 
-/// Runs the command unless it was done, or sees to the records.
 pub(crate) async fn once(args: &Once, at: &Target, json: bool) -> Result<u8, Failure> {
     let key = args.key.as_deref().or(args.key_given.as_deref());
     match (&args.records, key) {
         (None, Some(key)) => run_once(args, key, at, json).await,
         (Some(_), Some(_)) => Err(Failure::usage(
-            "a key to run and a command for the records are given: give one of them; a key that is \
-             called ls, show or forget stands behind --key",
+            "a key and one of ls, show and forget are given: give only one; for a key with such a name use --key",
         )),
         (Some(Records::Ls), _) => records::ls(at, json).await,
         (Some(Records::Show { key }), _) => records::show(key, at, json).await,
@@ -42,9 +40,11 @@ async fn run_once(args: &Once, key: &str, at: &Target, json: bool) -> Result<u8,
     let mut events = Events::listen()?;
     let fp = at.open_shared().await?;
     let result = match begin(args, key, at, &fp, &mut events).await {
-        Ok(Begun::Settled(entry)) => late(key, &entry, json),
-        Ok(Begun::Ours(turn)) => do_it(args, turn, &at.for_the_command(), &mut events).await,
-        Err(failure) => Err(args.limit.with_its_code(failure)),
+        Ok(Start::Finished(record)) => print_finished(key, &record, json),
+        Ok(Start::Claimed(run_guard)) => {
+            run_claimed(args, run_guard, &at.url_for_child(), &mut events).await
+        }
+        Err(failure) => Err(args.limit.with_conflict_code(failure)),
     };
     store::close(&fp).await;
     result
@@ -56,142 +56,147 @@ async fn begin(
     at: &Target,
     fp: &Fencepost,
     events: &mut Events,
-) -> Result<Begun, Failure> {
-    let label = args.label.clone().unwrap_or_else(take::default_label);
-    let mut once = fp.once(key).keep(args.keep).ttl(args.ttl).label(&label);
+) -> Result<Start, Failure> {
+    let label = args.label.clone().unwrap_or_else(acquire::default_label);
+    let mut once = fp.once(key).retain_for(args.retain_for).ttl(args.ttl).label(&label);
     if let Some(limit) = args.limit.wait.or(args.limit.no_wait.then_some(Duration::ZERO)) {
-        once = once.wait_at_most(limit);
+        once = once.wait_timeout(limit);
     }
     if args.may_repeat {
         once = once.may_repeat();
     }
     let begun = async {
         once.begin().await.map_err(|error| match error.kind() {
-            // Overtaken between the grant and the claim: nothing of ours has run.
-            ErrorKind::Lost(_) => Failure::new(
-                exit::HELD,
-                "held",
-                format!("somebody else has begun \"{key}\"; wait for it (--wait 10s) or try later"),
-            ),
+            // Overtaken between the grant and the claim: the command has not run here.
+            ErrorKind::Lost => Failure::held(format!(
+                "another runner has claimed \"{key}\"; wait for it (--wait 10s), or retry later"
+            )),
             _ => error.into(),
         })
     };
     let wait = Wait { at, fp, name: &records::lock_of(key), label: &label };
-    take::attended(wait, &mut events.signals, begun).await
+    acquire::wait_for(wait, &mut events.signals, begun).await
 }
 
-/// Somebody else has done it.
-fn late(key: &str, entry: &Entry, json: bool) -> Result<u8, Failure> {
-    let done = entry.state == State::Done;
+/// Prints the result of an earlier run.
+fn print_finished(key: &str, record: &RecordInfo, json: bool) -> Result<u8, Failure> {
+    let done = record.state == State::Done;
     if json {
-        out::json(&records::as_json_with_result(key, entry, false))?;
+        out::json(&records::as_json_with_result(key, record, false))?;
     }
-    let who = records::who(entry);
+    let who = records::who(record);
     if done {
-        note(&format!("\"{key}\" is done already: {who}"));
-        if records::is_cut(entry) {
+        note(&format!("\"{key}\" is already done: {who}"));
+        if records::is_truncated(record) {
             say(&format!(
-                "what it printed fills the {} bytes that are kept: there may have been more",
-                Entry::MAX_RESULT
+                "the recorded output has the maximum of {} bytes: the command may have printed more",
+                RecordInfo::MAX_RESULT
             ));
         }
         if !json {
-            out::bytes(&entry.result)?;
+            out::bytes(&record.result)?;
         }
         return Ok(exit::OK);
     }
-    let how = out::line(&String::from_utf8_lossy(&entry.result));
+    let how = out::line(&String::from_utf8_lossy(&record.result));
     let failure = Failure::new(
-        code_in(&entry.result).unwrap_or(exit::FAILED_BEFORE),
+        code_in(&record.result).unwrap_or(exit::FAILED_BEFORE),
         "failed",
         format!(
-            "\"{key}\" has failed before: {how}, {who}; to let it run again: fencepost once forget {}",
+            "\"{key}\" has failed before: {how}, {who}; to run it again: fencepost once forget {}",
             records::as_argument(key)
         ),
     );
     Err(failure.off_stdout())
 }
 
-async fn do_it(args: &Once, turn: Turn, url: &str, events: &mut Events) -> Result<u8, Failure> {
-    let (keeper, stdout) = args.keep_output.then(Keeper::start).transpose()?.unzip();
-    let key = turn.key().to_owned();
+async fn run_claimed(
+    args: &Once,
+    run_guard: RunGuard,
+    url: &str,
+    events: &mut Events,
+) -> Result<u8, Failure> {
+    let (recorder, stdout) = args.keep_output.then(OutputRecorder::start).transpose()?.unzip();
+    let key = run_guard.key().to_owned();
     let job = Job { command: &args.command, url, key: Some(&key), max_hold: None, stdout };
-    let outcome = match run::under(turn.guard(), job, events).await {
+    let outcome = match run::under(run_guard.guard(), job, events).await {
         Ok(outcome) => outcome,
         Err(failure) => {
-            // It was not even started: the next one may try.
-            let _ = turn.give_up().await;
+            // The command was not started: let the next caller try.
+            let _ = run_guard.give_up().await;
             return Err(failure);
         }
     };
-    let result = match keeper {
-        Some(keeper) => keeper.end(&mut events.signals).await,
+    let result = match recorder {
+        Some(recorder) => recorder.end(&mut events.signals).await,
         None => Vec::new(),
     };
-    settle(args, turn, &outcome, result).await.map_err(Failure::off_stdout)
+    record(args, run_guard, &outcome, result).await.map_err(Failure::off_stdout)
 }
 
-/// Records how it came out.
-async fn settle(
+/// Records the outcome, and returns the exit code.
+async fn record(
     args: &Once,
-    turn: Turn,
+    run_guard: RunGuard,
     outcome: &Outcome,
     result: Vec<u8>,
 ) -> Result<u8, Failure> {
-    let key = turn.key().to_owned();
+    let key = run_guard.key().to_owned();
     if let Some(lost) = &outcome.lost {
-        // The record still says that it runs, under our token: whoever has the lock next takes it over.
-        return Err(Failure::new(exit::LOST, "lost", lost));
+        // The record still says running, with this token: the next holder takes over.
+        return Err(Failure::lost(lost));
     }
     let code = outcome.ended.code();
     let recorded = match code {
-        _ if outcome.unwatched => turn.give_up().await,
-        // Whoever is told to end and ends well may have left the rest for later.
-        exit::OK if outcome.told_to_end => {
-            let said =
-                "it was told to end, and is not recorded as done: the next one to come runs it";
-            turn.give_up().await?;
-            return Err(Failure::new(exit::HELD, "told_to_end", format!("\"{key}\": {said}")));
+        _ if outcome.unwatched => run_guard.give_up().await,
+        // A command that exits with 0 after a signal may have left work undone.
+        exit::OK if outcome.asked_to_end => {
+            run_guard.give_up().await?;
+            let message = format!(
+                "the command of \"{key}\" was asked to end, so it is not recorded as done: the next caller runs it"
+            );
+            return Err(Failure::new(exit::HELD, "terminated", message));
         }
-        exit::OK => turn.done(result).await,
-        _ if args.record_failure && !outcome.told_to_end => turn.failed(&words_for(code)).await,
-        _ => turn.give_up().await,
+        exit::OK => run_guard.done(result).await,
+        _ if args.record_failure && !outcome.asked_to_end => {
+            run_guard.failed(&exit_code_text(code)).await
+        }
+        _ => run_guard.give_up().await,
     };
     if outcome.unwatched {
         return Err(run::unwatched());
     }
     match recorded {
         Ok(()) => outcome.passed_on(),
-        Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => Err(Failure::new(
-            exit::LOST,
-            "lost",
-            format!(
-                "the command ended with {code}, but somebody else has claimed \"{key}\" meanwhile: \
-                 nothing was recorded of this run"
-            ),
-        )),
+        Err(error) if matches!(error.kind(), ErrorKind::Lost) => Err(Failure::lost(format!(
+            "the command exited with {code}, but another runner has claimed \"{key}\" meanwhile: \
+                 this run was not recorded"
+        ))),
         Err(error) if code == exit::OK => {
             let mut failure = Failure::from(error);
             failure.message = format!(
-                "the command ended with 0, but \"{key}\" could not be recorded as done, so the next \
-                 one to come may repeat it: {}",
+                "the command exited with 0, but \"{key}\" could not be recorded as done, so the next \
+                 caller may run it again: {}",
                 failure.message
             );
             Err(failure)
         }
         Err(error) => {
-            say(&format!("the command failed, and that could not be recorded: {error}"));
+            say(&format!(
+                "the command failed, and the failure could not be recorded: {}",
+                error.one_line()
+            ));
             outcome.passed_on()
         }
     }
 }
 
-/// What the record of a failed command says. Read again by [`code_in`].
-fn words_for(code: u8) -> String {
+/// The result in the record of a failed command, for [`code_in`].
+fn exit_code_text(code: u8) -> String {
     format!("exit code {code}")
 }
 
-/// The code in such a record, unless somebody else wrote it.
+/// The exit code in such a record. Another client may have written something else.
 fn code_in(result: &[u8]) -> Option<u8> {
     let code = std::str::from_utf8(result).ok()?.strip_prefix("exit code ")?.parse().ok()?;
     (code != exit::OK).then_some(code)
@@ -202,9 +207,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recorded_code_comes_back_and_nothing_else_is_one() {
+    fn exit_code_in_a_record_round_trips() {
         for code in 1..=u8::MAX {
-            assert_eq!(code_in(words_for(code).as_bytes()), Some(code));
+            assert_eq!(code_in(exit_code_text(code).as_bytes()), Some(code));
         }
         for other in ["", "exit code 0", "exit code 256", "exit code", "disk full", "\u{fffd}"] {
             assert_eq!(code_in(other.as_bytes()), None, "{other}");

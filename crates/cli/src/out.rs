@@ -1,52 +1,65 @@
-//! Writes a command's real output to stdout. A reader that has seen enough (`| head`) is no error.
+//! Writes the output of a command to stdout. A reader that closes the pipe early (`| head`) is not an error.
 
 use std::io::{ErrorKind, Write as _};
 
+use serde_json::Value;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::exit::{self, Failure};
 pub(crate) use crate::say::line;
 
-/// Whether anybody still reads.
+/// Whether stdout still has a reader.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// Go on.
-    Listens,
+    Present,
     /// The pipe is closed: end quietly.
     Gone,
 }
-
-/// Writes `text` as it is.
 pub(crate) fn print(text: &str) -> Result<Reader, Failure> {
     bytes(text.as_bytes())
 }
 
-/// Writes what need not be text.
+/// Writes bytes that need not be text.
 pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(Reader::Listens),
+        Ok(()) => Ok(Reader::Present),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
-        Err(error) => Err(Failure::internal(format!("can not write to stdout: {error}"))),
+        Err(error) => Err(Failure::internal(format!("cannot write to stdout: {error}"))),
     }
 }
 
-/// Writes one JSON object on a line of its own, the end of a command that only had to print.
-pub(crate) fn json(value: &serde_json::Value) -> Result<u8, Failure> {
+/// Writes one JSON object on a line, as the result of a command.
+pub(crate) fn json(value: &Value) -> Result<u8, Failure> {
     done(&format!("{value}\n"))
 }
 
-/// The end of a command that only had to print.
+/// Writes text, as the result of a command.
 pub(crate) fn done(text: &str) -> Result<u8, Failure> {
     print(text).map(|_| exit::OK)
 }
 
-/// The rows of a table, so far only with what its columns are called.
-pub(crate) fn titles<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
+/// Writes the result of a command: `value` with `--json`, else `text`.
+pub(crate) fn result(as_json: bool, value: &Value, text: &str) -> Result<u8, Failure> {
+    if as_json { json(value) } else { done(text) }
+}
+
+/// The rows of a table, so far only the header.
+pub(crate) fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
     vec![titles.map(str::to_owned).into()]
 }
 
-/// Columns wide enough for what stands in them, two spaces apart. Control characters are escaped.
+/// A row of a table that has a name and a value.
+pub(crate) fn pair(name: &str, value: impl Into<String>) -> Vec<String> {
+    vec![name.to_owned(), value.into()]
+}
+
+/// A cell of a table whose value may be unknown.
+pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Aligns the columns, two spaces apart. Control characters are escaped.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| line(cell)).collect()).collect();
@@ -69,7 +82,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// As much of a line as fits into so many columns of a terminal.
+/// The part of a line that fits into so many columns of a terminal.
 pub(crate) fn cut(line: &str, columns: usize) -> String {
     let mut used = 0;
     let fits = |c: &char| {
@@ -79,8 +92,8 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
     line.chars().take_while(fits).collect()
 }
 
-/// Words in lines of at most 80 columns. The first line begins at column `margin`, and so do the others.
-pub(crate) fn filled(text: &str, margin: usize) -> String {
+/// Wraps a text at 80 columns. All lines begin at column `margin`; the first one is not indented here.
+pub(crate) fn wrapped(text: &str, margin: usize) -> String {
     let (mut lines, mut column) = (String::new(), margin);
     for (place, word) in text.split_whitespace().enumerate() {
         let length = word.chars().count();
@@ -98,7 +111,7 @@ pub(crate) fn filled(text: &str, margin: usize) -> String {
     lines
 }
 
-/// A span that may be days: `3d04h`, else as [`short`](fencepost::backend::short) has it.
+/// A span that can be days: `3d04h`, else as [`short`](fencepost::backend::short) formats it.
 pub(crate) fn span(span: std::time::Duration) -> String {
     let hours = span.as_secs() / 3600;
     if hours < 48 {
@@ -128,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_cut_where_the_terminal_ends() {
+    fn line_is_cut_at_the_width_of_the_terminal() {
         assert_eq!(cut("請求書", 5), "請求");
         assert_eq!(cut("abc", 5), "abc");
     }

@@ -1,4 +1,4 @@
-//! The signals that `run` passes on, and that end a wait.
+//! The signals that `run` forwards, and that end a wait.
 
 use std::future::poll_fn;
 use std::io;
@@ -7,7 +7,7 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// What is passed on to the command's group.
+/// Forwarded to the command's group.
 const FORWARDED: [Signal; 8] = [
     Signal::TERM,
     Signal::INT,
@@ -19,14 +19,14 @@ const FORWARDED: [Signal; 8] = [
     Signal::CONT,
 ];
 
-/// Signals as they come in.
+/// Streams of these signals.
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// From here on the listed signals do nothing but come out of [`next`](Self::next).
+    /// From now on these signals have no effect except that [`next`](Self::next) returns them.
     ///
-    /// A signal that was ignored when we started stays ignored, for us and for the command: that is what
-    /// `nohup`, and a shell that starts a job in the background, ask for.
+    /// A signal that was ignored at the start stays ignored, here and in the command: `nohup`, and a shell that starts
+    /// a job in the background, rely on that.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored_mask();
         let is_ignored = |signal: Signal| ignored >> (signal.as_raw() - 1) & 1 == 1;
@@ -51,7 +51,7 @@ impl Signals {
         .await
     }
 
-    /// The next signal that asks us to end.
+    /// The next signal that asks this process to end.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -62,7 +62,7 @@ impl Signals {
     }
 }
 
-/// Which signals we were told to ignore. Nothing where the system does not say.
+/// The signals that this process ignores since its start. None where the system does not provide it.
 fn ignored_mask() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status

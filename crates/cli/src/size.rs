@@ -1,8 +1,8 @@
 //! Sizes as people write them: `65536`, `64k`, `64m`, `1g`.
 
-/// Reads a number of bytes. A unit is a power of 1024.
+/// Parses a number of bytes. A unit is a power of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let bad = || format!("\"{}\" is no size: write 65536, 64k, 64m or 1g", text.escape_debug());
+    let bad = || format!("\"{}\" is not a size: write 65536, 64k, 64m or 1g", text.escape_debug());
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let shift = match unit {
@@ -21,14 +21,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write_and_what_we_refuse() {
+    fn sizes_are_parsed_or_refused() {
         for (text, bytes) in
             [("0", 0), ("65536", 65_536), ("64k", 65_536), ("64m", 64 << 20), ("1g", 1 << 30)]
         {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for bad in ["", "k", "-1", "1.5m", "64 k", "64MB", "99999999999999999999", "17179869184g"] {
-            assert!(parse(bad).unwrap_err().contains("is no size"), "{bad}");
+            assert!(parse(bad).unwrap_err().contains("is not a size"), "{bad}");
         }
     }
 }

@@ -1,14 +1,15 @@
-//! Which store, and the way to it.
+//! The lock store that a command works on.
 
 use std::time::Duration;
 
 use fencepost::Fencepost;
+use fencepost::backend::HolderInfo;
 use fencepost::clock::{BootClock, Clock as _};
 
 use crate::exit::{Failure, note};
 
-/// How long we wait at the end for what is still being undone.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long to wait at the end for releases in flight.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The store that a command works on.
 pub(crate) struct Target {
@@ -17,60 +18,59 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The store that was given, else that of `FENCEPOST_URL`, else the embedded one.
+    /// The store with this URL, else that of `FENCEPOST_URL`, else the embedded one.
     pub(crate) fn new(given: Option<&str>) -> Result<Self, Failure> {
         let url = url(given)?;
         let shown = fencepost::server_of(&url).unwrap_or_else(|| without_secrets(&absolute(&url)));
         Ok(Self { url, shown })
     }
 
-    /// For people: without a password, and with the whole path of a file.
+    /// The URL to show: without a password, and with the absolute path of a file.
     pub(crate) fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// The same store for a command that may change its directory.
-    pub(crate) fn for_the_command(&self) -> String {
+    /// The URL for a child process, which may change its directory.
+    pub(crate) fn url_for_child(&self) -> String {
         absolute(&self.url)
     }
 
-    /// Connects to the store, and creates it if it is not there. A lock in our own memory would exclude nobody.
+    /// Connects to the store, and creates it if needed. Refuses `memory:`, where a lock would exclude nobody.
     pub(crate) async fn open_shared(&self) -> Result<Fencepost, Failure> {
         let fp = Fencepost::connect(&self.url).await?;
         if fp.guarantees().backend == "memory" {
             return Err(fencepost::Error::refused(
                 "memory: is the memory of one process, and ends with this command: name a store that \
-                 others share (sqlite:PATH)",
+                 other processes share (sqlite:PATH)",
             )
             .into());
         }
         Ok(fp)
     }
 
-    /// Connects to look at the store: nothing is created.
-    pub(crate) async fn look(&self) -> Result<Fencepost, Failure> {
+    /// Connects without creating anything.
+    pub(crate) async fn connect_existing(&self) -> Result<Fencepost, Failure> {
         Ok(Fencepost::connect_existing(&self.url).await?)
     }
 
-    /// Whether it is a file that nobody has made yet.
+    /// Whether it is a file that does not exist yet.
     fn is_absent(&self) -> bool {
         let path = self.shown.strip_prefix("sqlite:").and_then(|rest| rest.split('?').next());
         path.is_some_and(|path| !std::path::Path::new(path).exists())
     }
 
-    /// Says on stderr which store a listing is of, since two people may mean two.
+    /// Names the store of a listing on stderr: two users can have different defaults.
     pub(crate) fn announce(&self, what: &str) {
-        let absent = if self.is_absent() { " (not there yet)" } else { "" };
+        let absent = if self.is_absent() { " (does not exist yet)" } else { "" };
         note(&format!("{what} {}{absent}", self.shown));
     }
 
-    /// Whether the grant of `name` with `token` is the one that our own parent runs under: to wait for it is to wait
-    /// for ourselves.
-    pub(crate) fn is_held_by_our_parent(&self, name: &str, token: fencepost::Token) -> bool {
+    /// Whether this process runs under this holder's grant of `name`, so that a wait for it would never end.
+    pub(crate) fn is_held_by_parent(&self, name: &str, holder: &HolderInfo) -> bool {
         let is = |variable: &str, value: &str| std::env::var(variable).is_ok_and(|is| is == value);
         is("FENCEPOST_NAME", name)
-            && is("FENCEPOST_TOKEN", &token.to_string())
-            && is("FENCEPOST_URL", &self.for_the_command())
+            && holder.token.is_some_and(|token| is("FENCEPOST_TOKEN", &token.to_string()))
+            && is("FENCEPOST_URL", &self.url_for_child())
     }
 }
 
@@ -82,7 +82,12 @@ pub(crate) fn url(given: Option<&str>) -> Result<String, Failure> {
     }
 }
 
-/// With a path that means the same in every directory, and without `adopt`, which is for whoever was given it.
+/// A variable that is set and not empty.
+pub(crate) fn env_var(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Makes a file's path absolute, and removes `adopt`, which holds for one command only.
 fn absolute(url: &str) -> String {
     let Some(rest) = url.strip_prefix("sqlite:") else { return url.to_owned() };
     let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
@@ -98,7 +103,7 @@ fn absolute(url: &str) -> String {
     }
 }
 
-/// A URL without what may be secret in it: the password, and the options of a server.
+/// A URL without its possible secrets: the password, and the options of a server.
 fn without_secrets(url: &str) -> String {
     let url = crate::usage::without_password(url);
     match url.split_once('?') {
@@ -107,13 +112,13 @@ fn without_secrets(url: &str) -> String {
     }
 }
 
-/// Waits until everything we let go of is released at the store, but not for ever.
+/// Waits for the releases in flight, up to a limit.
 pub(crate) async fn close(fp: &Fencepost) {
-    let give_up = BootClock.alarm(BootClock.now() + LAST_WORDS);
+    let timeout = BootClock.alarm(BootClock.now() + CLOSE_TIMEOUT);
     tokio::select! {
         () = fp.close() => {}
-        () = give_up => crate::exit::say(
-            "the store did not answer the release in time; what is left there ends with its lease",
+        () = timeout => crate::exit::say(
+            "the store did not answer the release in time: the grant ends with its lease",
         ),
     }
 }
@@ -123,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_is_shown_without_its_secrets() {
+    fn store_is_shown_without_its_secrets() {
         for (url, shown) in [
             ("redis://h", "redis://h"),
             ("redis://:s3cret@h:6379/0", "redis://:...@h:6379/0"),

@@ -1,4 +1,4 @@
-//! Turns clap's complaints, which are several lines long, into our one line and exit code.
+//! Turns clap's errors, which have several lines, into one line and our exit code.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -18,7 +18,6 @@ pub(crate) fn explain(error: &clap::Error) -> Result<u8, Failure> {
     if std::env::args_os().len() <= 1 {
         use std::io::Write as _;
         let usage = crate::args::Cli::command().render_help();
-        // Nobody is left to tell if this fails.
         let _ = write!(std::io::stderr(), "{usage}");
         return Err(Failure::usage("").off_stdout());
     }
@@ -26,7 +25,7 @@ pub(crate) fn explain(error: &clap::Error) -> Result<u8, Failure> {
 }
 
 fn one_line(error: &clap::Error) -> String {
-    // Our own parsers name the value and the remedy.
+    // Errors of our own parsers already name the value and the remedy.
     let ours = error.source().and_then(|source| source.downcast_ref::<BadDuration>());
     let argument = error.get(ContextKind::InvalidArg);
     if let (Some(ContextValue::String(argument)), Some(why)) = (argument, ours) {
@@ -42,13 +41,12 @@ fn one_line(error: &clap::Error) -> String {
         error.kind(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
     ) {
-        return format!("`{help}` wants a command; see `{help} --help`");
+        return format!("`{help}` needs a command; see `{help} --help`");
     }
-    // What most people forget.
     let hint = match help.as_str() {
         "fencepost run" | "fencepost elect" | "fencepost once" if forgot_the_dashes(error) => {
             let what = if help.ends_with("once") { "KEY" } else { "NAME" };
-            format!(" (the command stands after `--`: {help} {what} -- CMD)")
+            format!(" (write the command after `--`: {help} {what} -- CMD)")
         }
         _ => String::new(),
     };
@@ -56,7 +54,7 @@ fn one_line(error: &clap::Error) -> String {
     format!("{what}{}{hint}; see `{help} --help`", did_you_mean(error))
 }
 
-/// What there is that is spelled much the same.
+/// The suggestion for a misspelled word.
 fn did_you_mean(error: &clap::Error) -> String {
     let kinds =
         [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
@@ -69,7 +67,7 @@ fn did_you_mean(error: &clap::Error) -> String {
     similar.map_or_else(String::new, |similar| format!(" (did you mean `{similar}`?)"))
 }
 
-/// `fencepost fence reset`, as far as the line names commands there are.
+/// The commands at the start of the line, such as `fencepost fence reset`.
 fn commands_named() -> String {
     let mut command = crate::args::Cli::command();
     let mut path = "fencepost".to_owned();
@@ -81,7 +79,7 @@ fn commands_named() -> String {
     path
 }
 
-/// A URL that stands where none is expected may have a password in it.
+/// Hides passwords in URLs: a URL can also be in a place where none is expected.
 pub(crate) fn without_password(text: &str) -> String {
     let hidden = |word: &str| {
         let (scheme, rest) = word.split_once("://")?;
@@ -98,7 +96,7 @@ fn forgot_the_dashes(error: &clap::Error) -> bool {
         && !std::env::args_os().any(|argument| argument == "--")
 }
 
-/// Whether `--json` was asked for, on a line that could not be read as a whole.
+/// Whether `--json` was given, on a line that could not be parsed.
 pub(crate) fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }

@@ -1,4 +1,4 @@
-//! What a person sees while a lock is waited for.
+//! What a wait shows on stderr.
 
 use std::convert::Infallible;
 use std::io::{IsTerminal as _, Write as _};
@@ -12,27 +12,28 @@ use crate::out;
 use crate::say::{clear_line, is_quiet, line_is_drawn, note, say};
 use crate::store::Target;
 
-/// A lock that is free is taken long before this: nothing flickers.
-const FIRST_LOOK: Duration = Duration::from_millis(150);
-const EVERY: Duration = Duration::from_secs(1);
+/// A free lock is acquired before this, so the status line does not flicker.
+const FIRST_UPDATE: Duration = Duration::from_millis(150);
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is waited for, by whom.
+/// A wait for a lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Wait<'a> {
     pub(crate) at: &'a Target,
     pub(crate) fp: &'a Fencepost,
     pub(crate) name: &'a str,
-    /// How we are called in the queue.
+    /// Our label in the queue.
     pub(crate) label: &'a str,
 }
 
-/// Shows who holds the lock until it is dropped: on a terminal one line that is kept up to date, anywhere
-/// else one line after a second. With `--quiet` only a wait that cannot end is shown.
+/// Shows the holder, until this is dropped: on a terminal in a status line, elsewhere in one line after a second. With
+/// `--quiet` it shows only a wait that cannot end.
 pub(crate) async fn show(wait: Wait<'_>) -> Infallible {
     let Wait { at, fp, name, label } = wait;
-    let _line = Line;
+    let _line = StatusLine;
     let drawn = std::io::stderr().is_terminal() && !is_quiet();
-    BootClock.alarm(BootClock.now() + if drawn { FIRST_LOOK } else { EVERY }).await;
+    let delay = if drawn { FIRST_UPDATE } else { UPDATE_INTERVAL };
+    BootClock.alarm(BootClock.now() + delay).await;
     let mut first = fp.inspect(name).await;
     if let Ok(info) = &first {
         warn_if_nested(at, info);
@@ -45,20 +46,20 @@ pub(crate) async fn show(wait: Wait<'_>) -> Infallible {
     }
     loop {
         match first {
-            Ok(info) => Line::draw(&describe(&info, label)),
-            Err(error) => Line::draw(&error.to_string()),
+            Ok(info) => StatusLine::draw(&describe(&info, label)),
+            Err(error) => StatusLine::draw(&error.one_line()),
         }
-        BootClock.alarm(BootClock.now() + EVERY).await;
+        BootClock.alarm(BootClock.now() + UPDATE_INTERVAL).await;
         first = fp.inspect(name).await;
     }
 }
 
-/// A command that waits for the lock that it runs under waits for itself.
+/// Warns about a wait for the lock under which this process runs: it would never end.
 fn warn_if_nested(at: &Target, info: &LockInfo) {
-    let token = info.holder.as_ref().and_then(|holder| holder.token);
-    if token.is_some_and(|token| at.is_held_by_our_parent(info.name.as_str(), token)) {
+    let holder = info.holder.as_ref();
+    if holder.is_some_and(|holder| at.is_held_by_parent(info.name.as_str(), holder)) {
         say(&format!(
-            "\"{}\" is held by the command that started this one, so this waits for its own parent: use another \
+            "\"{}\" is held by the command that started this one, so it waits for its own parent: use another \
              name, or do not lock again",
             info.name
         ));
@@ -76,30 +77,30 @@ fn describe(info: &LockInfo, own_label: &str) -> String {
     };
     let ahead = info.waiters.iter().position(|waiter| waiter.label.as_str() == own_label);
     let queue = match ahead {
-        Some(ahead) => format!("{ahead} ahead of {} waiting", info.waiting),
+        Some(ahead) => format!("{} of {}", ahead + 1, info.waiting),
         None => format!("{} waiting", info.waiting),
     };
-    format!("waiting for \"{}\": {holder}; {queue}", info.name)
+    format!("waiting for \"{}\" ({queue}): {holder}", info.name)
 }
 
-/// A line on the terminal that is drawn over, and gone when we are.
-struct Line;
+/// A line on the terminal that each update replaces, and that is removed on drop.
+struct StatusLine;
 
-impl Line {
+impl StatusLine {
     fn draw(text: &str) {
         line_is_drawn();
         let known = rustix::termios::tcgetwinsize(std::io::stderr())
             .map_or(0, |size| usize::from(size.ws_col));
         let width = if known == 0 { 80 } else { known };
         let text = format!("fencepost: {text}");
-        // One column is left free, or some terminals wrap.
+        // Some terminals wrap a line that fills the last column.
         let fits = out::cut(&out::line(&text), width.saturating_sub(1));
         let mut stderr = std::io::stderr();
         let _ = write!(stderr, "\r\x1b[K{fits}").and_then(|()| stderr.flush());
     }
 }
 
-impl Drop for Line {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         let mut stderr = std::io::stderr();
         let _ = write!(stderr, "{}", clear_line()).and_then(|()| stderr.flush());

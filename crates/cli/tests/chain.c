@@ -1,4 +1,4 @@
-/* A chain of processes: each link starts the next, leaves a mark in the log, and ends at once. */
+/* A chain of processes: each one starts the next, writes to the log, and ends at once. */
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,13 +1,12 @@
-//! Many processes do a read, a pause and a write on one file, which loses updates unless they exclude each
-//! other. `FENCEPOST_PROCESSES` and `FENCEPOST_ROUNDS` make it longer: the full measure is 8 x 200.
+//! Many processes read a counter, pause and write it back, which loses updates unless they exclude each other. `FENCEPOST_PROCESSES` and `FENCEPOST_ROUNDS` make it longer: the full measure is 8 x 200.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::process::Command;
 
 use fencepost_testkit::command::{Store, now};
 
-/// Reads the counter, dawdles, writes it back; then says under which token.
+/// Reads the counter, pauses, writes it back, and logs its token.
 const INCREMENT: &str = "value=$(cat counter); sleep 0.002; echo $((value + 1)) > counter; \
                          echo ${FENCEPOST_TOKEN:-0} >> tokens";
 
@@ -15,7 +14,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Runs the increment on `processes` threads, `rounds` times each; what the counter shows in the end.
+/// Runs the increment on `processes` threads, `rounds` times each. Returns the counter.
 fn count(store: &Store, processes: u64, rounds: u64, command: impl Fn() -> Command + Sync) -> u64 {
     std::fs::write(store.path("counter"), "0\n").unwrap();
     std::thread::scope(|scope| {
@@ -49,7 +48,7 @@ fn no_update_is_lost_and_tokens_rise() {
     store.assert_empty();
 }
 
-/// The check above can fail: without the lock it does.
+/// Control: the check above fails without the lock.
 #[test]
 fn without_the_lock_updates_are_lost() {
     let (processes, rounds) = (number("FENCEPOST_PROCESSES", 8), number("FENCEPOST_ROUNDS", 10));
@@ -64,5 +63,5 @@ fn without_the_lock_updates_are_lost() {
         processes * rounds - counted,
         processes * rounds
     );
-    assert!(counted < processes * rounds, "nothing was lost: the check is worth nothing");
+    assert!(counted < processes * rounds, "nothing was lost: the check proves nothing");
 }

@@ -1,6 +1,6 @@
-//! `fencepost elect`: one leads, the command runs while it does, and the next one leads after it has ended.
+//! `fencepost elect`: one candidate leads, its command runs meanwhile, and the next one leads after the command has ended.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::BufRead as _;
 
@@ -10,12 +10,12 @@ use fencepost_testkit::command::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Writes down in which term it runs and in which group, and waits to be ended.
+/// Records its term and its group, and waits to be killed.
 fn sit(who: &str) -> String {
     format!("echo $FENCEPOST_TOKEN >> {who}.terms; echo $$ > {who}.group; exec sleep 1000")
 }
 
-/// A candidate that sits once it leads.
+/// A candidate whose command waits to be ended.
 fn candidate(store: &Store, who: &str, ttl: &str) -> Running {
     let value = format!("{who}:80");
     let sit = sit(who);
@@ -24,7 +24,7 @@ fn candidate(store: &Store, who: &str, ttl: &str) -> Running {
     store.start(&line)
 }
 
-/// The terms in which it has led so far, once there are as many.
+/// The terms in which it has led so far, when there are this many.
 fn terms(store: &Store, who: &str, count: usize) -> Vec<u64> {
     let mut terms = Vec::new();
     wait_for(&format!("{count} terms of {who}"), LIMIT, || {
@@ -41,23 +41,23 @@ fn group(store: &Store, who: &str) -> i32 {
 
 fn wait_for_waiters(store: &Store, name: &str, count: usize) {
     let wanted = format!("\"waiting\":{count}");
-    wait_for(&wanted, LIMIT, || store.say(&["show", "--json", name]).1.contains(&wanted));
+    wait_for(&wanted, LIMIT, || store.run(&["show", "--json", name]).1.contains(&wanted));
 }
 
 #[test]
-fn the_command_runs_while_leading_and_its_code_is_ours() {
+fn command_runs_while_leading_and_its_exit_code_is_passed_on() {
     let store = Store::new();
     let script = format!(
         "echo $FENCEPOST_NAME $FENCEPOST_TOKEN; {} leader web; exit 7",
         env!("CARGO_BIN_EXE_fencepost")
     );
     let (code, out, err) =
-        store.say(&["elect", "web", "--value", "10.0.0.7:80", "--", "sh", "-c", &script]);
+        store.run(&["elect", "web", "--value", "10.0.0.7:80", "--", "sh", "-c", &script]);
     assert_eq!((code, out.as_str()), (Some(7), "web 1\n10.0.0.7:80\n"), "{err}");
     assert_eq!(err, "fencepost: \"web\": leading in term 1\n");
     store.assert_empty();
     // Without --value it is the label.
-    let (_, out, _) = store.say(&[
+    let (_, out, _) = store.run(&[
         "elect",
         "web",
         "--label",
@@ -69,19 +69,19 @@ fn the_command_runs_while_leading_and_its_code_is_ours() {
         "web",
     ]);
     assert!(out.contains(r#""term":2,"value":"me"}"#), "{out}");
-    // A command that can not be started is nobody's term.
-    let (code, _, err) = store.say(&["elect", "web", "--", "./no-such-thing"]);
+    // A command that cannot be started ends the term at once.
+    let (code, _, err) = store.run(&["elect", "web", "--", "./no-such-thing"]);
     assert_eq!(code, Some(127), "{err}");
     store.assert_empty();
 }
 
 #[test]
-fn what_a_script_asks_has_an_answer_or_a_code() {
+fn leader_prints_the_value_or_exits_75() {
     let store = Store::new();
-    let (code, out, err) = store.say(&["leader", "web"]);
+    let (code, out, err) = store.run(&["leader", "web"]);
     assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
     assert!(err.contains("nobody leads \"web\""), "{err}");
-    let (code, out, err) = store.say(&[
+    let (code, out, err) = store.run(&[
         "run",
         "--label",
         "me",
@@ -100,33 +100,33 @@ fn what_a_script_asks_has_an_answer_or_a_code() {
         &["elect", "web", "--count", "1", "--", "true"],
         &["elect", "web", "--value", &"x".repeat(5000), "--", "true"],
     ] {
-        let (code, _, err) = store.say(wrong);
+        let (code, _, err) = store.run(wrong);
         assert_eq!((code, err.lines().count()), (Some(64), 1), "{err}");
     }
-    let (code, _, err) = store.say(&["elect", "--on", "memory:", "web", "--", "true"]);
+    let (code, _, err) = store.run(&["elect", "--on", "memory:", "web", "--", "true"]);
     assert_eq!(code, Some(78), "{err}");
     store.assert_empty();
 }
 
 #[test]
-fn a_killed_leader_is_followed_by_the_next() {
+fn next_candidate_follows_a_killed_leader() {
     let store = Store::new();
     let first = candidate(&store, "a", "30s");
     let (term, led_by) = (terms(&store, "a", 1)[0], group(&store, "a"));
     let second = candidate(&store, "b", "30s");
     wait_for_waiters(&store, "web", 1);
-    assert_eq!(store.say(&["leader", "web"]).1, "a:80\n");
+    assert_eq!(store.run(&["leader", "web"]).1, "a:80\n");
     first.signal(Signal::KILL);
     assert!(terms(&store, "b", 1)[0] > term);
     assert_eq!(running_in_group(led_by), Vec::<i32>::new());
-    assert_eq!(store.say(&["leader", "web"]).1, "b:80\n");
+    assert_eq!(store.run(&["leader", "web"]).1, "b:80\n");
     second.signal(Signal::TERM);
     assert_eq!(second.end().0, Some(143));
     store.assert_empty();
 }
 
 #[test]
-fn a_frozen_leader_loses_its_command_and_stands_for_election_again() {
+fn frozen_leader_loses_its_command_and_campaigns_again() {
     let store = Store::new();
     let first = candidate(&store, "a", "2s");
     let led_by = group(&store, "a");
@@ -134,7 +134,7 @@ fn a_frozen_leader_loses_its_command_and_stands_for_election_again() {
     wait_for_waiters(&store, "web", 1);
     first.signal(Signal::STOP);
     let next = terms(&store, "b", 1)[0];
-    // On a busy machine the first may have been followed once before.
+    // On a busy machine the first candidate may have been replaced once before.
     let before = *terms(&store, "a", 1).last().unwrap();
     assert!(next > before, "{next} after {before}");
     assert_eq!(running_in_group(led_by), Vec::<i32>::new());
@@ -156,8 +156,8 @@ fn a_frozen_leader_loses_its_command_and_stands_for_election_again() {
     store.assert_empty();
 }
 
-/// The story is client-go#728: a leader that was asked to end gave up its lease first and went on working. Here
-/// all write into one file, and the order of the lines tells.
+/// The story of client-go#728: a leader that was asked to end released its lease first and continued to work. Here all
+/// write to one log, and the order of the lines counts.
 fn order_of_events(leader: &str, meanwhile: impl FnOnce(&Store)) -> String {
     let store = Store::new();
     let first = store.start(&["elect", "x", "--label", "first", "--", "sh", "-c", leader]);
@@ -181,11 +181,11 @@ fn log(store: &Store) -> String {
 }
 
 #[test]
-fn who_is_asked_to_end_drains_first_and_then_the_next_one_leads() {
+fn next_candidate_leads_after_the_terminated_leader_has_drained() {
     let drain = "trap 'echo draining >> log; until [ -e go ]; do sleep 0.01; done; echo drained >> log; exit 0' TERM; \
                  echo > up; while :; do sleep 0.01; done";
     let order = order_of_events(drain, |store| {
-        // Time enough for the other one, if it could lead.
+        // Enough time for the other candidate, if it could lead.
         for _ in 0..20 {
             assert_eq!(store.holder("x").as_deref(), Some("first"));
         }
@@ -193,9 +193,9 @@ fn who_is_asked_to_end_drains_first_and_then_the_next_one_leads() {
     assert_eq!(order, "draining\ndrained\nnext\n");
 }
 
-/// The check above can fail: work that left the command's group is drained after the next one leads.
+/// Control: work that left the command's group is drained only after the next candidate leads.
 #[test]
-fn work_that_left_the_group_is_not_waited_for() {
+fn resign_does_not_wait_for_a_process_that_left_the_group() {
     let leaves = "trap 'setsid sh -c \"until [ -e go ]; do sleep 0.01; done; echo drained >> log\" 2> /dev/null & \
                   echo draining >> log; exit 0' TERM; echo > up; while :; do sleep 0.01; done";
     let order = order_of_events(leaves, |store| {
@@ -205,7 +205,7 @@ fn work_that_left_the_group_is_not_waited_for() {
 }
 
 #[test]
-fn a_term_that_is_over_is_followed_by_another() {
+fn term_that_reaches_max_hold_is_followed_by_another() {
     let store = Store::new();
     let sit = sit("a");
     let line =
@@ -218,11 +218,11 @@ fn a_term_that_is_over_is_followed_by_another() {
     assert_eq!(out, "", "stdout is the command's");
     let mut events: Vec<Value> =
         err.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    // That --max-hold is nearly reached is logged as well.
+    // The near miss of --max-hold is reported too.
     assert_eq!(events[1]["event"], "near_miss", "{err}");
     events.retain(|event| event["event"] != "near_miss");
-    let told: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    assert_eq!(told[..4], ["leading", "lost", "campaigning", "leading"], "{err}");
+    let named: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(named[..4], ["leading", "lost", "campaigning", "leading"], "{err}");
     assert_eq!(events[0]["term"], led[0]);
     assert!(events[1]["why"].as_str().unwrap().contains("--max-hold"), "{err}");
     assert_eq!(events[3]["term"], led[1]);
@@ -230,7 +230,7 @@ fn a_term_that_is_over_is_followed_by_another() {
 }
 
 #[test]
-fn observers_see_terms_in_order_and_the_last_one() {
+fn observer_sees_terms_in_order_and_always_the_last() {
     let store = Store::new();
     let mut watcher = store.start(&["elect", "web", "--observe"]);
     let mut lines = watcher.lines();
@@ -254,10 +254,10 @@ fn observers_see_terms_in_order_and_the_last_one() {
     store.assert_empty();
 }
 
-/// The server goes away for longer than the lease: the command is ended in time, and runs again, in a higher term,
-/// when the server is back.
+/// The server is down for longer than the lease: the command is ended in time. It runs again, in a higher term, when the
+/// server is back.
 #[test]
-fn a_store_that_comes_back_is_found_again() {
+fn candidate_leads_again_when_the_store_is_back() {
     let server = fencepost_testkit::Redis::builder().start().unwrap();
     let (store, url, sit) = (Store::new(), server.url(), sit("a"));
     let leader =

@@ -1,6 +1,6 @@
-//! `fencepost fence` on a PostgreSQL and on a Redis: what it says, and with which exit code.
+//! `fencepost fence` on PostgreSQL and on Redis: its messages and exit codes.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use fencepost_testkit::command::Store;
 use fencepost_testkit::{Database, Redis};
@@ -21,7 +21,7 @@ impl Fenced {
     }
 
     fn fence_at(&self, url: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
-        self.store.say(&[&["fence", "--resource", url], arguments].concat())
+        self.store.run(&[&["fence", "--resource", url], arguments].concat())
     }
 
     fn done(&self, arguments: &[&str]) -> String {
@@ -41,7 +41,7 @@ impl Fenced {
 }
 
 #[test]
-fn from_installation_to_reset() {
+fn fence_works_from_install_to_reset() {
     let fenced = Fenced::new();
     fenced.fails(&["show"], 78, &["fencepost fence install"]);
     assert_eq!(fenced.done(&["install"]), "the fence is installed\n");
@@ -50,20 +50,20 @@ fn from_installation_to_reset() {
     fenced.fails(&["enter", "invoice/42", "--token", "33"], 77, &["33", "34 has entered"]);
     assert!(fenced.done(&["show"]).contains("invoice/42  34 "));
     let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada"];
-    fenced.fails(&reset, 64, &["is 34 (", "lets in tokens from 3 on", "use --yes"]);
+    fenced.fails(&reset, 64, &["is 34 (", "admits all tokens from 3 on", "use --yes"]);
     let reset = [&reset[..], &["--yes"]].concat();
-    assert!(fenced.done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
+    assert!(fenced.done(&reset).starts_with("the mark of \"invoice/42\" is now 3; it was 34 ("));
     assert!(fenced.done(&["show", "--resets"]).contains("34    3   ada"));
 }
 
 #[test]
-fn a_table_is_protected_until_it_is_not() {
+fn table_is_protected_until_unprotect() {
     let fenced = Fenced::new();
     fenced.done(&["install"]);
     fenced.database.psql("CREATE TABLE ledger (id int, lock text)").unwrap();
     let insert = "INSERT INTO ledger VALUES (1, 'a')";
     let said = fenced.done(&["protect", "ledger", "--name-from", "lock"]);
-    assert!(said.contains("the lock that its column \"lock\" names"), "{said}");
+    assert!(said.contains("the lock that the row's column \"lock\" names"), "{said}");
     let error = fenced.database.psql(insert).unwrap_err().to_string();
     assert!(error.contains("call fencepost.enter('a', token) first"), "{error}");
     fenced.done(&["protect", "ledger", "--name", "the ledger"]);
@@ -71,13 +71,13 @@ fn a_table_is_protected_until_it_is_not() {
     assert!(error.contains("call fencepost.enter('the ledger', token) first"), "{error}");
     fenced.fails(&["protect", "ledger", "--name-from", "kcol"], 64, &["has no column \"kcol\""]);
     fenced.fails(&["protect", "legder", "--name-from", "lock"], 64, &["legder"]);
-    assert!(fenced.done(&["unprotect", "ledger"]).contains("not protected any more"));
+    assert!(fenced.done(&["unprotect", "ledger"]).contains("no longer protected"));
     assert!(fenced.done(&["unprotect", "ledger"]).contains("nothing changed"));
     fenced.database.psql(insert).unwrap();
 }
 
 #[test]
-fn a_role_that_may_not_is_refused_and_told_what_it_lacks() {
+fn role_without_privileges_is_refused_with_the_remedy() {
     let fenced = Fenced::new();
     fenced.done(&["install"]);
     let role = format!("app_{}", fenced.database.name());
@@ -91,16 +91,16 @@ fn a_role_that_may_not_is_refused_and_told_what_it_lacks() {
 }
 
 #[test]
-fn on_a_redis() {
+fn fence_works_on_redis() {
     let (store, server) = (Store::new(), Redis::builder().password("s3cret").start().unwrap());
     let url = server.url();
-    let say = |arguments: &[&str]| store.say(&[&["fence", "--resource", &url], arguments].concat());
+    let say = |arguments: &[&str]| store.run(&[&["fence", "--resource", &url], arguments].concat());
     let done = |arguments: &[&str]| {
         let (code, out, err) = say(arguments);
         assert_eq!(code, Some(0), "{arguments:?}: {err}");
         out
     };
-    assert!(done(&["install"]).starts_with("there is nothing to install"));
+    assert!(done(&["install"]).starts_with("nothing to install"));
     assert_eq!(done(&["show"]), "NAME  TOKEN  SET BY  SET AT\n");
     done(&["enter", "invoice/42", "--token", "34"]);
     let (code, out, err) = say(&["enter", "invoice/42", "--token", "33"]);
@@ -108,14 +108,14 @@ fn on_a_redis() {
     assert!(err.contains("token 33 for \"invoice/42\" is stale: 34 has entered ("), "{err}");
     assert!(done(&["show", "invoice/42"]).contains("invoice/42  34 "));
     let reset = ["reset", "invoice/42", "--to", "3", "--why", "restored", "--by", "ada", "--yes"];
-    assert!(done(&reset).starts_with("the mark of \"invoice/42\" is 3 now; it was 34 ("));
+    assert!(done(&reset).starts_with("the mark of \"invoice/42\" is now 3; it was 34 ("));
     assert!(done(&["show", "--resets"]).contains("34    3   ada"));
     let (code, _, err) = say(&["protect", "t", "--name", "a"]);
     assert_eq!(code, Some(78), "{err}");
-    // Elsewhere the lock has another mark, and `show` shows both.
+    // With another `beside` the lock has a second mark, and `show` shows both.
     let beside = format!("{url}?beside=%7Buser%3A7%7D");
     let elsewhere = ["fence", "--resource", &beside, "enter", "invoice/42", "--token", "1"];
-    assert_eq!(store.say(&elsewhere).0, Some(0));
+    assert_eq!(store.run(&elsewhere).0, Some(0));
     assert_eq!(done(&["show", "invoice/42"]).lines().count(), 3);
     server.kill().unwrap();
     let (code, _, err) = say(&["show"]);

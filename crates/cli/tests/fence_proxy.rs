@@ -1,13 +1,13 @@
 //! `fencepost fence proxy` in front of a stock service (nginx with WebDAV), driven by stock clients: curl, and Python's
 //! own `http.client`.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use fencepost_testkit::Nginx;
-use fencepost_testkit::command::{LIMIT, Running, Store, heard, wait_for};
+use fencepost_testkit::command::{LIMIT, Running, Store, outcome_of, wait_for};
 use rustix::process::Signal;
 
 /// The command, in front of an nginx.
@@ -45,14 +45,14 @@ impl Gateway {
         let url = format!("{}{path}", self.url);
         let output =
             Command::new("curl").args(["-sS", "-m", "30", "-i", &url]).args(arguments).output();
-        let (code, out, err) = heard(&output.expect("curl is installed (scripts/test does)"));
+        let (code, out, err) = outcome_of(&output.expect("curl is installed (scripts/test does)"));
         assert_eq!(code, Some(0), "{err}");
         out
     }
 }
 
 #[test]
-fn curl_writes_files_of_an_nginx_under_a_lock() {
+fn curl_writes_through_the_gateway_to_nginx() {
     let gateway = Gateway::start(&[]);
     let put = |token: &str, text: &str| {
         let token = format!("Fencing-Token: {token}");
@@ -68,7 +68,7 @@ fn curl_writes_files_of_an_nginx_under_a_lock() {
     assert!(gateway.curl("/invoices/42", &["-X", "DELETE"]).starts_with("HTTP/1.1 428 "));
     let moved = ["-X", "MOVE", "-H", "Fencing-Token: 34", "-H", "Destination: /invoices/43"];
     assert!(gateway.curl("/invoices/42", &moved).starts_with("HTTP/1.1 403 "));
-    // A destination is the path that the service sees, not what stands in its query.
+    // The destination is the path that the service sees, without its query.
     for odd in ["/invoices/43?x=://h/invoices/42", "http://h?/invoices/42", "http://h"] {
         let destination = format!("Destination: {odd}");
         let moved = ["-X", "MOVE", "-H", "Fencing-Token: 34", "-H", &destination];
@@ -78,10 +78,10 @@ fn curl_writes_files_of_an_nginx_under_a_lock() {
     assert!(!other.exists() && file.exists());
     assert!(gateway.curl("/robots.txt", &[]).starts_with("HTTP/1.1 404 "));
 
-    // The marks are those of every other fence.
+    // The other `fence` commands can read these marks.
     let marks = gateway.marks();
     let fence = |arguments: &[&str]| {
-        gateway.store.say(&[&["fence", "--resource", &marks], arguments].concat())
+        gateway.store.run(&[&["fence", "--resource", &marks], arguments].concat())
     };
     let (code, out, err) = fence(&["show"]);
     assert!(code == Some(0) && out.contains("invoice/42  34 "), "{out}{err}");
@@ -95,7 +95,7 @@ fn curl_writes_files_of_an_nginx_under_a_lock() {
 }
 
 #[test]
-fn a_client_of_pythons_standard_library() {
+fn python_client_writes_through_the_gateway() {
     let gateway = Gateway::start(&[]);
     let program = r#"
 import http.client, json, sys
@@ -122,35 +122,31 @@ assert c.getresponse().status == 204
 print("done")
 "#;
     let output = Command::new("python3").args(["-c", program, &gateway.url]).output().unwrap();
-    let (code, out, err) = heard(&output);
+    let (code, out, err) = outcome_of(&output);
     assert_eq!((code, out.as_str()), (Some(0), "done\n"), "{err}");
     let file = gateway.nginx.directory().join("files/invoices/7");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "ab");
 }
 
 #[test]
-fn what_it_can_not_run_with_is_said_before_it_listens() {
+fn invalid_configuration_is_reported_before_listening() {
     let store = Store::new();
     let fails = |arguments: &[&str], expected: i32, words: &str| {
         let marks = store.path("marks");
         let start =
             ["fence", "proxy", "--listen", "127.0.0.1:0", "--marks", marks.to_str().unwrap()];
-        let (code, out, err) = store.say(&[&start[..], arguments].concat());
+        let (code, out, err) = store.run(&[&start[..], arguments].concat());
         assert_eq!((code, out.as_str()), (Some(expected), ""), "{arguments:?}: {err}");
         assert!(err.contains(words), "{arguments:?}: {err}");
     };
     let upstream = ["--upstream", "http://127.0.0.1:1"];
     let with = |more: &[&'static str]| [&upstream[..], more].concat();
     fails(&with(&[]), 64, "--name-pattern");
-    fails(
-        &["--name-header", "X", "--upstream", "https://127.0.0.1"],
-        64,
-        "TLS towards the upstream",
-    );
-    fails(&["--name-header", "X", "--upstream", "ftp://x"], 64, "no http:// URL");
+    fails(&["--name-header", "X", "--upstream", "https://127.0.0.1"], 64, "TLS to the upstream");
+    fails(&["--name-header", "X", "--upstream", "ftp://x"], 64, "not an http:// URL");
     fails(&with(&["--name-pattern", "/a/{b"]), 64, "whole segment");
-    fails(&with(&["--name-header", "a b"]), 64, "no name of a header");
-    fails(&with(&["--name-header", "X", "--max-body", "1x"]), 64, "no size");
+    fails(&with(&["--name-header", "a b"]), 64, "not a header name");
+    fails(&with(&["--name-header", "X", "--max-body", "1x"]), 64, "not a size");
     fails(&with(&["--name-header", "X", "--settle", "30"]), 64, "no unit");
     fails(&with(&["--name-header", "X", "--threads", "0"]), 64, "0 threads");
     for list in ["", "5xx", "600", "504-502"] {
@@ -165,12 +161,12 @@ fn what_it_can_not_run_with_is_said_before_it_listens() {
     let gateway = Gateway::start(&[]);
     let marks = gateway.store.path("marks");
     let again = ["fence", "proxy", "--listen", "127.0.0.1:0", "--marks", marks.to_str().unwrap()];
-    let (code, _, err) = store.say(&[&again[..], &with(&["--name-header", "X"])].concat());
-    assert!(code == Some(78) && err.contains("one proxy per marks directory"), "{err}");
+    let (code, _, err) = store.run(&[&again[..], &with(&["--name-header", "X"])].concat());
+    assert!(code == Some(78) && err.contains("a directory of marks serves one gateway"), "{err}");
 }
 
 #[test]
-fn a_crash_is_noticed_by_the_next_start() {
+fn start_after_a_crash_blocks_all_locks() {
     let gateway = Gateway::start(&[]);
     gateway.running.signal(Signal::KILL);
     let Gateway { running, store, nginx, .. } = gateway;
@@ -198,14 +194,14 @@ fn a_crash_is_noticed_by_the_next_start() {
     next.signal(Signal::INT);
     let (code, _, err) = next.end();
     assert_eq!(code, Some(0));
-    assert!(err.contains("did not end cleanly: all locks are held back for 7s"), "{err}");
+    assert!(err.contains("did not end cleanly: all locks are blocked for 7s"), "{err}");
 }
 
-/// Whoever reads the log has stopped reading. Each line goes nowhere, and the gateway ends all the same.
+/// The reader of the log has stopped reading. The gateway drops the lines, and ends normally.
 #[test]
-fn a_log_that_nobody_reads_keeps_it_from_nothing() {
+fn unread_log_blocks_nothing() {
     let gateway = Gateway::start(&["--access-log", "-"]);
-    // More than a pipe takes.
+    // More than a pipe can hold.
     let path = format!("/{}?[1-100]", "x".repeat(2000));
     let url = format!("{}{path}", gateway.url);
     let done = Command::new("curl").args(["-sS", "-m", "30", "-o", "/dev/null", &url]).status();
@@ -214,16 +210,16 @@ fn a_log_that_nobody_reads_keeps_it_from_nothing() {
     gateway.running.signal(Signal::TERM);
     let (code, _, err) = gateway.running.end();
     assert!(code == Some(0) && err.len() > 60_000, "{code:?}, {} bytes", err.len());
-    // It was noted that nothing is in doubt.
+    // The clean stop is recorded.
     let path = marks.strip_prefix("sqlite:").unwrap();
     let db = rusqlite::Connection::open(path).unwrap();
-    let doubt = db.query_row("SELECT in_doubt FROM fencepost_proxy", [], |row| row.get(0));
+    let doubt = db.query_row("SELECT outcome_unknown FROM fencepost_gateway", [], |row| row.get(0));
     assert!(!doubt.unwrap_or(true), "{}", store.path("").display());
 }
 
-/// The service never answers, nobody reads the log, and the operator does not want to wait.
+/// The service never answers, nobody reads the log, and the operator does not wait.
 #[test]
-fn a_second_signal_ends_it_at_once() {
+fn second_signal_ends_the_gateway_at_once() {
     let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let upstream = format!("http://{}", service.local_addr().unwrap());
     let store = Store::new();
@@ -256,7 +252,7 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn it_takes_no_more_connections_than_it_has_files_for() {
+fn connections_are_limited_to_the_open_files_limit() {
     let store = Store::new();
     let marks = store.path("marks");
     let program = "ulimit -n 300 && exec \"$0\" \"$@\"";
@@ -276,5 +272,5 @@ fn it_takes_no_more_connections_than_it_has_files_for() {
     running.signal(Signal::TERM);
     let (code, _, err) = running.end();
     assert_eq!(code, Some(0));
-    assert!(err.contains("open files allows for 59 connections, not for 4096"), "{err}");
+    assert!(err.contains("open files allows 59 connections, not 4096"), "{err}");
 }

@@ -1,15 +1,17 @@
-//! The labs, with short times: what they show happens, what they are given to show when nothing is wrong they
-//! say they did not see, and no process is left behind.
+//! The labs, with short times: they show what they should, they fail if nothing goes wrong, and they leave no process
+//! behind.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use fencepost_testkit::command::{LIMIT, Running, Store, children_of, heard, is_running, wait_for};
+use fencepost_testkit::command::{
+    LIMIT, Running, Store, children_of, is_running, outcome_of, wait_for,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const QUICK: [&str; 5] = ["lab", "pause", "--ttl=300ms", "--work=200ms", "--json"];
 
-/// A database of the user's.
+/// A database of the user.
 struct Bank {
     url: String,
     db: rusqlite::Connection,
@@ -32,7 +34,7 @@ impl Bank {
         self.ask("SELECT count(*) FROM sqlite_schema WHERE name LIKE 'fencepost_lab%'")
     }
 
-    /// The fence may be there; a table, a mark, a record or another journal mode of a lab's may not.
+    /// The fence may be installed. No table, mark or record of a lab is left, and the journal mode is unchanged.
     fn assert_as_it_was(&self) {
         assert_eq!(self.lab_tables(), 0);
         assert_eq!(self.ask::<String>("PRAGMA journal_mode"), "delete");
@@ -48,12 +50,20 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Runs a lab on a machine that may be busy; its exit code, its account, and what it said on stderr.
+/// Runs a lab on a machine that may be busy; its exit code, its result, and what it said on stderr.
 fn lab(store: &Store, arguments: &[&str]) -> (Option<i32>, Value, String) {
-    let (code, out, err) = store.say(arguments);
-    let account = serde_json::from_str(&out);
-    assert!(account.is_ok(), "no account: {out} {err}");
-    (code, account.unwrap(), err)
+    let (code, out, err) = store.run(arguments);
+    let result = serde_json::from_str(&out);
+    assert!(result.is_ok(), "no result: {out} {err}");
+    (code, result.unwrap(), err)
+}
+
+/// Runs a lab whose result must say whether it has shown what it should. Returns the result and stderr.
+fn lab_shows(store: &Store, arguments: &[&str], shown: bool) -> (Value, String) {
+    let (code, result, err) = lab(store, arguments);
+    let expected = (Some(i32::from(!shown)), &Value::Bool(shown));
+    assert_eq!((code, &result["shown"]), expected, "{result} {err}");
+    (result, err)
 }
 
 fn events<'a>(half: &'a Value, who: &str, what: &str) -> Vec<&'a Value> {
@@ -62,21 +72,20 @@ fn events<'a>(half: &'a Value, who: &str, what: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_pause_loses_an_update_without_the_fence_and_none_with_it() {
+fn pause_loses_an_update_only_without_the_fence() {
     let store = Store::new();
-    let (code, account, err) = lab(&store, &QUICK);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
-    let [without, with] = account["halves"].as_array().unwrap().as_slice() else {
-        panic!("two halves: {account}")
+    let (result, _) = lab_shows(&store, &QUICK, true);
+    let [without, with] = result["halves"].as_array().unwrap().as_slice() else {
+        panic!("two halves: {result}")
     };
 
     assert_eq!((&without["fence"], &with["fence"]), (&Value::Bool(false), &Value::Bool(true)));
-    // Both writes were accepted, and one of them is gone.
+    // Both writes were accepted, and one of them is lost.
     assert_eq!((&without["expected"], &without["final"]), (&180.into(), &130.into()), "{without}");
     assert_eq!(events(without, "A", "wrote").len(), 1);
     assert!(events(without, "A", "refused").is_empty());
 
-    // A's write was refused, and what was accepted is there.
+    // A's write was refused, and the accepted one is there.
     assert_eq!((&with["expected"], &with["final"]), (&150.into(), &150.into()), "{with}");
     assert!(events(with, "A", "wrote").is_empty());
     let refused = events(with, "A", "refused")[0]["why"].as_str().unwrap();
@@ -84,49 +93,49 @@ fn a_pause_loses_an_update_without_the_fence_and_none_with_it() {
     assert!(a < b && refused.contains(&a.to_string()) && refused.contains(&b.to_string()));
     assert!(refused.contains("stale"), "{refused}");
 
-    // In this order, by one clock.
+    // The events are in this order, by one clock.
     for half in [without, with] {
         let at = |who, what| events(half, who, what)[0]["at_ms"].as_f64().unwrap();
         assert!(at("A", "read") < at("A", "frozen"), "{half}");
         assert!(at("A", "frozen") < at("B", "granted"), "{half}");
         assert!(at("B", "released") < at("A", "woken"), "{half}");
-        // A is told, and does not look.
+        // The guard of A is lost, and A does not check it.
         assert_eq!(events(half, "A", "not_held").len(), 1, "{half}");
     }
     // It had a store of its own.
     store.assert_empty();
 }
 
-/// A lab that can not fail shows nothing.
+/// A lab that cannot fail shows nothing.
 #[test]
-fn a_lab_in_which_nothing_goes_wrong_says_so() {
+fn pause_lab_fails_if_nobody_is_frozen() {
     let store = Store::new();
     for (control, missing) in [
         (["--no-pause", "--fenced=second"], "an update is lost"),
         (["--keep", "--fenced=both"], "without the fence: A's write is accepted"),
         (["--keep", "--fenced=neither"], "with the fence: A's write is refused"),
     ] {
-        let (code, account, err) = lab(&store, &[&QUICK[..], &control[..]].concat());
-        assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
-        let checks = account["checks"].as_array().unwrap();
+        let (code, result, err) = lab(&store, &[&QUICK[..], &control[..]].concat());
+        assert_eq!((code, &result["shown"]), (Some(1), &Value::Bool(false)), "{result} {err}");
+        let checks = result["checks"].as_array().unwrap();
         let failed = checks.iter().filter(|check| check["holds"] == false);
         let failed: Vec<&str> = failed.map(|check| check["what"].as_str().unwrap()).collect();
         assert!(failed.iter().any(|what| what.contains(missing)), "{failed:?}");
         assert!(err.contains("did not happen") && err.contains(missing), "{err}");
-        if let Some(kept) = account["kept"].as_str() {
+        if let Some(kept) = result["files"].as_str() {
             assert!(std::path::Path::new(kept).join("resource.db").exists());
             std::fs::remove_dir_all(kept).unwrap();
         }
     }
 }
 
-/// What is said of it says so too: no figure that contradicts its word, and no story that was not.
+/// The description agrees with the result: no figure contradicts it, and it tells nothing that did not happen.
 #[test]
-fn the_words_are_those_of_what_happened() {
+fn description_matches_what_happened() {
     let store = Store::new();
     let picture = store.path("pause.svg");
     let svg = format!("--svg={}", picture.display());
-    let (code, out, err) = store.say(&[&QUICK[..4], &["--no-pause", &svg]].concat());
+    let (code, out, err) = store.run(&[&QUICK[..4], &["--no-pause", &svg]].concat());
     assert_eq!(code, Some(1), "{out} {err}");
     assert!(
         out.contains("yes  with the fence: the balance is right: expected 180, is 180"),
@@ -136,13 +145,13 @@ fn the_words_are_those_of_what_happened() {
         out.contains("NO   without the fence: an update is lost: expected 180, is 180"),
         "{out}"
     );
-    assert!(out.contains("Nobody was frozen") && !out.contains("on waking"), "{out}");
+    assert!(out.contains("Nobody was frozen") && !out.contains("When A wakes"), "{out}");
     assert!(out.contains(&format!("The picture is in {}.", picture.display())), "{out}");
     let drawn = std::fs::read_to_string(&picture).unwrap();
     assert!(drawn.contains("Nobody is frozen") && !drawn.contains("freezes"), "{drawn}");
     assert!(drawn.contains("With the fence nothing is lost."), "{drawn}");
 
-    let (code, out, err) = store.say(&["lab", "crash", "--ttl=3s", "--rounds=1", "--no-kill"]);
+    let (code, out, err) = store.run(&["lab", "crash", "--ttl=3s", "--rounds=1", "--no-kill"]);
     assert_eq!(code, Some(1), "{out} {err}");
     assert!(out.contains("then nobody") && !out.contains("then 0"), "{out}");
     assert!(out.contains("nobody was killed") && out.contains("The holder lives"), "{out}");
@@ -151,40 +160,39 @@ fn the_words_are_those_of_what_happened() {
 }
 
 #[test]
-fn the_store_and_the_resource_can_be_the_users() {
+fn lab_uses_the_store_and_resource_of_the_user() {
     let store = Store::new();
     let (url, bank) = (store.url(), Bank::new(&store));
     let resource = format!("--resource={}", bank.url);
     let picture = store.path("pause.svg");
     let svg = format!("--svg={}", picture.display());
-    let (code, account, err) =
-        lab(&store, &[&QUICK[..], &["--on", &url, &resource, &svg]].concat());
-    assert_eq!(code, Some(0), "{account} {err}");
-    assert_eq!((&account["store"], &account["resource"]), (&"sqlite".into(), &"sqlite".into()));
+    let (code, result, err) = lab(&store, &[&QUICK[..], &["--on", &url, &resource, &svg]].concat());
+    assert_eq!(code, Some(0), "{result} {err}");
+    assert_eq!((&result["store"], &result["resource"]), (&"sqlite".into(), &"sqlite".into()));
     // No lock is left in the store, and nothing but the fence in the resource.
     store.assert_empty();
     bank.assert_as_it_was();
-    assert_eq!(account["fence_installed"], true);
-    assert_eq!((&account["left_behind"], &account["kept"]), (&Value::Null, &Value::Null));
-    assert_eq!(account["svg"], picture.display().to_string());
+    assert_eq!(result["fence_installed"], true);
+    assert_eq!((&result["not_removed"], &result["files"]), (&Value::Null, &Value::Null));
+    assert_eq!(result["svg"], picture.display().to_string());
     let drawn = std::fs::read_to_string(picture).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("130: 50 lost"), "{drawn}");
     assert!(drawn.contains("130? refused") && !drawn.contains("<script"), "{drawn}");
     assert!(drawn.contains("past its lease, without and with the fence"), "{drawn}");
 
-    let (code, account, err) =
+    let (code, result, err) =
         lab(&store, &["lab", "nolock", "--copies=3", "--ticks=2", "--json", &resource]);
-    assert_eq!(code, Some(0), "{account} {err}");
+    assert_eq!(code, Some(0), "{result} {err}");
     bank.assert_as_it_was();
-    // It is there now; and files there are none.
-    let (code, out, err) = store.say(&[&QUICK[..4], &["--keep", "--on", &url, &resource]].concat());
+    // The fence is installed by now, and the lab has no files.
+    let (code, out, err) = store.run(&[&QUICK[..4], &["--keep", "--on", &url, &resource]].concat());
     assert_eq!(code, Some(0), "{out} {err}");
-    assert!(!out.contains("installed") && out.contains("no files to keep"), "{out}");
+    assert!(!out.contains("installed") && out.contains("no files of its own to keep"), "{out}");
 }
 
-/// However a lab ends, it clears up before: its tables and its mark go, and an earlier picture stays.
+/// However a lab ends, it cleans up: its tables and its mark are removed, and an earlier picture stays.
 #[test]
-fn an_ended_lab_leaves_nothing_in_the_users_database() {
+fn interrupted_lab_leaves_nothing_in_the_database_of_the_user() {
     for (signal, code) in [(Some(Signal::INT), 130), (Some(Signal::TERM), 143), (None, 70)] {
         let store = Store::new();
         let bank = Bank::new(&store);
@@ -202,21 +210,21 @@ fn an_ended_lab_leaves_nothing_in_the_users_database() {
         if let Some(signal) = signal {
             running.signal(signal);
         } else {
-            // A worker that ends unasked is the end of the lab, by an error.
+            // A worker that ends unexpectedly ends the lab with an error.
             let id = children_of(running.id(), "__lab-worker")[0];
             let id = rustix::process::Pid::from_raw(id).unwrap();
             rustix::process::kill_process(id, Signal::KILL).unwrap();
         }
         let (got, _, err) = running.end();
         assert_eq!(got, Some(code), "{err}");
-        assert!(!err.contains("clear up") && err.trim().lines().count() == 1, "{err}");
+        assert!(!err.contains("clean up") && err.trim().lines().count() == 1, "{err}");
         bank.assert_as_it_was();
         assert_eq!(std::fs::read_to_string(&picture).unwrap(), "earlier");
     }
 }
 
 #[test]
-fn what_can_not_be_cleared_is_named() {
+fn leftovers_of_a_lab_are_named() {
     let store = Store::new();
     let bank = Bank::new(&store);
     let resource = format!("--resource={}", bank.url);
@@ -230,17 +238,17 @@ fn what_can_not_be_cleared_is_named() {
     let (code, _, err) = running.end();
     bank.db.execute_batch("ROLLBACK").unwrap();
     assert_eq!(code, Some(130), "{err}");
-    assert!(err.contains("could not clear up") && err.contains(&table), "{err}");
+    assert!(err.contains("could not clean up") && err.contains(&table), "{err}");
     assert_eq!(err.trim().lines().count(), 1, "{err}");
 }
 
 #[test]
-fn the_lanes_are_drawn_as_the_locale_allows() {
+fn timeline_is_drawn_as_the_locale_allows() {
     let store = Store::new();
     let said = |locale: &str| {
         let mut command = store.fencepost(&QUICK[..4]);
         command.env("LC_ALL", locale);
-        heard(&command.output().unwrap())
+        outcome_of(&command.output().unwrap())
     };
     let (code, out, err) = said("C.UTF-8");
     assert_eq!(code, Some(0), "{out} {err}");
@@ -251,12 +259,12 @@ fn the_lanes_are_drawn_as_the_locale_allows() {
 }
 
 #[test]
-fn a_killed_holder_frees_the_lock_at_once_on_the_embedded_store() {
+fn killed_holder_frees_the_lock_at_once_on_the_embedded_store() {
     let store = Store::new();
-    let (code, account, err) = lab(&store, &["lab", "crash", "--ttl=20s", "--rounds=2", "--json"]);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
-    assert_eq!(account["sees_the_process_end"], true);
-    for round in account["rounds"].as_array().unwrap() {
+    let (result, _) =
+        lab_shows(&store, &["lab", "crash", "--ttl=20s", "--rounds=2", "--json"], true);
+    assert_eq!(result["sees_the_process_end"], true);
+    for round in result["rounds"].as_array().unwrap() {
         let (free, left) = (round["free_after_ms"].as_f64(), round["lease_left_ms"].as_f64());
         assert!(free.unwrap() < left.unwrap(), "{round}");
         assert!(round["tokens"]["A"].as_u64() < round["tokens"]["B"].as_u64(), "{round}");
@@ -264,120 +272,112 @@ fn a_killed_holder_frees_the_lock_at_once_on_the_embedded_store() {
 }
 
 #[test]
-fn a_holder_that_lives_frees_nothing() {
+fn crash_lab_fails_if_the_holder_lives() {
     let store = Store::new();
     let arguments = ["lab", "crash", "--ttl=2s", "--rounds=1", "--no-kill", "--json"];
-    let (code, account, err) = lab(&store, &arguments);
-    assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
+    let (result, err) = lab_shows(&store, &arguments, false);
     assert!(err.contains("does not wait") && err.contains("not free after"), "{err}");
-    assert_eq!(account["rounds"][0]["tokens"]["B"], Value::Null, "{account}");
+    assert_eq!(result["rounds"][0]["tokens"]["B"], Value::Null, "{result}");
 }
 
 #[test]
-fn a_job_runs_once_per_tick_with_and_without_the_lock() {
+fn job_runs_once_per_tick_with_and_without_the_lock() {
     let store = Store::new();
-    let (code, account, err) = lab(&store, &["lab", "nolock", "--copies=5", "--ticks=4", "--json"]);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let (result, _) =
+        lab_shows(&store, &["lab", "nolock", "--copies=5", "--ticks=4", "--json"], true);
     for way in ["key", "lock"] {
-        assert_eq!(account[way]["runs"], serde_json::json!([1, 1, 1, 1]), "{account}");
-        assert_eq!(account[way]["claims"], serde_json::json!([1, 1, 1, 1]), "{account}");
+        assert_eq!(result[way]["runs"], serde_json::json!([1, 1, 1, 1]), "{result}");
+        assert_eq!(result[way]["claims"], serde_json::json!([1, 1, 1, 1]), "{result}");
     }
-    assert_eq!(account["key"]["steps"], serde_json::json!([5, 5, 5, 5]));
+    assert_eq!(result["key"]["steps"], serde_json::json!([5, 5, 5, 5]));
 }
 
 #[test]
-fn without_a_unique_key_the_job_runs_on_every_copy() {
+fn control_job_without_a_unique_key_runs_on_every_copy() {
     let store = Store::new();
     let arguments = ["lab", "nolock", "--copies=4", "--ticks=2", "--no-unique-key", "--json"];
-    let (code, account, err) = lab(&store, &arguments);
-    assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
-    assert_eq!(account["key"]["runs"], serde_json::json!([4, 4]), "{account}");
+    let (result, _) = lab_shows(&store, &arguments, false);
+    assert_eq!(result["key"]["runs"], serde_json::json!([4, 4]), "{result}");
 }
 
-/// A look alone does not do it: the database does not make the lock's half of the lab come out right.
+/// A check alone is not enough: the lock, and not the database, makes that half of the lab succeed.
 #[test]
-fn without_the_lock_some_tick_runs_the_job_twice() {
+fn control_job_without_the_lock_runs_twice_in_some_tick() {
     let store = Store::new();
     let arguments = ["lab", "nolock", "--copies=12", "--ticks=30", "--no-lock", "--json"];
-    let (code, account, err) = lab(&store, &arguments);
-    assert_eq!((code, &account["shown"]), (Some(1), &Value::Bool(false)), "{account} {err}");
+    let (_, err) = lab_shows(&store, &arguments, false);
     assert!(err.contains("by the lock the job runs once") && !err.contains("alone"), "{err}");
 }
 
-/// What the store made of the TTL is told: etcd has no lease of less than a second or two.
+/// The lab reports the TTL that the store granted: etcd has a minimum of a second or two.
 #[test]
-fn the_ttl_is_the_one_that_the_store_keeps() {
+fn lab_reports_the_ttl_that_the_store_grants() {
     let etcd = fencepost_testkit::Etcd::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", etcd.url());
     let crash = ["lab", "crash", "--ttl=200ms", "--rounds=1", &on];
-    let (code, account, err) = lab(&store, &[&crash[..], &["--json"]].concat());
-    assert_eq!((code, &account["ttl_asked_ms"]), (Some(0), &200.into()), "{account} {err}");
-    let kept = account["ttl_ms"].as_u64().unwrap();
-    assert!(kept >= 1000, "{account}");
-    let (code, out, err) = store.say(&crash);
+    let (code, result, err) = lab(&store, &[&crash[..], &["--json"]].concat());
+    assert_eq!((code, &result["ttl_asked_ms"]), (Some(0), &200.into()), "{result} {err}");
+    let kept = result["ttl_ms"].as_u64().unwrap();
+    assert!(kept >= 1000, "{result}");
+    let (code, out, err) = store.run(&crash);
     assert_eq!(code, Some(0), "{out} {err}");
-    assert!(out.contains("(asked for 200ms)"), "{out}");
-    assert!(words(&out).contains("the lock is free when the lease has run out"), "{out}");
+    assert!(out.contains("(requested 200ms)"), "{out}");
+    assert!(words(&out).contains("the lock is free when the lease has ended"), "{out}");
 }
 
-/// Where it is the session that counts, nobody says that it is the lease.
+/// On a store with sessions, the lab says that the session counts, and not the lease.
 #[test]
-fn on_a_zookeeper_the_session_decides() {
+fn crash_lab_on_zookeeper_waits_for_the_session() {
     let zookeeper = fencepost_testkit::ZooKeeper::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", zookeeper.url());
-    let (code, out, err) = store.say(&["lab", "crash", "--ttl=2s", "--rounds=1", &on]);
+    let (code, out, err) = store.run(&["lab", "crash", "--ttl=2s", "--rounds=1", &on]);
     assert_eq!(code, Some(0), "{out} {err}");
     assert!(words(&out).contains("the lock is free when its session has timed out"), "{out}");
-    assert!(out.contains("waits for the lease's end, and for the session's"), "{out}");
-    let (code, out, err) = store.say(&["lab", "pause", "--ttl=2s", "--work=100ms", &on]);
+    assert!(out.contains("waits for the end of the lease, and of the session"), "{out}");
+    let (code, out, err) = store.run(&["lab", "pause", "--ttl=2s", "--work=100ms", &on]);
     assert_eq!(code, Some(0), "{out} {err}");
-    assert!(out.contains("A's lease ends, its session not yet"), "{out}");
+    assert!(out.contains("A's lease ends, but not its session"), "{out}");
     assert!(
         words(&out).contains("after the end of A's lease. Here the lock is free when its"),
         "{out}"
     );
 }
 
-/// A server can not see a process end: there the lease decides, and the fence is needed just the same.
+/// A server cannot detect the end of a process, so the lease decides there. The fence is needed as well.
 #[test]
-fn on_a_redis_the_next_waits_for_the_lease() {
+fn crash_lab_on_redis_waits_for_the_lease() {
     let redis = fencepost_testkit::Redis::builder().start().unwrap();
     let store = Store::new();
     let on = format!("--on={}", redis.url());
-    let (code, account, err) = lab(&store, &[&QUICK[..], &[&on]].concat());
-    assert_eq!((code, &account["store"]), (Some(0), &"redis".into()), "{account} {err}");
-    let (code, account, err) =
-        lab(&store, &["lab", "crash", "--ttl=500ms", "--rounds=2", "--json", &on]);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
-    assert_eq!(account["sees_the_process_end"], false);
-    let (code, account, err) =
-        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=2", "--json", &on]);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
-    let (_, left, _) = store.say(&["ls", "--json", &on]);
+    let (code, result, err) = lab(&store, &[&QUICK[..], &[&on]].concat());
+    assert_eq!((code, &result["store"]), (Some(0), &"redis".into()), "{result} {err}");
+    let (result, _) =
+        lab_shows(&store, &["lab", "crash", "--ttl=500ms", "--rounds=2", "--json", &on], true);
+    assert_eq!(result["sees_the_process_end"], false);
+    lab_shows(&store, &["lab", "nolock", "--copies=4", "--ticks=2", "--json", &on], true);
+    let (_, left, _) = store.run(&["ls", "--json", &on]);
     assert!(left.contains(r#""locks":[]"#), "{left}");
 }
 
 #[test]
-fn the_resource_can_be_a_postgresql_database() {
+fn pause_lab_works_with_a_postgresql_resource() {
     let database = fencepost_testkit::Postgres::shared().unwrap().database().unwrap();
     let store = Store::new();
     let resource = format!("--resource={}", database.url());
-    let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
-    assert_eq!((code, &account["resource"]), (Some(0), &"postgres".into()), "{account} {err}");
-    let halves = &account["halves"];
-    assert_eq!((&halves[0]["final"], &halves[1]["final"]), (&130.into(), &150.into()), "{account}");
-    let (code, account, err) =
-        lab(&store, &["lab", "nolock", "--copies=4", "--ticks=3", "--json", &resource]);
-    assert_eq!((code, &account["shown"]), (Some(0), &Value::Bool(true)), "{account} {err}");
+    let (code, result, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
+    assert_eq!((code, &result["resource"]), (Some(0), &"postgres".into()), "{result} {err}");
+    let halves = &result["halves"];
+    assert_eq!((&halves[0]["final"], &halves[1]["final"]), (&130.into(), &150.into()), "{result}");
+    lab_shows(&store, &["lab", "nolock", "--copies=4", "--ticks=3", "--json", &resource], true);
     let tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencepost_lab%'";
     assert_eq!(database.psql(tables).unwrap().trim(), "0");
-    // Neither marks nor records of resets.
+    // Neither marks nor records of resets are left.
     let marks =
         "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM fencepost.resets)";
     assert_eq!(database.psql(marks).unwrap().trim(), "0");
-    // One that is interrupted clears up, too.
+    // An interrupted lab cleans up too.
     let pause = ["lab", "pause", "--ttl=1h", "--work=1h", "--fenced=both", &resource];
     let mut running = store.start(&pause);
     assert!(running.lines().any(|line| line.unwrap().contains("is frozen")), "it froze nobody");
@@ -385,27 +385,27 @@ fn the_resource_can_be_a_postgresql_database() {
     running.signal(Signal::INT);
     let (code, _, err) = running.end();
     assert_eq!(code, Some(130), "{err}");
-    assert!(!err.contains("clear up"), "{err}");
+    assert!(!err.contains("clean up"), "{err}");
     assert_eq!(database.psql(tables).unwrap().trim(), "0");
     assert_eq!(database.psql(marks).unwrap().trim(), "0");
-    // The controls, here too.
+    // The controls fail here too.
     let arguments = [&QUICK[..], &["--fenced=neither", &resource]].concat();
     assert_eq!(lab(&store, &arguments).0, Some(1));
     let arguments =
         ["lab", "nolock", "--copies=12", "--ticks=30", "--no-lock", "--json", &resource];
-    let (code, account, err) = lab(&store, &arguments);
-    assert_eq!(code, Some(1), "{account} {err}");
+    let (code, result, err) = lab(&store, &arguments);
+    assert_eq!(code, Some(1), "{result} {err}");
     assert!(err.contains("by the lock the job runs once") && !err.contains("alone"), "{err}");
 }
 
-/// Where the fence is, whoever may enter can see the lab; its owner is another.
+/// If the fence is installed, a role that can enter can run the lab. Another role owns the fence.
 #[test]
-fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
+fn pause_lab_works_for_a_role_that_can_only_enter() {
     let database = fencepost_testkit::Postgres::shared().unwrap().database().unwrap();
     database.psql("CREATE ROLE lab_app LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC").unwrap();
     let store = Store::new();
     let resource = format!("--resource={}", database.url());
-    let (code, _, err) = store.say(&["fence", "install", &resource]);
+    let (code, _, err) = store.run(&["fence", "install", &resource]);
     assert_eq!(code, Some(0), "{err}");
     database
         .psql(
@@ -415,24 +415,24 @@ fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
         .unwrap();
     let resource = format!("--resource={}", database.url_as("lab_app"));
 
-    // The fence has nothing to do with it.
+    // The error is about tables, not about the fence.
     for which in ["pause", "nolock"] {
-        let (code, out, err) = store.say(&["lab", which, &resource]);
+        let (code, out, err) = store.run(&["lab", which, &resource]);
         assert_eq!(code, Some(78), "{out} {err}");
         assert!(err.contains("GRANT CREATE ON SCHEMA public") && !err.contains("enter"), "{err}");
         assert_eq!((err.trim().lines().count(), out.as_str()), (1, ""), "{err}");
     }
 
     database.psql("GRANT CREATE ON SCHEMA public TO lab_app").unwrap();
-    let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
-    assert_eq!((code, &account["fence_installed"]), (Some(0), &Value::Bool(false)), "{err}");
-    // To forget a mark is for admins: it is named.
+    let (code, result, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
+    assert_eq!((code, &result["fence_installed"]), (Some(0), &Value::Bool(false)), "{err}");
+    // Only admins can forget a mark, so the lab reports the one that is left.
     assert!(err.contains("fence reset fencepost-lab/pause/"), "{err}");
     assert_eq!(database.psql("SELECT count(*) FROM fencepost.marks").unwrap().trim(), "1");
 
     database.psql("GRANT EXECUTE ON FUNCTION fencepost.reset TO lab_app").unwrap();
-    let (code, account, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
-    assert_eq!((code, err.as_str()), (Some(0), ""), "{account}");
+    let (code, result, err) = lab(&store, &[&QUICK[..], &[&resource]].concat());
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{result}");
     assert_eq!(database.psql("SELECT count(*) FROM fencepost.marks").unwrap().trim(), "1");
     assert_eq!(
         database.psql("SELECT why FROM fencepost.resets").unwrap().trim(),
@@ -440,9 +440,9 @@ fn a_role_that_does_not_own_the_fence_needs_no_more_than_to_enter() {
     );
 }
 
-/// Whoever ends the lab ends its workers, the frozen one too: by ^C, or by killing it.
+/// ^C, TERM and KILL end the lab and its workers, the frozen one too.
 #[test]
-fn nothing_is_left_of_a_lab_that_is_ended() {
+fn interrupted_lab_leaves_no_processes_or_files() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)] {
         let store = Store::new();
         let mut command = store.fencepost(&["lab", "pause", "--ttl=1h", "--work=1h"]);
@@ -472,10 +472,10 @@ fn bad_input_is_one_line() {
     for (arguments, code, words) in [
         (&["lab", "pause", "--on", "memory:"][..], 78, "memory of one process"),
         (&["lab", "pause", "--resource", "mysql://root:secret@x"], 64, "\"mysql:...\""),
-        (&["lab", "pause", "--resource", "sqlite:"], 64, "names no file"),
+        (&["lab", "pause", "--resource", "sqlite:"], 64, "has no path"),
         (&["lab", "pause", "--resource", ""], 64, "the resource is empty: give sqlite:PATH"),
         (&["lab", "pause", "--resource", "bank.db"], 64, "has no scheme: give sqlite:PATH"),
-        (&["lab", "pause", "--resource", "sqlite:/nowhere/x.db"], 69, "/nowhere/x.db can not be"),
+        (&["lab", "pause", "--resource", "sqlite:/nowhere/x.db"], 69, "/nowhere/x.db cannot be"),
         (&["lab", "pause", "--ttl", "-5s"], 64, "--ttl <DURATION>: \"-5s\""),
         (&["lab", "pause", "--work", "-5s"], 64, "--work <DURATION>: \"-5s\""),
         (&["lab", "pause", "--svg", ""], 64, "--svg"),
@@ -493,11 +493,11 @@ fn bad_input_is_one_line() {
         (&["lab"], 64, "fencepost lab --help"),
         (&["__lab-worker"], 64, "own use"),
     ] {
-        let (got, out, err) = store.say(arguments);
+        let (got, out, err) = store.run(arguments);
         assert_eq!(got, Some(code), "{arguments:?}: {out} {err}");
         assert!(err.contains(words) && err.trim().lines().count() == 1, "{arguments:?}: {err}");
         assert!(!err.contains("secret"), "{err}");
-        // Nothing is told of a lab that does not begin.
+        // A lab that does not start prints nothing.
         assert_eq!(out, "", "{arguments:?}");
     }
 }

@@ -1,8 +1,8 @@
-//! `acquire`, `renew`, `release`: a lock in the hands of a script.
+//! `acquire`, `renew`, `release`: a lock that a script holds.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use fencepost_testkit::command::{LIMIT, Store, heard, now, wait_for};
+use fencepost_testkit::command::{LIMIT, Store, now, outcome_of, wait_for};
 
 /// The value of a string in a flat JSON object.
 fn field(json: &str, name: &str) -> String {
@@ -11,7 +11,7 @@ fn field(json: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_script_can_eval_what_acquire_prints() {
+fn script_can_eval_the_output_of_acquire() {
     let store = Store::new();
     let script = r#"
         set -e
@@ -33,78 +33,89 @@ fn a_script_can_eval_what_acquire_prints() {
         .env("FENCEPOST_URL", store.url())
         .env("STORE", store.url())
         .env_remove("FENCEPOST_OWNER");
-    let (code, _, err) = heard(&command.output().unwrap());
+    let (code, _, err) = outcome_of(&command.output().unwrap());
     assert_eq!(code, Some(0), "{err}");
     store.assert_empty();
 }
 
-/// P3. The old owner wakes up: its lease has run out and somebody else has the lock.
+/// P3. The stale owner wakes up: its lease has ended, and another client holds the lock.
 #[test]
-fn an_old_owner_changes_nothing() {
+fn stale_owner_changes_nothing() {
     let store = Store::new();
-    let (code, old, err) = store.say(&["acquire", "--json", "--ttl", "100ms", "x"]);
+    let (code, old, err) = store.run(&["acquire", "--json", "--ttl", "100ms", "x"]);
     assert_eq!(code, Some(0), "{err}");
-    let (code, new, err) = store.say(&["acquire", "--json", "--ttl", "1h", "--label", "new", "x"]);
+    let (code, new, err) = store.run(&["acquire", "--json", "--ttl", "1h", "--label", "new", "x"]);
     assert_eq!(code, Some(0), "{err}");
     let owner = field(&old, "owner");
     for verb in ["renew", "release"] {
         let mut command = store.fencepost(&[verb, "x"]);
-        let (code, out, err) = heard(&command.env("FENCEPOST_OWNER", &owner).output().unwrap());
+        let (code, out, err) =
+            outcome_of(&command.env("FENCEPOST_OWNER", &owner).output().unwrap());
         assert_eq!((code, out.as_str()), (Some(76), ""), "{err}");
         assert!(err.contains("not held") && !err.contains(&owner), "{err}");
     }
     assert_eq!(store.holder("x").as_deref(), Some("new"));
     let tokens = [&old, &new].map(|grant| field(grant, "token").parse::<u64>().unwrap());
     assert!(tokens[0] < tokens[1], "{tokens:?}");
-    let (code, _, err) = store.say(&["renew", "--owner", &field(&new, "owner"), "x"]);
+    let (code, _, err) = store.run(&["renew", "--owner", &field(&new, "owner"), "x"]);
     assert_eq!(code, Some(0), "{err}");
-    let (code, _, err) = store.say(&["release", "--owner", &field(&new, "owner"), "x"]);
+    let (code, _, err) = store.run(&["release", "--owner", &field(&new, "owner"), "x"]);
     assert_eq!(code, Some(0), "{err}");
     store.assert_empty();
 }
 
 #[test]
-fn a_lock_that_nobody_renews_ends_with_its_ttl_and_not_before() {
+fn unrenewed_lock_ends_with_its_ttl() {
     let store = Store::new();
     let before = now();
-    assert_eq!(store.say(&["acquire", "--ttl", "400ms", "x"]).0, Some(0));
+    assert_eq!(store.run(&["acquire", "--ttl", "400ms", "x"]).0, Some(0));
     assert!(store.holder("x").is_some() || now().since(before).as_millis() >= 400);
-    let (code, ..) = store.say(&["run", "--wait", "10s", "x", "--", "true"]);
+    let (code, ..) = store.run(&["run", "--wait", "10s", "x", "--", "true"]);
     assert_eq!(code, Some(0));
     assert!(now().since(before).as_millis() >= 400);
     wait_for("nothing to be held", LIMIT, || store.holder("x").is_none());
 }
 
 #[test]
-fn if_nobody_reads_the_owner_nothing_stays_locked() {
+fn acquire_releases_if_stdout_is_closed() {
     let store = Store::new();
     let mut command = store.fencepost(&["acquire", "x"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let (code, _, err) = heard(&command.stdout(writer).output().unwrap());
+    let (code, _, err) = outcome_of(&command.stdout(writer).output().unwrap());
     assert_eq!(code, Some(70), "{err}");
     store.assert_empty();
 }
 
 /// The owner is a secret: it is printed by `acquire` and nowhere else, not even in a trace.
 #[test]
-fn the_owner_is_in_no_log() {
+fn owner_is_in_no_log() {
     let store = Store::new();
     let mut command = store.fencepost(&["acquire", "--json", "--ttl", "1m", "x"]);
-    let (_, grant, log) = heard(&command.env("FENCEPOST_LOG", "trace").output().unwrap());
+    let (_, grant, log) = outcome_of(&command.env("FENCEPOST_LOG", "trace").output().unwrap());
     let owner = field(&grant, "owner");
     assert!(!log.is_empty() && !log.contains(&owner), "{log}");
     for verb in ["renew", "release", "release"] {
         let mut command = store.fencepost(&[verb, "x"]);
         command.env("FENCEPOST_LOG", "trace").env("FENCEPOST_OWNER", &owner);
-        let (_, out, log) = heard(&command.output().unwrap());
+        let (_, out, log) = outcome_of(&command.output().unwrap());
         assert!(!log.contains(&owner) && !out.contains(&owner), "{log}");
     }
 }
 
-/// `eval ""` succeeds, so a script that evaluates nothing would go on without the lock.
 #[test]
-fn a_script_that_evals_a_failed_acquire_stops() {
+fn log_filter_that_cannot_be_read_is_refused() {
+    let store = Store::new();
+    let mut command = store.fencepost(&["ls"]);
+    let (code, _, log) =
+        outcome_of(&command.env("FENCEPOST_LOG", "fencepost=loud").output().unwrap());
+    assert_eq!(code, Some(64), "{log}");
+    assert!(log.contains("FENCEPOST_LOG is \"fencepost=loud\""), "{log}");
+}
+
+/// `eval ""` succeeds, so a script that evaluates nothing would continue without the lock.
+#[test]
+fn script_that_evals_a_failed_acquire_stops() {
     let store = Store::new();
     let holder = store.start(&["run", "x", "--", "sleep", "1000"]);
     wait_for("the holder", LIMIT, || store.holder("x").is_some());
@@ -112,15 +123,16 @@ fn a_script_that_evals_a_failed_acquire_stops() {
         let script = format!(r#"eval "$("$0" acquire {arguments})" || exit; echo UNLOCKED"#);
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_fencepost")]);
-        let (code, out, err) = heard(&command.env("FENCEPOST_URL", store.url()).output().unwrap());
+        let (code, out, err) =
+            outcome_of(&command.env("FENCEPOST_URL", store.url()).output().unwrap());
         assert_eq!((code, out.as_str()), (Some(wanted), ""), "{arguments}: {err}");
     }
     holder.signal(rustix::process::Signal::TERM);
 }
 
-/// `renew` and `release` work on the store that `acquire` was given, wherever the script has gone meanwhile.
+/// `renew` and `release` use the store of `acquire`, even after the script has changed its directory.
 #[test]
-fn a_script_finds_the_store_of_its_acquire() {
+fn renew_and_release_find_the_store_of_acquire() {
     let store = Store::new();
     let script = r#"
         set -e
@@ -131,17 +143,17 @@ fn a_script_finds_the_store_of_its_acquire() {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_fencepost")]).current_dir(store.dir.path());
     command.env("FENCEPOST_URL", store.url()).env_remove("FENCEPOST_OWNER");
-    let (code, _, err) = heard(&command.output().unwrap());
+    let (code, _, err) = outcome_of(&command.output().unwrap());
     assert_eq!(code, Some(0), "{err}");
 }
 
-/// An unset variable in a script must not become a lock that nobody else sees.
+/// An empty variable in a script must not select the default file, where the lock excludes no other host.
 #[test]
-fn an_empty_url_is_not_the_local_file() {
+fn empty_url_is_refused() {
     let store = Store::new();
     for line in [&["run", "x", "--", "true"][..], &["ls"], &["acquire", "x"]] {
         let mut command = store.fencepost(line);
-        let (code, _, err) = heard(&command.env("FENCEPOST_URL", "").output().unwrap());
+        let (code, _, err) = outcome_of(&command.env("FENCEPOST_URL", "").output().unwrap());
         assert_eq!(code, Some(64), "{err}");
         assert!(err.contains("FENCEPOST_URL is empty"), "{err}");
     }

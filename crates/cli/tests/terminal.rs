@@ -1,12 +1,12 @@
-//! On a terminal: the command is its foreground group, ^C and ^Z reach it, and a wait shows for whom.
+//! On a terminal: the command is its foreground group, ^C and ^Z reach it, and a wait shows the holder.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::process::Command;
 
-use fencepost_testkit::command::{LIMIT, Store, heard, wait_for};
+use fencepost_testkit::command::{LIMIT, Running, Store, outcome_of, wait_for};
 
-/// Types and looks as `typist.py` is told. Without python3 there is nobody to type: that is said, not hidden.
+/// Runs the steps with `typist.py`. Without python3 the test is skipped visibly.
 fn at_a_terminal(store: &Store, steps: &[&str]) {
     let own = std::path::Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
@@ -23,29 +23,37 @@ fn at_a_terminal(store: &Store, steps: &[&str]) {
             println!("SKIPPED: no python3 to open a terminal with");
         }
         output => {
-            let (code, _, err) = heard(&output.unwrap());
+            let (code, _, err) = outcome_of(&output.unwrap());
             assert_eq!(code, Some(0), "{err}");
-            // What the last command printed came before its lock was released.
+            // The last command may have printed before its lock was released.
             wait_for("an empty store", LIMIT, || {
-                store.say(&["ls", "--json"]).1.contains(r#""locks":[]"#)
+                store.run(&["ls", "--json"]).1.contains(r#""locks":[]"#)
             });
         }
     }
 }
 
+/// A store on which `me` holds the lock `x`.
+fn held() -> (Store, Running) {
+    let store = Store::new();
+    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
+    wait_for("the holder", LIMIT, || store.holder("x").is_some());
+    (store, holder)
+}
+
 #[test]
-fn the_command_is_the_foreground_group_and_reads_the_terminal() {
+fn command_is_the_foreground_group_and_reads_the_terminal() {
     let script = r#"type:fencepost run x -- sh -c 'ps -o pgid=,tpgid= -p $$; tty; read line; echo "<$line>"'\n"#;
     at_a_terminal(
         &Store::new(),
         &[
             script,
-            // Its group, and the terminal's, are the same number.
+            // Its group is the terminal's foreground group.
             r"see:\n *(\d+) +\1\s",
             r"see:/dev/pts/\d+",
             r"type:words\n",
             "see:<words>",
-            // And the shell has it back.
+            // The shell has the terminal back.
             r"type:echo back $?\n",
             "see:back 0",
         ],
@@ -53,7 +61,7 @@ fn the_command_is_the_foreground_group_and_reads_the_terminal() {
 }
 
 #[test]
-fn control_c_ends_the_command_and_its_code_is_passed_on() {
+fn control_c_ends_the_command_and_its_exit_code_is_passed_on() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -68,14 +76,14 @@ fn control_c_ends_the_command_and_its_code_is_passed_on() {
 }
 
 #[test]
-fn control_z_gives_the_shell_its_prompt_and_fg_goes_on() {
+fn control_z_returns_to_the_shell_and_fg_continues() {
     at_a_terminal(
         &Store::new(),
         &[
             r"type:fencepost run x -- sh -c 'echo u''p; read line; echo go''t $line; exit 3'\n",
             "see:up",
             r"type:\x1a",
-            "see:stopped; lock \"x\" is lost and the command killed in [0-9.]+m?s",
+            "see:stopped: lock \"x\" is lost and the command killed in [0-9.]+m?s",
             "see:Stopped",
             r"type:jobs; echo prompt''ed\n",
             "see:prompted",
@@ -90,7 +98,7 @@ fn control_z_gives_the_shell_its_prompt_and_fg_goes_on() {
 }
 
 #[test]
-fn a_command_left_stopped_is_killed_when_the_lease_ends() {
+fn stopped_command_is_killed_when_the_lease_ends() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -100,7 +108,7 @@ fn a_command_left_stopped_is_killed_when_the_lease_ends() {
             "see:Stopped",
             r"type:fencepost run y -- echo the shell work''s\n",
             "see:works",
-            // Granted only when the lease of the stopped one has ended.
+            // Granted only when the lease of the stopped command has ended.
             r"type:fencepost run x -- echo nex''t\n",
             "see:next",
             r"type:fg\n",
@@ -112,13 +120,13 @@ fn a_command_left_stopped_is_killed_when_the_lease_ends() {
 }
 
 #[test]
-fn a_background_job_that_wants_the_terminal_stops_as_any_job() {
+fn background_job_that_reads_the_terminal_stops() {
     at_a_terminal(
         &Store::new(),
         &[
             r"type:fencepost run x -- sh -c 'read line; echo go''t $line' &\n",
-            "see:stopped; lock",
-            // It says so just before it stops.
+            "see:stopped: lock",
+            // The message comes just before the stop.
             r"type:until jobs | grep Stopped; do sleep 0.05; done\n",
             r"see:\[1\]\+ +Stopped",
             r"type:fg\n",
@@ -130,7 +138,7 @@ fn a_background_job_that_wants_the_terminal_stops_as_any_job() {
 }
 
 #[test]
-fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks() {
+fn command_in_a_pipeline_gets_the_terminal_when_it_reads() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -144,18 +152,16 @@ fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks() {
 }
 
 #[test]
-fn a_wait_shows_who_holds_the_lock() {
-    let store = Store::new();
-    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    wait_for("the holder", LIMIT, || store.holder("x").is_some());
+fn wait_shows_the_holder() {
+    let (store, holder) = held();
     let leave = format!("type:kill {}\\n", holder.id());
     at_a_terminal(
         &store,
         &[
             r"type:fencepost run x -- echo min''e &\n",
-            "see:waiting for \"x\": held by me for [0-9.]+m?s, lease [0-9.]+s left; 0 ahead of",
-            // It is kept up to date.
-            "see:waiting for \"x\": held by me for [0-9.]+s",
+            r#"see:waiting for "x" \(1 of 1\): held by me for [0-9.]+m?s, lease [0-9.]+s left"#,
+            // The line is updated.
+            r#"see:waiting for "x" \(1 of 1\): held by me for [0-9.]+s"#,
             &leave,
             "see:mine",
         ],
@@ -164,9 +170,7 @@ fn a_wait_shows_who_holds_the_lock() {
 
 #[test]
 fn break_asks_first() {
-    let store = Store::new();
-    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    wait_for("the holder", LIMIT, || store.holder("x").is_some());
+    let (store, holder) = held();
     at_a_terminal(
         &store,
         &[
@@ -189,16 +193,16 @@ fn lowering_a_mark_asks_first() {
         &Store::new(),
         &[
             r"type:export FENCEPOST_RESOURCE=file:report; fencepost fence enter k --token 34\n",
-            "see:lower ones are refused now",
-            // A raised mark lets nobody in.
+            "see:lower tokens are refused now",
+            // A raised mark admits no further token, so there is no question.
             r"type:fencepost fence reset k --to 35 --why te''st\n",
-            "see:is 35 now; it was 34",
+            "see:is now 35; it was 34",
             r"type:fencepost fence reset k --to 3 --why te''st\n",
-            r"see:is 35 \(.*with 3 it lets in tokens from 3 on. Lower it\? \[y/N\] ",
+            r"see:is 35 \(.*the mark 3 admits all tokens from 3 on. Lower it\? \[y/N\] ",
             r"type:n\n",
-            "see:was not reset: you said no",
+            "see:was not reset: you answered no",
             r"type:fencepost fence reset k --forget --why te''st\n",
-            r"see:any token may enter. Forget it\? \[y/N\] ",
+            r"see:any token can enter. Forget it\? \[y/N\] ",
             r"type:y\n",
             "see:is forgotten; it was 35",
         ],
@@ -206,7 +210,7 @@ fn lowering_a_mark_asks_first() {
 }
 
 #[test]
-fn advice_is_given_after_a_few_questions() {
+fn advise_asks_a_few_questions() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -215,11 +219,11 @@ fn advice_is_given_after_a_few_questions() {
             r"type:nothing\n",
             "see:1-7: ",
             r"type:2\n",
-            "see:What does it cost",
+            "see:What happens if two",
             r"type:2\n",
             "see:What can the resource check",
             r"type:3\n",
-            "see:Where do those run",
+            "see:Where do the competing",
             r"type:1\n",
             "see:nightly-billing: a job",
             "see:fencepost once",
@@ -230,7 +234,7 @@ fn advice_is_given_after_a_few_questions() {
 }
 
 #[test]
-fn control_c_ends_a_leader_and_nobody_campaigns_again() {
+fn control_c_ends_a_leader_without_another_campaign() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -245,7 +249,7 @@ fn control_c_ends_a_leader_and_nobody_campaigns_again() {
 }
 
 #[test]
-fn a_record_is_forgotten_after_a_question() {
+fn forgetting_a_record_asks_first() {
     at_a_terminal(
         &Store::new(),
         &[
@@ -261,18 +265,18 @@ fn a_record_is_forgotten_after_a_question() {
     );
 }
 
-/// As with `flock`: one ^C, and the shell's loop is over. The terminal sends it to the command alone, which has the
-/// terminal, so we must see to it that the shell learns of it.
+/// As with `flock`, one ^C ends the shell's loop. The terminal sends ^C only to the command, its foreground group, so
+/// fencepost must let the shell know.
 #[test]
-fn control_c_ends_a_loop_around_us() {
+fn control_c_ends_a_loop_around_fencepost() {
     for script in [
         // The interactive shell's own loop.
         r"type:while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000'; done\n",
-        // A script's: its shell is in our process group, and the terminal did not send it anything.
+        // A script's loop: its shell is in fencepost's process group, which got nothing from the terminal.
         r#"type:bash -c "while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
         r#"type:sh -c "while :; do fencepost once k -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
         r#"type:sh -c "while :; do fencepost elect x -- sh -c 'echo u''p; exec sleep 1000'; done"\n"#,
-        // Stdin is not the terminal: we get it ourselves and pass it on.
+        // Stdin is not the terminal: fencepost gets ^C itself and forwards it.
         r#"type:sh -c "while :; do fencepost run x -- sh -c 'echo u''p; exec sleep 1000' </dev/null; done"\n"#,
         r#"type:sh -c "while :; do fencepost watch x | sed 's/is free/u''p/'; done"\n"#,
     ] {
@@ -283,12 +287,10 @@ fn control_c_ends_a_loop_around_us() {
     }
 }
 
-/// Likewise while it waits, and the wait is given up.
+/// The same during a wait, which gives up its position.
 #[test]
 fn control_c_ends_a_loop_around_a_wait() {
-    let store = Store::new();
-    let holder = store.start(&["run", "--label", "me", "x", "--", "sleep", "1000"]);
-    wait_for("the holder", LIMIT, || store.holder("x").is_some());
+    let (store, holder) = held();
     let leave = format!("type:kill {}\\n", holder.id());
     at_a_terminal(
         &store,
@@ -305,9 +307,9 @@ fn control_c_ends_a_loop_around_a_wait() {
     );
 }
 
-/// A command that handles ^C and ends well does not end the loop.
+/// A command that handles ^C and exits does not end the loop.
 #[test]
-fn control_c_that_the_command_handles_is_its_own() {
+fn control_c_handled_by_the_command_does_not_end_fencepost() {
     at_a_terminal(
         &Store::new(),
         &[

@@ -1,14 +1,14 @@
-//! What the command says, as transcripts in `tests/cmd`: a reviewer reads them, and a changed word shows.
-//! `TRYCMD=overwrite cargo test -p fencepost-cli --test transcripts` writes them anew.
+//! The output of the command, as transcripts in `tests/cmd`, so that a review shows each changed word.
+//! `TRYCMD=overwrite cargo test -p fencepost-cli --test transcripts` rewrites them.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// A database to be protected; an empty file is one.
+/// A SQLite database to protect: an empty file.
 fn resource(directory: &std::path::Path) -> String {
     let path = directory.join("shop.db");
     std::fs::write(&path, "").unwrap();
@@ -33,18 +33,18 @@ fn run(cases: &str) {
 }
 
 #[test]
-fn help_teaches() {
+fn help_texts() {
     run("tests/cmd/help*.trycmd");
 }
 
-// Each file on a store of its own, so that its last `ls` shows that nothing was left behind.
+// Each file has a store of its own, and its last `ls` shows that nothing was left behind.
 #[test]
 fn bad_input_is_one_line_and_leaves_nothing() {
     run("tests/cmd/bad-input.trycmd");
 }
 
 #[test]
-fn looking_at_an_empty_store() {
+fn inspecting_an_empty_store() {
     run("tests/cmd/looking.trycmd");
 }
 
@@ -116,9 +116,9 @@ fn shape(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     into.insert(format!("{path}: {kind}"));
 }
 
-/// What happens in a lab differs from run to run; what its account is made of does not.
+/// The result of a lab differs from run to run, but its fields do not.
 #[test]
-fn accounts_of_labs_have_a_fixed_shape() {
+fn lab_results_have_a_fixed_shape() {
     let mut actual = String::new();
     for line in [
         "pause --ttl 300ms --work 200ms",
@@ -130,7 +130,7 @@ fn accounts_of_labs_have_a_fixed_shape() {
         let account: Value = serde_json::from_slice(&output.stdout).unwrap();
         let mut paths = BTreeSet::new();
         shape(&account, "", &mut paths);
-        // Whether A's guard was lost while A ran is up to the scheduler.
+        // It depends on the scheduler whether A's guard was lost while A ran.
         paths.remove(".halves[].events[].cause: text");
         writeln!(actual, "lab {line}").unwrap();
         for path in paths {

@@ -1,7 +1,7 @@
-"""Plays a person at a terminal: runs a shell on a pty, types, and waits for what must appear.
+"""Acts as a user at a terminal: runs a shell on a pty, types, and waits for output.
 
 usage: typist.py STEP... where a step is `type:TEXT` or `see:REGEX`; TEXT may use \\n, \\x03 and the like.
-Ends with 0 when all was seen, with 1 and the whole screen on stderr otherwise.
+Exits with 0 if all output appeared, else with 1 and the whole screen on stderr.
 """
 
 import os
@@ -19,7 +19,7 @@ def main():
     shell, terminal = pty.fork()
     if shell == 0:
         os.environ["PS1"] = "$ "
-        # A test runner may ignore these, python does ignore some, and ignored signals are inherited.
+        # A test runner may ignore these signals, Python ignores some, and ignored signals are inherited.
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])

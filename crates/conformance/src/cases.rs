@@ -1,4 +1,4 @@
-//! The cases, a file per theme.
+//! The cases, one file per theme.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use fencepost_core::invariants::{Held, p1_no_overlap, p2_tokens_rise};
 use fencepost_core::{LockName, Moment, Token};
 use parking_lot::Mutex;
 
-use super::scene::{Scene, Verdict};
+use super::fixture::{Fixture, Verdict};
 
 mod bounds;
 mod breaking;
@@ -21,6 +21,7 @@ mod faults;
 mod flight;
 mod guarantees;
 mod ledger;
+mod look_up;
 mod names;
 mod observers;
 mod once;
@@ -30,31 +31,31 @@ mod queue;
 mod tokens;
 mod waiting;
 
-/// A named thing that must be true of every store.
-pub(super) struct Case {
+/// Something that must be true of every store, or of every fence.
+pub(super) struct Case<F = Fixture> {
     pub(super) name: &'static str,
-    /// Whether it does things to the store's server that no other case should see.
+    /// Whether it disturbs the store's server, so that no other case may share it.
     pub(super) own_server: bool,
-    /// Whether it keeps the machine so busy that others, with their short leases, should not run beside it.
+    /// Whether it keeps the machine so busy that cases with short leases should not run beside it.
     pub(super) alone: bool,
-    pub(super) run: for<'a> fn(&'a Scene) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
+    pub(super) run: for<'a> fn(&'a F) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
 }
 
-/// Lists the cases of a theme under the names of their functions; `@own_server` before those that need one,
-/// `@alone` before those that run alone.
+/// Lists the cases of a theme, named after their functions. `@own_server` marks those that need a server of their own,
+/// `@alone` those that run alone.
 macro_rules! cases {
     ($($(@$how:ident)? $name:ident),+ $(,)?) => {
-        pub(super) const CASES: &[$crate::cases::Case] = &[
+        pub(super) const CASES: &[$crate::cases::Case<Fixture>] = &[
             $($crate::cases::Case {
                 name: stringify!($name),
                 own_server: matches!(concat!($(stringify!($how))?).as_bytes(), b"own_server"),
                 alone: matches!(concat!($(stringify!($how))?).as_bytes(), b"alone"),
-                run: |scene| Box::pin($name(scene)),
+                run: |fixture| Box::pin($name(fixture)),
             }),+
         ];
     };
 }
-use cases;
+pub(super) use cases;
 
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     [
@@ -71,6 +72,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         names::CASES,
         guarantees::CASES,
         ledger::CASES,
+        look_up::CASES,
         election::CASES,
         observers::CASES,
         election_faults::CASES,
@@ -83,9 +85,8 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     .flatten()
 }
 
-/// What a case saw of one lock: who held it from when until when, on the client's clock. A stretch begins
-/// after the grant and ends before the release, or at the guard's own deadline, so it lies inside the
-/// lease that the store kept: two that overlap are two leases that overlapped.
+/// Who held one lock from when until when, on the client's clock. An interval begins after the grant and ends before the
+/// release, or at the guard's deadline. So it lies within the store's lease: if two intervals overlap, two leases did.
 pub(super) struct History {
     name: LockName,
     held: Mutex<Vec<Held>>,
@@ -105,7 +106,7 @@ impl History {
         self.held.lock().len()
     }
 
-    /// P1 and P2 over all that was seen.
+    /// Checks P1 and P2 over the whole history.
     pub(super) fn check(&self) -> Verdict {
         let held = self.held.lock();
         p1_no_overlap(&held)?;

@@ -1,22 +1,21 @@
-//! The suite that every fence runs, ours or yours: P8, case by case. [`Resource`] and [`Marks`] are the verbs of the contract
-//! as it uses them; what they mean is told in [`fences`](fencepost::fences).
+//! The suite that every fence runs, ours or yours: P8, case by case. [`Resource`] and [`Marks`] are the contract as the
+//! suite uses it; [`fences`](fencepost::fences) says what it means.
 //!
-//! You write a [`Fence`], which makes fresh resources with counters in them, and a test target with a main of
-//! its own (`harness = false`) that calls [`main`]. Ours is `tests/fences/main.rs`.
+//! Write a [`Fence`], which creates fresh resources with counters in them, and a test target with its own main
+//! (`harness = false`) that calls [`main`]. Ours is `tests/fences/main.rs`.
 //!
-//! The main case, `counter_is_exact`, is a read-modify-write under random pauses: workers take a lock that
-//! expires, read in one transaction, write in another, and freeze in between, often past their lease. Time is a
-//! number there, so a round takes milliseconds. The final value must be the number of acknowledged increments.
-//! Beside it run two controls that must lose updates, or the case would show nothing: one without the fence,
-//! and one that fences its writes but does not enter before it reads.
+//! The main case, `counter_is_exact`, is a read-modify-write under random pauses. Workers take a lock that expires, read in
+//! one transaction, write in another, and freeze in between, often past their lease. Time is simulated, so a round takes
+//! milliseconds. The final value must be the number of acknowledged increments. Two controls must lose updates, or the
+//! case would show nothing: one without the fence, and one that fences its writes but does not enter before it reads.
 //!
-//! `cargo test --test fences` runs 50 rounds of it, or 25 where the server is slow;
-//! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand. Random choices come from a
-//! seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again.
+//! `cargo test --test fences` runs 50 rounds, or 25 where the server is slow;
+//! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand. Random choices come from a seed that
+//! is printed; `FENCEPOST_CONFORMANCE_SEED` repeats them.
 
 mod cases;
+mod concurrent;
 mod counter;
-mod crowd;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,19 +26,20 @@ use fencepost::fences::{Mark, Reset};
 use fencepost_core::{Label, LockName, Token};
 use libtest_mimic::{Arguments, Trial};
 
+use super::cases::Case;
+use super::fixture::{Stop, Verdict, within};
 use super::harness::Unable;
-use super::scene::{Stop, Verdict, within};
 use super::{CASE_LIMIT, conclude, seed};
 
 const ROUNDS: &str = "FENCEPOST_FENCE_ROUNDS";
 
 /// A kind of fence that the suite can run on. Write one per adapter.
 pub trait Fence: Send + Sync + 'static {
-    /// The first part of each test's name: `sqlite` gives `sqlite::equal_is_accepted`.
+    /// The first part of each test's name: `sqlite` gives `sqlite::equal_token_is_accepted`.
     fn name(&self) -> &str;
 
-    /// How many rounds of the counter are played if nobody says, and so how often the crowd meets. Fewer where the
-    /// server takes long to refuse; below 25 the controls may lose nothing by chance.
+    /// The default number of rounds of the counter, which also decides how often the concurrent connections collide. Lower it
+    /// for a slow server; below 25 the controls may lose nothing by chance.
     fn rounds(&self) -> u64 {
         50
     }
@@ -47,7 +47,7 @@ pub trait Fence: Send + Sync + 'static {
     /// A fresh resource: no marks, all counters 0. [`Unable::Unsupported`] skips the case, visibly.
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>>;
 
-    /// A fresh resource behind an intermediary (gateway, load balancer, proxy) that answers in its place, if this kind of
+    /// A fresh resource behind an intermediary (gateway, load balancer, proxy) that can respond in its place, if this kind of
     /// resource can be behind one.
     fn behind_intermediary(
         &self,
@@ -56,14 +56,14 @@ pub trait Fence: Send + Sync + 'static {
     }
 }
 
-/// A resource behind an intermediary that gives up a write: it answers with an error of its own, such as 504, and the
-/// write is still on its way to the resource, or under way there.
+/// A resource behind an intermediary that gives up on a write: it responds with its own error, such as 504, while the write
+/// is still on its way to the resource or being applied.
 pub trait BehindIntermediary: Send + Sync {
-    /// The resource. If it keeps a later holder waiting for the end of a write, then for seconds and not until
+    /// The resource. It may make a later holder wait for the end of the write, but for seconds, not until
     /// [`finish`](Self::finish).
     fn resource(&self) -> &dyn Resource;
 
-    /// Writes, through the fence if there is a token; the intermediary gives it up. Returns the error that says so.
+    /// Writes, through the fence if there is a token. The intermediary gives up. Returns its error.
     fn write_given_up<'a>(
         &'a self,
         name: &'a LockName,
@@ -71,14 +71,14 @@ pub trait BehindIntermediary: Send + Sync {
         value: i64,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// The write that was given up is applied now, or refused by the resource.
+    /// Lets the resource apply or refuse the write now.
     fn finish(&self) -> BoxFuture<'_, Result<()>>;
 }
 
-/// A resource with a counter for each lock name. Each call is one step (a transaction, where there are such), which
-/// enters first if it is given a token, and is not fenced if it is given none.
+/// A resource with a counter for each lock name. Each call is one step (a transaction, if the resource has them). It enters
+/// first if it gets a token; without a token it is not fenced.
 pub trait Resource: Send + Sync {
-    /// The same resource through a connection of its own.
+    /// The same resource through another connection.
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>>;
 
     /// Reads the counter.
@@ -102,15 +102,15 @@ pub trait Resource: Send + Sync {
         None
     }
 
-    /// The marks, if this fence keeps them apart from what it protects.
+    /// The marks, if this fence keeps them apart from the data.
     fn marks(&self) -> Option<&dyn Marks> {
         None
     }
 }
 
-/// What a person can see and do at a fence.
+/// What an operator can see and do at a fence.
 pub trait Marks: Send + Sync {
-    /// Enters, in a transaction of its own, as `who`.
+    /// Enters as `who`, in its own transaction.
     fn enter<'a>(
         &'a self,
         name: &'a LockName,
@@ -118,13 +118,13 @@ pub trait Marks: Send + Sync {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// The mark of a name, if anybody has entered.
+    /// The mark of a name, if a token has entered.
     fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>>;
 
-    /// The marks of a name, or of all.
+    /// The marks of one name, or of all.
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>>;
 
-    /// Sets a mark, or forgets it.
+    /// Sets or removes a mark.
     fn reset<'a>(
         &'a self,
         name: &'a LockName,
@@ -133,19 +133,19 @@ pub trait Marks: Send + Sync {
         why: &'a str,
     ) -> BoxFuture<'a, Result<Option<Mark>>>;
 
-    /// The records of resets.
+    /// The logged resets.
     fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>>;
 }
 
-/// One case's surroundings.
-struct Scene {
+/// What one case works with.
+struct Fixture {
     fence: Arc<dyn Fence>,
     resource: Box<dyn Resource>,
     seed: u64,
     rounds: u64,
 }
 
-impl Scene {
+impl Fixture {
     fn marks(&self) -> Verdict<&dyn Marks> {
         let none =
             || Stop::Skipped("this fence keeps its marks in the rows that it protects".into());
@@ -153,12 +153,12 @@ impl Scene {
     }
 
     async fn behind_intermediary(&self) -> Verdict<Box<dyn BehindIntermediary>> {
-        let none = || Stop::Skipped("nothing answers in place of this resource".into());
+        let none = || Stop::Skipped("no intermediary can respond in place of this resource".into());
         Ok(self.fence.behind_intermediary().ok_or_else(none)?.await?)
     }
 }
 
-/// The whole of a test binary for fences.
+/// The main function of a test binary for fences.
 #[must_use]
 pub fn main(fences: Vec<Box<dyn Fence>>) -> ExitCode {
     let arguments = Arguments::from_args();
@@ -175,15 +175,15 @@ pub fn main(fences: Vec<Box<dyn Fence>>) -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial(fence: &Arc<dyn Fence>, case: &'static cases::Case, seed: u64, rounds: u64) -> Trial {
+fn trial(fence: &Arc<dyn Fence>, case: &'static Case<Fixture>, seed: u64, rounds: u64) -> Trial {
     let name = format!("{}::{}", fence.name(), case.name);
     let fence = Arc::clone(fence);
     let limit = CASE_LIMIT * u32::try_from(rounds / 100).unwrap_or(u32::MAX).max(1);
     Trial::ignorable_test(name, move || {
         conclude(seed, async {
             let resource = fence.fresh().await?;
-            let scene = Scene { fence, resource, seed, rounds };
-            within(limit, "the case comes to its end", (case.run)(&scene)).await?
+            let fixture = Fixture { fence, resource, seed, rounds };
+            within(limit, "the case ends", (case.run)(&fixture)).await?
         })
     })
 }

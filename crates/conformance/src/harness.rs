@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use fencepost::backend::BoxFuture;
-use fencepost::{Error, Fencepost, Result};
+use fencepost::{Fencepost, Result};
 
 /// A kind of store that the suite can run on. Write one per backend.
 pub trait Harness: Send + Sync + 'static {
@@ -14,13 +14,13 @@ pub trait Harness: Send + Sync + 'static {
     /// A fresh, empty store. [`Unable::Unsupported`] skips the case, visibly: say what is missing.
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>>;
 
-    /// A fresh store whose server nobody else uses: it will be stopped and started. Say how here only if
+    /// A fresh store with a server of its own, which will be stopped and started. Override this only if
     /// [`fresh`](Self::fresh) shares a server among cases.
     fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
         self.fresh()
     }
 
-    /// How a worker process reaches the store that [`Site::url`] named.
+    /// How a worker process connects to the store that [`Site::url`] named.
     fn connect<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<Fencepost>> {
         Box::pin(Fencepost::connect(url))
     }
@@ -34,16 +34,16 @@ pub trait Harness: Send + Sync + 'static {
 
 /// One store, made for one case. Dropping it cleans up.
 ///
-/// What a store can not do it says with [`Unable::Unsupported`]: the cases that need it are then shown as
-/// ignored, with the reason.
+/// Return [`Unable::Unsupported`] for what the store cannot do: the cases that need it are shown as ignored, with the
+/// reason.
 pub trait Site: Send + Sync {
     /// Another client on this store.
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>>;
 
-    /// How another process reaches this store; `Unsupported` if none can.
+    /// The URL for another process; `Unsupported` if no other process can connect.
     fn url(&self) -> Result<String, Unable>;
 
-    /// From now on no client gets an answer: calls hang, or fail as unreachable.
+    /// From now on no client gets a reply: calls hang, or fail as unreachable.
     fn cut(&self) -> BoxFuture<'_, Result<(), Unable>>;
 
     /// Ends a [`cut`](Self::cut).
@@ -54,33 +54,33 @@ pub trait Site: Send + Sync {
         Ok(())
     }
 
-    /// Ends the store and starts it again on what it had kept. Clients may have to connect anew.
+    /// Stops the store and starts it again with the data it had kept. Clients may have to reconnect.
     fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
         no("this store has no server to restart")
     }
 
-    /// Stops the store's server where it stands (SIGSTOP).
+    /// Freezes the store's server (SIGSTOP).
     fn stop(&self) -> BoxFuture<'_, Result<(), Unable>> {
         no("this store has no server to stop")
     }
 
-    /// Lets a stopped server go on (SIGCONT).
+    /// Continues a frozen server (SIGCONT).
     fn resume(&self) -> BoxFuture<'_, Result<(), Unable>> {
         no("this store has no server to resume")
     }
 }
 
-/// An answer for what a store can not do.
+/// The result of an operation that the store does not support.
 #[must_use]
 pub fn no<T: Send + 'static>(why: &'static str) -> BoxFuture<'static, Result<T, Unable>> {
     Box::pin(async move { Err(Unable::Unsupported(why.into())) })
 }
 
-/// Why a harness did not do what it was asked to. It is no `std::error::Error`, so that a case can not
-/// mistake a skip for a failure.
+/// Why a harness could not do something. It is not a `std::error::Error`, so that a case cannot mistake a skip for a
+/// failure.
 #[derive(Debug)]
 pub enum Unable {
-    /// This store, or this machine, can not do it: the case is skipped with this reason.
+    /// This store or this machine cannot do it: the case is skipped with this reason.
     Unsupported(String),
     /// It should have worked: the case fails.
     Failed(String),
@@ -95,14 +95,8 @@ impl fmt::Display for Unable {
     }
 }
 
-impl From<Error> for Unable {
-    fn from(error: Error) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
-
-impl From<std::io::Error> for Unable {
-    fn from(error: std::io::Error) -> Self {
-        Self::Failed(error.to_string())
+impl<E: std::error::Error + 'static> From<E> for Unable {
+    fn from(error: E) -> Self {
+        Self::Failed(crate::fixture::one_line(&error))
     }
 }

@@ -1,7 +1,7 @@
 //! The suite that every backend runs, ours or yours: the same cases, by the same rules.
 //!
-//! You write a [`Harness`], which makes fresh stores and, where it can, breaks them; and a test target
-//! with a main of its own. In `Cargo.toml`:
+//! Write a [`Harness`], which creates fresh stores and, where it can, breaks them, and a test target with its own main. In
+//! `Cargo.toml`:
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -40,7 +40,7 @@
 //! impl Site for MySite {
 //!     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
 //!         let store = self.0.store();
-//!         Box::pin(Fencepost::over(Arc::new(BootClock), move |_| async move { Ok(store) }))
+//!         Box::pin(Fencepost::with_backend(Arc::new(BootClock), move |_| async move { Ok(store) }))
 //!     }
 //!     fn url(&self) -> Result<String, Unable> {
 //!         Err(Unable::Unsupported("the store is in this process".into()))
@@ -60,20 +60,20 @@
 //! }
 //! ```
 //!
-//! `cargo test --test conformance` runs all of it, `cargo test --test conformance -- mine::fifo` what
-//! starts so. A case that a store can not run is shown as ignored, with the reason; one that would test
-//! what the backend's [`guarantees`](fencepost::guarantees) do not promise says so too.
+//! `cargo test --test conformance` runs all cases, `cargo test --test conformance -- mine::fifo` those whose names start
+//! with that. A case that a store cannot run is shown as ignored, with the reason. So is a case for something that the
+//! backend's [`guarantees`](fencepost::guarantees) do not promise.
 //!
-//! Some cases need other processes: the test binary starts itself again as a worker. Random choices come
-//! from a seed that is printed; `FENCEPOST_CONFORMANCE_SEED` gives the same ones again. At the end stands how
-//! long the cases of each store took, taken together.
+//! Some cases need other processes: the test binary starts itself again as a worker. Random choices come from a seed that
+//! is printed; `FENCEPOST_CONFORMANCE_SEED` repeats them. At the end the suite prints how long the cases of each store
+//! took in total.
 
 mod cases;
-mod diary;
 pub mod fences;
+mod fixture;
 mod harness;
+mod history;
 mod process;
-mod scene;
 mod severable;
 mod worker;
 
@@ -87,17 +87,17 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use parking_lot::{Mutex, RwLock};
 
 use cases::Case;
+use fixture::{Fixture, Stop, Verdict, within};
 pub use harness::{Harness, Site, Unable, no};
-use scene::{Scene, Stop, Verdict, within};
 pub use severable::{Line, Severable};
 pub use worker::worker_main;
 
-/// No case needs as long; one that takes longer hangs.
+/// A case that takes longer hangs.
 const CASE_LIMIT: Duration = Duration::from_mins(1);
 const SEED: &str = "FENCEPOST_CONFORMANCE_SEED";
 
-/// The whole of a conformance test binary: runs the cases that the command line asks for on each harness,
-/// or is a worker when the suite started it as one.
+/// The main function of a conformance test binary: runs the selected cases on each harness, or acts as a worker if the
+/// suite started it as one.
 #[must_use]
 pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
     let mut harnesses = harnesses.into_iter();
@@ -128,40 +128,40 @@ pub fn main(harnesses: Vec<Box<dyn Harness>>) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// How long the cases of each harness took, taken together.
+/// The total time of each harness's cases.
 type Spent = Mutex<BTreeMap<String, Duration>>;
 
 fn trial(harness: &Arc<dyn Harness>, case: &'static Case, seed: u64, spent: &Arc<Spent>) -> Trial {
     let name = format!("{}::{}", harness.name(), case.name);
     let (harness, spent) = (Arc::clone(harness), Arc::clone(spent));
     Trial::ignorable_test(name, move || {
-        let (from, of) = (scene::now(), harness.name().to_owned());
+        let (from, of) = (fixture::now(), harness.name().to_owned());
         let ended = run(harness, case, seed);
-        let took = scene::now().since(from);
+        let took = fixture::now().since(from);
         *spent.lock().entry(of).or_default() += took;
         ended
     })
 }
 
-/// Held by all cases together, or by one that runs alone.
+/// Locked shared by most cases, exclusively by one that runs alone.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn run(harness: Arc<dyn Harness>, case: &Case, seed: u64) -> Result<Completion, Failed> {
-    // Nothing is behind it that a panic could have left half done.
+    // The lock guards no data, so a panic cannot have left any half done.
     let (_alone, _beside) =
         if case.alone { (Some(MACHINE.write()), None) } else { (None, Some(MACHINE.read())) };
     conclude(seed, async {
-        let scene = Scene::set(harness, case.own_server, seed).await?;
-        within(CASE_LIMIT, "the case comes to its end", (case.run)(&scene)).await?
+        let fixture = Fixture::new(harness, case.own_server, seed).await?;
+        within(CASE_LIMIT, "the case ends", (case.run)(&fixture)).await?
     })
 }
 
-/// Runs a case, and says how it ended to those who run the tests.
+/// Runs a case and reports how it ended.
 fn conclude(seed: u64, case: impl Future<Output = Verdict>) -> Result<Completion, Failed> {
-    // One thread: what the library needs beside the caller's it must bring itself.
+    // One thread: the library must bring its own if it needs more.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let verdict = runtime.block_on(case);
-    // A thread that waits for a lock it will never get must not keep the next case from running.
+    // A thread that waits for ever must not block the next case.
     runtime.shutdown_background();
     match verdict {
         Ok(()) => Ok(Completion::Completed),
@@ -170,15 +170,12 @@ fn conclude(seed: u64, case: impl Future<Output = Verdict>) -> Result<Completion
     }
 }
 
-/// The seed of this run, told unless the cases are only listed.
+/// The seed of this run. It is printed unless the cases are only listed.
 fn seed(arguments: &Arguments) -> u64 {
     let given = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| {
-        let mut bits = [0; 8];
-        // A system without random numbers can grant nothing; the cases will say so.
-        let _ = getrandom::fill(&mut bits);
-        u64::from_ne_bytes(bits) >> 1
-    });
+    // Without random numbers no lock can be granted, and the cases will report that.
+    let drawn = || fencepost_base::random::bytes().map_or(0, u64::from_ne_bytes) >> 1;
+    let seed = given.unwrap_or_else(drawn);
     if !arguments.list {
         eprintln!("seed {seed}: {SEED}={seed} makes the same random choices again");
     }

@@ -1,4 +1,4 @@
-//! A store whose line can be cut, for stores that have no network to cut.
+//! A store whose connection can be cut, for stores that have no network to cut.
 
 use std::fmt;
 use std::future::Future;
@@ -6,49 +6,48 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use fencepost::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
+    Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld, Observe, Queue,
     Renewal, Renewals, Request, Store, StoreCall, StoreError,
 };
 use fencepost::guarantees::Guarantees;
-use fencepost::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use fencepost::ledger::{Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName};
 use fencepost_base::race::{First, race};
 use fencepost_core::{LockName, Moment, Token};
 use tokio::sync::watch;
 
-/// Passes every call on to another store, until it is cut off from it.
+/// Forwards every call to another store, until the connection is cut.
 ///
-/// A call that is under way when the line is cut gets no answer either, though the store may have carried
-/// it out: that is the half of a cut that is easily forgotten. Loss signals, which a store in the same
-/// process fires directly, are not cut.
+/// A call under way when the connection is cut gets no reply either, though the store may have applied it: tests often
+/// forget that. Loss signals, which a store in the same process fires directly, are not cut.
 pub struct Severable {
     inner: Store,
     line: watch::Sender<Line>,
 }
 
-/// How the line to the store is.
+/// The state of the connection to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
     /// Calls go through.
     Whole,
-    /// Calls get no answer until it is whole again, like packets that are dropped.
+    /// Calls get no reply until the connection is whole again, as if packets were dropped.
     Silent,
     /// Calls fail at once, like a refused connection.
     Refusing,
 }
 
 impl Severable {
-    /// A line to `inner`, whole.
+    /// A whole connection to `inner`.
     #[must_use]
     pub fn new(inner: Store) -> Arc<Self> {
         Arc::new(Self { inner, line: watch::Sender::new(Line::Whole) })
     }
 
-    /// Cuts or mends the line, for new calls and for those under way.
+    /// Cuts or restores the connection, for new calls and those under way.
     pub fn set(&self, line: Line) {
         self.line.send_replace(line);
     }
 
-    /// The store at this end of the line.
+    /// The store at this end of the connection.
     #[must_use]
     pub fn store(self: &Arc<Self>) -> Store {
         let ledger = self.inner.ledger.is_some().then(|| Arc::clone(self) as Arc<dyn Ledger>);
@@ -64,12 +63,12 @@ impl Severable {
         let mut line = self.line.subscribe();
         let mut call = pin!(call);
         loop {
-            // The sender is ours, so waiting for its word can not fail.
+            // The sender is ours, so waiting for a change cannot fail.
             let now = line.wait_for(|line| *line != Line::Silent).await.map_or(Line::Whole, |l| *l);
             if now == Line::Refusing {
                 return Err(cut());
             }
-            // While the line is silent the call is not polled: its answer can not come through.
+            // While the connection is silent the call is not polled: its reply cannot come through.
             let cut = line.wait_for(|line| *line != Line::Whole);
             if let First::Left(answer) = race(&mut call, cut).await {
                 return Ok(answer);
@@ -79,7 +78,7 @@ impl Severable {
 }
 
 fn cut() -> StoreError {
-    StoreError::unavailable("the line to the store is cut")
+    StoreError::unavailable("the connection to the store is cut")
 }
 
 impl Backend for Severable {
@@ -99,10 +98,11 @@ impl Backend for Severable {
     }
 
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
-        let count = batch.len();
+        let grants: Vec<_> = batch.iter().map(|renewal| renewal.grant.clone()).collect();
         let call = self.inner.backend.renew(batch, limit);
         Box::pin(async move {
-            self.through(call).await.unwrap_or_else(|_| (0..count).map(|_| Err(cut())).collect())
+            let failed = |_| grants.into_iter().map(|grant| (grant, Err(cut()))).collect();
+            self.through(call).await.unwrap_or_else(failed)
         })
     }
 
@@ -125,10 +125,6 @@ impl Backend for Severable {
     fn guarantees(&self) -> Guarantees {
         self.inner.backend.guarantees()
     }
-
-    fn drained(&self) -> BoxFuture<'_, ()> {
-        self.inner.backend.drained()
-    }
 }
 
 impl Observe for Severable {
@@ -140,7 +136,7 @@ impl Observe for Severable {
         Box::pin(async move { self.through(self.inner.observe.list(limit)).await? })
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(async move { self.through(self.inner.observe.changed(name, seen)).await? })
     }
 }
@@ -150,17 +146,17 @@ impl Ledger for Severable {
         Box::pin(async move { self.through(self.ledger()?.claim(claim, limit)).await? })
     }
 
-    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+    fn finish(&self, finish: Completion, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move { self.through(self.ledger()?.finish(finish, limit)).await? })
     }
 
-    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(async move { self.through(self.ledger()?.look_up(name, limit)).await? })
+    fn look_up(&self, names: Vec<LockName>, limit: Moment) -> StoreCall<'_, RecordsByName> {
+        Box::pin(async move { self.through(self.ledger()?.look_up(names, limit)).await? })
     }
 
-    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+    fn list_records(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<RecordInfo>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move { self.through(self.ledger()?.entries(&prefix, limit)).await? })
+        Box::pin(async move { self.through(self.ledger()?.list_records(&prefix, limit)).await? })
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {

@@ -1,4 +1,4 @@
-//! What a step costs, and what a held lock weighs, machine and wheel together.
+//! What a step costs, and how much memory a held lock takes: machine and expiry queue together.
 //!
 //! `cargo bench -p fencepost-core` prints the table; without `--bench`, as `cargo test --benches` runs it,
 //! the sizes are small and it only shows that it works.
@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use fencepost_core::{Command, Label, LeaseWheel, LockName, Machine, Moment, OwnerId, Ttl};
+use fencepost_core::{Command, ExpiryQueue, Label, LockName, Machine, Moment, OwnerId, Ttl};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -20,27 +20,27 @@ fn main() {
     } else {
         (&[100], &[50])
     };
-    println!("ns per step, with the wheel; worst = the slowest single step of any kind");
+    println!("ns per step, with the expiry queue; worst = the slowest single step of any kind");
     println!(
         "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>12}",
         "held", "acquire", "retry", "renew", "release", "expire", "worst us", "bytes/lock"
     );
-    // Each in a process of its own, so that none is weighed with what the one before it left.
+    // Each in its own process, so that none is measured with the memory of the one before.
     let program = std::env::current_exe().expect("this program");
     for count in names {
         let mut run = std::process::Command::new(&program);
         let status = run.args(["held", &count.to_string()]).status().expect("it starts");
         assert!(status.success(), "{count} names: {status}");
     }
-    println!("\n{:>10} {:>9} {:>13} {:>9}", "waiters", "enqueue", "cancel-middle", "handover");
+    println!("\n{:>10} {:>9} {:>13} {:>9}", "waiters", "enqueue", "cancel-middle", "grant-next");
     for &count in waiters {
-        one_line(count);
+        one_queue(count);
     }
 }
 
 struct Bench {
     machine: Machine,
-    wheel: LeaseWheel,
+    expiry_queue: ExpiryQueue,
     label: Label,
     ttl: Ttl,
     now: Moment,
@@ -50,7 +50,7 @@ impl Bench {
     fn new() -> Self {
         Self {
             machine: Machine::new(),
-            wheel: LeaseWheel::new(),
+            expiry_queue: ExpiryQueue::new(),
             label: Label::new("host:4711").expect("a label"),
             ttl: Ttl::new(Duration::from_secs(30)).expect("a TTL"),
             now: Moment::default(),
@@ -61,7 +61,7 @@ impl Bench {
     fn step(&mut self, command: Command) {
         self.now = self.now + Duration::from_micros(1);
         for effect in black_box(self.machine.apply(command)) {
-            self.wheel.observe(&effect, self.now);
+            self.expiry_queue.observe(&effect, self.now);
         }
     }
 
@@ -72,7 +72,7 @@ impl Bench {
 }
 
 fn held_names(count: usize) {
-    // Made anew and dropped again: only what machine and wheel keep of a name is to be weighed.
+    // Created and dropped again: only what the machine and the queue keep of a name is measured.
     let resident_before = resident_bytes();
     let mut bench = Bench::new();
     let mut worst = Duration::ZERO;
@@ -82,7 +82,7 @@ fn held_names(count: usize) {
     }
     let bytes = resident_bytes().saturating_sub(resident_before) / count;
 
-    // In an order that is not the order of arrival, and names that are parsed anew, as off a wire.
+    // Not in order of arrival, and with freshly parsed names, as from a wire.
     let sample = 100_000.min(count);
     let picked: Vec<usize> = (0..sample).map(|i| scattered(i, count)).collect();
     let names: Vec<LockName> = picked.iter().map(|&number| name(number)).collect();
@@ -102,27 +102,27 @@ fn held_names(count: usize) {
         b.step(Command::Release { name: name.clone(), owner });
     });
     let acquire = each(&mut bench, &|b, name, owner| b.acquire(name, owner, false));
-    // A third of them runs out, at their own times.
-    let leases = bench.wheel.len();
+    // A third of them expires, at their own times.
+    let leases = bench.expiry_queue.len();
     let mut spent = Duration::ZERO;
-    while bench.wheel.len() > leases - (leases / 3).min(sample) {
+    while bench.expiry_queue.len() > leases - (leases / 3).min(sample) {
         let step = timed(|| {
-            let due = bench.wheel.next().expect("leases are live");
+            let due = bench.expiry_queue.next().expect("leases are live");
             bench.now = bench.now.max(due);
-            while let Some(expire) = bench.wheel.expired(due) {
+            while let Some(expire) = bench.expiry_queue.expired(due) {
                 bench.step(expire);
             }
         });
         (spent, worst) = (spent + step, worst.max(step));
     }
-    let expire = per(spent, leases - bench.wheel.len());
+    let expire = per(spent, leases - bench.expiry_queue.len());
     println!(
         "{count:>10} {acquire:>9} {retry:>9} {renew:>9} {release:>9} {expire:>9} {:>11} {bytes:>12}",
         worst.as_micros()
     );
 }
 
-fn one_line(count: usize) {
+fn one_queue(count: usize) {
     let mut bench = Bench::new();
     let name = name(0);
     bench.acquire(&name, owner(0), true);
@@ -155,7 +155,7 @@ fn name(number: usize) -> LockName {
     LockName::new(&format!("invoice/{number:08}")).expect("a name")
 }
 
-/// Spread over all bits, as random owners are.
+/// Spread over all bits, like random owners.
 fn owner(number: usize) -> OwnerId {
     let bits = (number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     OwnerId::from_bits(bits)

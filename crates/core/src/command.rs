@@ -1,20 +1,19 @@
-//! What the machine can be told, and what it answers.
+//! The machine's commands and effects.
 //!
-//! Commands carry everything a replica needs to apply them: no clock, no random number and no
-//! connection is consulted. Effects are addressed: the one for the caller comes first, and the one for
-//! the waiter whose turn has come, if any, second.
+//! Commands carry everything a replica needs to apply them: no clock, no random number and no connection is consulted. The
+//! first effect is for the caller; the second, if any, is for the waiter that is granted.
 
 use std::num::NonZeroU64;
 
 use crate::types::{Label, LockName, OwnerId, Token, Ttl};
 
-/// The number of a waiter's place: unique per machine and rising, so that order of tickets is order of
+/// The number of a waiter: unique per machine and rising, so that the order of tickets is the order of
 /// arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(NonZeroU64);
 
 impl Ticket {
-    /// The highest ticket, 2^63 - 1. Nobody gets there by counting.
+    /// The highest ticket, 2^63 - 1. Counting never gets there.
     pub const MAX: u64 = (1 << 63) - 1;
 
     /// The ticket with that number, read back from a log or a wire; `None` for 0 and above
@@ -35,60 +34,60 @@ impl Ticket {
 }
 
 /// One lease, by the number that is never used again: what a [`Command::Expire`] names. A grant or a
-/// place that came later has another number, so an old `Expire` can not hit it.
+/// position that came later has another number, so an old `Expire` cannot hit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lease {
     /// The lease of a grant.
     Held(Token),
-    /// The lease of a place in the queue: a waiter that stops renewing must not stall the others.
+    /// The lease of a position in the queue: a waiter that stops renewing must not stall the others.
     Queued(Ticket),
 }
 
-/// What the machine can be told.
+/// What the machine can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Take the name, or wait for it. Sent again by the same owner it is a retry: the same token or
-    /// ticket once more, with this TTL and label.
+    /// Take the name, or wait for it. A repeat by the same owner is a retry: it gets the same token or
+    /// ticket, with this TTL and label.
     Acquire {
         /// What to lock.
         name: LockName,
         /// Drawn for this one acquisition.
         owner: OwnerId,
-        /// How long the grant, and before it the place in the queue, lives without a renewal.
+        /// How long the grant, and before it the position in the queue, lives without a renewal.
         ttl: Ttl,
-        /// Who a person should read as the holder.
+        /// The holder, for people.
         label: Label,
-        /// Whether to wait in line if somebody else has it.
+        /// Whether to queue if another owner holds the name.
         queue: bool,
     },
-    /// Keep the lease: the holder's grant, or the waiter's place. It leaves the machine as it was; only
-    /// the wheel learns from its effect. So a store that logs commands need not log this one.
+    /// Keep the lease: the holder's grant, or the waiter's position. It leaves the machine as it was; only
+    /// the queue learns from its effect. So a store that logs commands need not log this one.
     Renew {
         /// The locked name.
         name: LockName,
-        /// Who holds it or waits for it.
+        /// The holder or waiter.
         owner: OwnerId,
     },
     /// Give the name back. For the holder only: a waiter leaves by [`Command::Cancel`].
     Release {
         /// The locked name.
         name: LockName,
-        /// Who holds it.
+        /// The holder.
         owner: OwnerId,
     },
     /// Undo an acquire whose outcome the caller may not know: ends what that owner has on the name, be
-    /// it a grant or a place.
+    /// it a grant or a position.
     Cancel {
-        /// The name that was asked for.
+        /// The requested name.
         name: LockName,
-        /// Who asked for it.
+        /// The caller of that acquire.
         owner: OwnerId,
     },
-    /// The lease has run out. Void, without any effect, if that lease is over already.
+    /// The lease has run out. No effect if that lease is over already.
     Expire {
         /// The locked name.
         name: LockName,
-        /// Which grant or place.
+        /// Which grant or position.
         lease: Lease,
     },
     /// An operator takes the name from its holder.
@@ -113,11 +112,10 @@ impl Command {
     }
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The owner holds the name: by a new grant, or by the one it had, for a retry. Its lease starts
-    /// (anew).
+    /// The owner holds the name: by a new grant or, for a retry, by the one it had. Its lease restarts.
     Granted {
         /// The locked name.
         name: LockName,
@@ -127,22 +125,21 @@ pub enum Effect {
         token: Token,
         /// The lease.
         ttl: Ttl,
-        /// The place that this grant ends, if the owner had been waiting.
+        /// The position that this grant ends, if the owner had been waiting.
         ticket: Option<Ticket>,
     },
-    /// The owner is in line, or still is, after a retry or a renewal. Its lease on the place starts
-    /// (anew).
+    /// The owner is in the queue; after a retry or a renewal, it still is. The lease of its position restarts.
     Queued {
         /// The locked name.
         name: LockName,
         /// The waiter.
         owner: OwnerId,
-        /// Its place; unchanged for a retry and a renewal.
+        /// Its position; unchanged for a retry and a renewal.
         ticket: Ticket,
         /// The lease.
         ttl: Ttl,
     },
-    /// Somebody else has it, and the caller did not want to wait.
+    /// Another owner holds it, and the caller did not want to wait.
     Held {
         /// The locked name.
         name: LockName,
@@ -151,7 +148,7 @@ pub enum Effect {
         /// The token of the grant that is in the way.
         by: Token,
     },
-    /// The grant's lease starts anew.
+    /// The grant's lease restarts.
     Renewed {
         /// The locked name.
         name: LockName,
@@ -166,18 +163,18 @@ pub enum Effect {
     Released {
         /// The name.
         name: LockName,
-        /// Who held it.
+        /// The former holder.
         owner: OwnerId,
         /// The token that is no longer in force.
         token: Token,
     },
-    /// A waiter left the line.
+    /// A waiter left the queue.
     Withdrawn {
         /// The name.
         name: LockName,
-        /// Who waited.
+        /// The former waiter.
         owner: OwnerId,
-        /// The place that is gone.
+        /// The position that it gave up.
         ticket: Ticket,
     },
     /// The caller has nothing of that kind on the name; nothing changed.
@@ -187,7 +184,7 @@ pub enum Effect {
         /// The caller.
         owner: OwnerId,
     },
-    /// A grant or a place ended because its lease ran out.
+    /// A grant or a position ended because its lease ran out.
     Expired {
         /// The name.
         name: LockName,
@@ -200,20 +197,20 @@ pub enum Effect {
     Broken {
         /// The name.
         name: LockName,
-        /// Who held it.
+        /// The former holder.
         owner: OwnerId,
         /// The token that is no longer in force.
         token: Token,
         /// Drawn by the break: above the broken token and below that of any later grant. An operator
-        /// who enters a fence with it shuts the broken holder out at once, and nobody else.
+        /// who enters a fence with it shuts out the broken holder at once, and no later one.
         floor: Token,
     },
-    /// Nobody held the name; nothing changed.
+    /// The name was free; nothing changed.
     NotBroken {
         /// The name.
         name: LockName,
     },
-    /// The tokens have run out: nobody new is granted or queued, and nothing changed.
+    /// The tokens have run out: no new owner is granted or queued, and nothing changed.
     Exhausted {
         /// The name.
         name: LockName,

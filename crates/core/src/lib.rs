@@ -2,12 +2,13 @@
 //!
 //! [`Machine`] is one pure transition function, `apply(command) -> effects`. It stores TTLs and no
 //! deadlines: a lease ends only by an [`Command::Expire`], so that two replicas that apply the same
-//! commands can not differ. [`LeaseWheel`] stands beside it, is told what time it is, and says which
-//! `Expire` to issue. [`invariants`] holds the promises as named predicates. [`records`] has the rules of `once`.
+//! commands cannot differ. [`ExpiryQueue`] gets the time and says which `Expire` to issue. [`invariants`] are the promises
+//! as predicates. [`records`] has the rules of `once`.
 
 #![forbid(unsafe_code)]
 
 mod command;
+mod expiry_queue;
 mod holder;
 pub mod invariants;
 mod loss;
@@ -18,14 +19,13 @@ pub mod records;
 mod span;
 mod table;
 mod types;
-mod wheel;
 
 pub use command::{Command, Effect, Lease, Ticket};
+pub use expiry_queue::ExpiryQueue;
 pub use holder::HolderInfo;
 pub use loss::LossCause;
 pub use machine::{Grant, Machine};
 pub use moment::Moment;
 pub use queue::Waiter;
 pub use span::short;
-pub use types::{Invalid, Label, LockName, OwnerId, Token, Ttl, Value};
-pub use wheel::LeaseWheel;
+pub use types::{FencingToken, Invalid, Label, LockName, OwnerId, Token, Ttl, Value};

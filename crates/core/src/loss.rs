@@ -6,21 +6,21 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// The lease ran out: this process, its machine or its heartbeat stood still too long.
+    /// The lease expired: this process, its machine or its heartbeat was stopped for too long.
     Expired,
-    /// Somebody else was granted the lock.
+    /// Another client was granted the lock.
     TakenOver,
     /// An operator broke it.
     Broken,
-    /// The store could not be reached until the lease ran out.
+    /// The store could not be reached until the lease expired.
     StoreUnreachable,
-    /// The session that carried the grant is gone.
+    /// The session that carried the grant has ended.
     SessionGone,
     /// It was held as long as `max_hold` allows.
     MaxHold,
     /// `progress()` was not called in time, so renewal stopped.
     NoProgress,
-    /// It was released, or its guard was dropped, while somebody still worked under it.
+    /// It was released, or its guard was dropped, while work still ran under it.
     Released,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "its lease ran out",
-            Self::TakenOver => "somebody else was granted it",
+            Self::TakenOver => "another client was granted it",
             Self::Broken => "an operator broke it",
             Self::StoreUnreachable => "the store was out of reach until the lease ran out",
             Self::SessionGone => "the session that carried it is gone",
@@ -40,9 +40,9 @@ impl fmt::Display for LossCause {
 }
 
 impl LossCause {
-    /// One word for scripts, logs and metrics.
+    /// The name for scripts, logs and metrics.
     #[must_use]
-    pub const fn word(&self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::TakenOver => "taken_over",

@@ -1,22 +1,22 @@
 //! The lock rules: one pure transition function.
 //!
-//! *Why grants exclude.* A name has one entry and an entry has room for one grant. A grant is made in two
-//! places only: on a name without an entry, and in the step that ended the grant before it. Both happen
-//! inside one `apply`, so no command ever sees a name with two holders, or a free name with waiters.
+//! *Why grants exclude.* A name has one entry, and an entry has room for one grant. A grant is created in two places only: on
+//! a name without an entry, and in the step that ended the grant before it. Both happen inside one `apply`, so no command
+//! ever sees a name with two holders, or a free name with waiters.
 //!
-//! *Why tokens rise.* There is one counter for all names and it is only ever added to. A grant takes the
-//! next number, and so does a break. No counter is kept per name, so a free name leaves nothing behind
-//! and still never hands out an old number. (The cost: tokens of one name have gaps.)
+//! *Why tokens rise.* One counter serves all names and only ever rises. A grant takes the next number, and so does a break.
+//! No counter is kept per name, so a free name leaves nothing behind and still never gets an old number. (The cost: the
+//! tokens of one name have gaps.)
 //!
-//! *Why ending a grant can not fail.* Tokens end at [`Token::MAX`]. Every holder has one number set aside
+//! *Why ending a grant cannot fail.* Tokens end at [`Token::MAX`]. Every holder has one number set aside
 //! for the break that may end it, and every waiter two: one for its grant, one for the break of that. An
-//! acquire that would eat into those is told `Exhausted` and changes nothing. So whoever was let into the
-//! line is granted in turn, and release, expiry, cancel and break go on working when no acquire does.
+//! acquire that would use those gets `Exhausted` and changes nothing. So every waiter is granted in order, and release,
+//! expiry, cancel and break still work when no acquire does.
 //!
-//! *What it does not know.* There is no memory of past owners: an acquire that was delayed on its way
-//! until after its own release is granted anew, and ends by its lease.
+//! *What it does not know.* It does not remember past owners: an acquire that was delayed until after its own release gets
+//! a new grant, which ends by its lease.
 //!
-//! Memory: an entry goes with its last holder, a queue with its last waiter. The table of names keeps its
+//! Memory: an entry is removed with its last holder, a queue with its last waiter. The table of names keeps its
 //! capacity, as Rust's maps do: 25 to 50 bytes for each name of the highest number ever held at once.
 //!
 //! Every step is O(log n); see [`Table`] for why none is long. Reader/writer locks and semaphores would
@@ -28,21 +28,21 @@ use crate::queue::{Queue, Waiter};
 use crate::table::Table;
 use crate::types::{Label, LockName, OwnerId, Token, Ttl};
 
-/// What the holder of a name has.
+/// The grant of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Who may renew and release.
+    /// The owner, who may renew and release.
     pub owner: OwnerId,
     /// The fencing token.
     pub token: Token,
     /// How long it lives without a renewal.
     pub ttl: Ttl,
-    /// What a person reads as the holder.
+    /// The holder, for people.
     pub label: Label,
 }
 
-/// A name that is held. Boxed in the table, so that the table's spare room costs a pointer and not this;
-/// the queue is boxed again, because most names never have one.
+/// A held name. Boxed in the table, so that an unused slot of the table costs only a pointer; the queue is boxed again,
+/// because most names never have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Lock {
     grant: Grant,
@@ -55,7 +55,7 @@ pub struct Machine {
     locks: Table<LockName, Box<Lock>>,
     last_token: u64,
     last_ticket: u64,
-    places: u64,
+    waiters: u64,
 }
 
 /// What each new holder or waiter adds to the tokens used or set aside.
@@ -75,8 +75,8 @@ impl Machine {
         Self { last_token: floor.get(), ..Self::default() }
     }
 
-    /// Applies one command. First comes the effect for the caller, then, if a waiter's turn has come,
-    /// its grant: never more than these two. A void `Expire` has none.
+    /// Applies one command. The first effect is for the caller; the second is the next waiter's grant, if one is granted: never
+    /// more than these two. An `Expire` of a lease that is over has none.
     pub fn apply(&mut self, command: Command) -> Vec<Effect> {
         match command {
             Command::Acquire { name, owner, ttl, label, queue } => {
@@ -108,7 +108,7 @@ impl Machine {
         label: Label,
         queue: bool,
     ) -> Effect {
-        let exhausted = self.unspoken_for() < TOKENS_PER_ACQUIRE;
+        let exhausted = self.available_tokens() < TOKENS_PER_ACQUIRE;
         let Some(lock) = self.locks.get_mut(&name) else {
             if exhausted {
                 return Effect::Exhausted { name, owner };
@@ -126,9 +126,9 @@ impl Machine {
         if !queue {
             return Effect::Held { name, owner, by: lock.grant.token };
         }
-        if let Some(line) = &mut lock.queue
-            && let Some(ticket) = line.place_of(owner)
-            && let Some(waiter) = line.get_mut(ticket)
+        if let Some(queue) = &mut lock.queue
+            && let Some(ticket) = queue.position_of(owner)
+            && let Some(waiter) = queue.get_mut(ticket)
         {
             waiter.ttl = ttl;
             waiter.label = label;
@@ -140,7 +140,7 @@ impl Machine {
         self.last_ticket += 1;
         let ticket = Ticket::new(self.last_ticket).expect("2^63 waiters have not come");
         lock.queue.get_or_insert_default().push(Waiter { owner, ticket, ttl, label });
-        self.places += 1;
+        self.waiters += 1;
         Effect::Queued { name, owner, ticket, ttl }
     }
 
@@ -150,8 +150,8 @@ impl Machine {
             let Grant { token, ttl, .. } = lock.grant;
             return Effect::Renewed { name, owner, token, ttl };
         }
-        let line = lock.queue.as_deref();
-        match line.and_then(|line| line.get(line.place_of(owner)?)) {
+        let queue = lock.queue.as_deref();
+        match queue.and_then(|queue| queue.get(queue.position_of(owner)?)) {
             Some(&Waiter { ticket, ttl, .. }) => Effect::Queued { name, owner, ticket, ttl },
             None => Effect::NotHeld { name, owner },
         }
@@ -161,8 +161,8 @@ impl Machine {
         if let Some(token) = self.token_of(&name, owner) {
             return self.end(Effect::Released { name, owner, token });
         }
-        let place = self.queue(&name).and_then(|line| line.place_of(owner));
-        let left = place.and_then(|ticket| self.withdraw(&name, ticket));
+        let ticket = self.queue(&name).and_then(|queue| queue.position_of(owner));
+        let left = ticket.and_then(|ticket| self.withdraw(&name, ticket));
         vec![match left {
             Some(Waiter { ticket, .. }) => Effect::Withdrawn { name, owner, ticket },
             None => Effect::NotHeld { name, owner },
@@ -185,17 +185,17 @@ impl Machine {
         }
     }
 
-    /// Ends the grant that `ending` tells of and hands its name to whoever has waited longest. Most names
-    /// have nobody in line, so the entry is taken out, and put back if there is.
+    /// Ends the grant as `ending` says, and grants the name to the longest waiter. Most names have no waiters, so the entry is
+    /// removed first, and put back if there is one.
     fn end(&mut self, ending: Effect) -> Vec<Effect> {
         let name = ending.name();
         let Some(mut lock) = self.locks.remove(name) else { return vec![ending] };
-        let Some(line) = &mut lock.queue else { return vec![ending] };
-        let Some(Waiter { owner, ticket, ttl, label }) = line.pop() else { return vec![ending] };
-        if line.is_empty() {
+        let Some(queue) = &mut lock.queue else { return vec![ending] };
+        let Some(Waiter { owner, ticket, ttl, label }) = queue.pop() else { return vec![ending] };
+        if queue.is_empty() {
             lock.queue = None;
         }
-        self.places -= 1;
+        self.waiters -= 1;
         let token = draw(&mut self.last_token);
         lock.grant = Grant { owner, token, ttl, label };
         self.locks.insert(name.clone(), lock);
@@ -204,15 +204,15 @@ impl Machine {
         vec![ending, granted]
     }
 
-    /// Takes a place out of the line; the line goes with its last waiter.
+    /// Removes a waiter; the queue is removed with its last waiter.
     fn withdraw(&mut self, name: &LockName, ticket: Ticket) -> Option<Waiter> {
         let lock = self.locks.get_mut(name)?;
-        let line = lock.queue.as_mut()?;
-        let waiter = line.take(ticket)?;
-        if line.is_empty() {
+        let queue = lock.queue.as_mut()?;
+        let waiter = queue.take(ticket)?;
+        if queue.is_empty() {
             lock.queue = None;
         }
-        self.places -= 1;
+        self.waiters -= 1;
         Some(waiter)
     }
 
@@ -225,18 +225,18 @@ impl Machine {
     }
 
     /// How many tokens are neither drawn nor set aside.
-    fn unspoken_for(&self) -> u64 {
-        let set_aside = self.locks.len() as u64 + TOKENS_PER_ACQUIRE * self.places;
+    fn available_tokens(&self) -> u64 {
+        let set_aside = self.locks.len() as u64 + TOKENS_PER_ACQUIRE * self.waiters;
         (Token::MAX - self.last_token).saturating_sub(set_aside)
     }
 
-    /// Who holds `name`.
+    /// The holder of `name`.
     #[must_use]
     pub fn holder(&self, name: &LockName) -> Option<&Grant> {
         self.locks.get(name).map(|lock| &lock.grant)
     }
 
-    /// Who waits for `name`, longest first.
+    /// The waiters of `name`, longest first.
     pub fn waiters(&self, name: &LockName) -> impl Iterator<Item = &Waiter> {
         self.queue(name).into_iter().flat_map(Queue::iter)
     }
@@ -247,7 +247,7 @@ impl Machine {
         self.queue(name).map_or(0, Queue::len)
     }
 
-    /// All that is held, in no particular order: sort it before it is compared or written down.
+    /// All held names, in no particular order: sort them before you compare or store them.
     pub fn locks(&self) -> impl Iterator<Item = (&LockName, &Grant)> {
         self.locks.iter().map(|(name, lock)| (name, &lock.grant))
     }
@@ -270,7 +270,7 @@ impl Machine {
         Token::new(self.last_token).ok()
     }
 
-    /// Puts a waiter in line past every rule: how a negative control makes a machine that is wrong.
+    /// Queues a waiter without any check, so that a negative control can build a wrong machine.
     #[cfg(test)]
     pub(crate) fn queue_unchecked(&mut self, name: &LockName, waiter: Waiter) {
         let lock = self.locks.get_mut(name).expect("a held name");

@@ -29,7 +29,7 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This moment, `by` earlier; the clock's origin if that lies before it.
+    /// This moment, `by` earlier; at least the clock's origin.
     #[must_use]
     pub fn back(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(by)))

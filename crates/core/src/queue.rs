@@ -1,78 +1,78 @@
-//! Those who wait for one name, in the order they came.
+//! The waiters of one name, in order of arrival.
 
 use std::collections::BTreeMap;
 
 use crate::command::Ticket;
 use crate::types::{Label, OwnerId, Ttl};
 
-/// One who waits for a name.
+/// A waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Who waits.
+    /// The owner that waits.
     pub owner: OwnerId,
-    /// Its place.
+    /// Its position.
     pub ticket: Ticket,
-    /// The lease on the place, and later on the grant.
+    /// The lease of the position, and later of the grant.
     pub ttl: Ttl,
     /// What a person reads.
     pub label: Label,
 }
 
-/// A FIFO that can also let go of somebody in the middle.
+/// A FIFO that can also remove a waiter in the middle.
 ///
-/// Tickets rise, so a map ordered by ticket is the line itself; the second map finds a waiter by its
+/// Tickets rise, so a map ordered by ticket is the queue; the second map finds a waiter by its
 /// owner. Every step is O(log n). Trees rather than hash tables: a hundred thousand waiters come and go
 /// without the one step that rehashes them all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Queue {
-    line: BTreeMap<Ticket, Waiter>,
-    places: BTreeMap<OwnerId, Ticket>,
+    waiters: BTreeMap<Ticket, Waiter>,
+    tickets: BTreeMap<OwnerId, Ticket>,
 }
 
 impl Queue {
-    /// Puts `waiter` at the end of the line; its ticket is higher than all that were given before.
+    /// Adds `waiter` at the end; its ticket is higher than all before.
     pub(crate) fn push(&mut self, waiter: Waiter) {
-        self.places.insert(waiter.owner, waiter.ticket);
-        self.line.insert(waiter.ticket, waiter);
+        self.tickets.insert(waiter.owner, waiter.ticket);
+        self.waiters.insert(waiter.ticket, waiter);
     }
 
-    /// The place of `owner`.
-    pub(crate) fn place_of(&self, owner: OwnerId) -> Option<Ticket> {
-        self.places.get(&owner).copied()
+    /// The ticket of `owner`.
+    pub(crate) fn position_of(&self, owner: OwnerId) -> Option<Ticket> {
+        self.tickets.get(&owner).copied()
     }
 
     pub(crate) fn get(&self, ticket: Ticket) -> Option<&Waiter> {
-        self.line.get(&ticket)
+        self.waiters.get(&ticket)
     }
 
     pub(crate) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Waiter> {
-        self.line.get_mut(&ticket)
+        self.waiters.get_mut(&ticket)
     }
 
-    /// Takes that place out of the line, wherever it stands.
+    /// Removes the waiter with this ticket.
     pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Waiter> {
-        let waiter = self.line.remove(&ticket)?;
-        self.places.remove(&waiter.owner);
+        let waiter = self.waiters.remove(&ticket)?;
+        self.tickets.remove(&waiter.owner);
         Some(waiter)
     }
 
-    /// Takes whoever has waited longest.
+    /// Removes the waiter that has waited longest.
     pub(crate) fn pop(&mut self) -> Option<Waiter> {
-        let (_, waiter) = self.line.pop_first()?;
-        self.places.remove(&waiter.owner);
+        let (_, waiter) = self.waiters.pop_first()?;
+        self.tickets.remove(&waiter.owner);
         Some(waiter)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiter> {
-        self.line.values()
+        self.waiters.values()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.line.len()
+        self.waiters.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.line.is_empty()
+        self.waiters.is_empty()
     }
 }
 
@@ -82,9 +82,9 @@ mod tests {
 
     use super::*;
 
-    /// One who left must not stay known by its owner: a name that is always contended would gather them.
+    /// A waiter that left must not stay known by its owner: a name that is always contended would collect them.
     #[test]
-    fn whoever_leaves_is_forgotten() {
+    fn waiter_that_left_is_forgotten() {
         let mut queue = Queue::default();
         let ttl = Ttl::new(Duration::from_secs(1)).unwrap();
         for number in 1..=9 {
@@ -93,8 +93,8 @@ mod tests {
         }
         assert_eq!(queue.take(Ticket::new(5).unwrap()).unwrap().owner, OwnerId::from_bits(5));
         assert_eq!(queue.take(Ticket::new(5).unwrap()), None);
-        assert_eq!(queue.place_of(OwnerId::from_bits(5)), None);
+        assert_eq!(queue.position_of(OwnerId::from_bits(5)), None);
         assert_eq!(queue.pop().unwrap().ticket.get(), 1);
-        assert_eq!((queue.line.len(), queue.places.len()), (7, 7));
+        assert_eq!((queue.waiters.len(), queue.tickets.len()), (7, 7));
     }
 }

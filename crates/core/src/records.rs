@@ -10,39 +10,49 @@
 //! *Why at most one run is recorded as done.* A claim takes a running record only from a token that is not higher, and a
 //! finished record never. A run finishes only the record that is running with its own token. So once another run
 //! has claimed the record or finished it, a run that was overtaken writes nothing. That holds until the record expires
-//! or is forgotten; and for a value that is replaced ([`Over::Older`]), the token at least never falls.
+//! or is forgotten; and for a value that is replaced ([`Precondition::Older`]), the token at least never falls.
 
 use std::time::Duration;
 
 use crate::types::{Label, LockName, Token};
 
-/// Who wants to run.
+/// A request to run.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Claim {
-    /// The lock that the caller holds; the record lies under it.
+    /// The lock that the caller holds; the record has its name.
     pub name: LockName,
     /// The token of that grant.
     pub token: Token,
     /// What a person reads as the runner.
     pub label: Label,
-    /// How long the record stays if nobody settles it.
-    pub keep: Duration,
+    /// How long the record stays if it is not finished.
+    pub retention: Duration,
 }
 
-/// What came of a claim.
+impl Claim {
+    /// A request to run what has this name, with this token.
+    #[must_use]
+    pub const fn new(name: LockName, token: Token, label: Label, retention: Duration) -> Self {
+        Self { name, token, label, retention }
+    }
+}
+
+/// The result of a claim.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claimed {
     /// The caller may run.
     Ours,
     /// It is done or has failed.
-    Settled(Entry),
-    /// One with a higher token runs: the caller has been overtaken.
+    Finished(RecordInfo),
+    /// A run with a higher token has it: the caller has been overtaken.
     Overtaken,
 }
 
 /// How a run ended.
 #[derive(Clone, Debug)]
-pub struct Finish {
+#[non_exhaustive]
+pub struct Completion {
     /// The lock that the caller holds, or held.
     pub name: LockName,
     /// The token of that grant.
@@ -51,27 +61,62 @@ pub struct Finish {
     pub label: Label,
     /// What to record.
     pub outcome: Outcome,
-    /// How long to keep that.
-    pub keep: Duration,
-    /// What it may be written over.
-    pub over: Over,
+    /// How long the record stays.
+    pub retention: Duration,
+    /// What the record may replace.
+    pub precondition: Precondition,
 }
 
-/// What a run came to.
+impl Completion {
+    /// The end of a run over its own claim.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencepost_core::{Label, LockName, Token};
+    /// use fencepost_core::records::{Completion, Outcome, Precondition};
+    ///
+    /// let (name, token) = (LockName::new("flight/rates")?, Token::new(7)?);
+    /// let (label, rates) = (Label::new("web-3:4711")?, Outcome::Done(b"1.08".to_vec()));
+    /// let finish = Completion::new(name, token, label, rates, Duration::from_secs(60))
+    ///     .with_precondition(Precondition::Older);
+    /// assert_eq!(finish.token, token);
+    /// # Ok::<(), fencepost_core::Invalid>(())
+    /// ```
+    #[must_use]
+    pub const fn new(
+        name: LockName,
+        token: Token,
+        label: Label,
+        outcome: Outcome,
+        retention: Duration,
+    ) -> Self {
+        let precondition = Precondition::OwnClaim;
+        Self { name, token, label, outcome, retention, precondition }
+    }
+
+    /// Sets what the record may replace.
+    #[must_use]
+    pub const fn with_precondition(mut self, precondition: Precondition) -> Self {
+        self.precondition = precondition;
+        self
+    }
+}
+
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It is done, with this result.
     Done(Vec<u8>),
     /// It failed for good, with this message.
     Failed(Vec<u8>),
-    /// It failed and may be tried again: the record goes.
+    /// It failed and may be tried again: the record is deleted.
     Abandoned,
 }
 
-/// What the end of a run may be written over.
+/// What the end of a run may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// Its own `running` record. If it was settled by this very token already, that is success as well.
+pub enum Precondition {
+    /// Its own `running` record. If this token finished it already, that is success as well.
     OwnClaim,
     /// Anything whose token is not above this one, or nothing: for a value that is replaced.
     Older,
@@ -79,10 +124,11 @@ pub enum Over {
 
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The lock under which it lies.
+#[non_exhaustive]
+pub struct RecordInfo {
+    /// The name of its lock.
     pub name: LockName,
-    /// Where the work stands.
+    /// The state of the work.
     pub state: State,
     /// The token of the last runner.
     pub token: Token,
@@ -90,16 +136,16 @@ pub struct Entry {
     pub label: Label,
     /// The result, or the message of the failure; empty while it runs, and in a list.
     pub result: Vec<u8>,
-    /// How long ago it came to stand so.
+    /// How long ago it reached this state.
     pub since: Duration,
-    /// How long it will be kept.
+    /// How long it will stay.
     pub kept_for: Duration,
 }
 
-/// Where a run stands.
+/// The state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Somebody claimed it. Whether it still runs, the lock tells.
+    /// A runner claimed it. Only the lock shows whether it still runs.
     Running,
     /// One run succeeded.
     Done,
@@ -108,24 +154,52 @@ pub enum State {
 }
 
 impl State {
-    /// The word for it.
+    /// The name of the state.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::Done => "done",
             Self::Failed => "failed",
         }
     }
+
+    /// The state with this name.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Running, Self::Done, Self::Failed].into_iter().find(|state| state.as_str() == text)
+    }
 }
 
-impl Entry {
+impl RecordInfo {
     /// The longest result, in bytes.
     pub const MAX_RESULT: usize = 64 * 1024;
 
+    /// A record without a result, made just now and about to expire.
+    #[must_use]
+    pub const fn new(name: LockName, state: State, token: Token, label: Label) -> Self {
+        let (since, kept_for) = (Duration::ZERO, Duration::ZERO);
+        Self { name, state, token, label, result: Vec::new(), since, kept_for }
+    }
+
+    /// Sets the result, or the message of the failure.
+    #[must_use]
+    pub fn with_result(mut self, result: Vec<u8>) -> Self {
+        self.result = result;
+        self
+    }
+
+    /// Sets how long ago it reached its state, and how long it will stay.
+    #[must_use]
+    pub const fn with_times(mut self, since: Duration, kept_for: Duration) -> Self {
+        (self.since, self.kept_for) = (since, kept_for);
+        self
+    }
+
     /// Whether it is done or has failed.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.state != State::Running
     }
 }
@@ -135,7 +209,7 @@ impl Entry {
 pub enum Decision<T> {
     /// Writes nothing.
     Answer(T),
-    /// Writes this record, over the one that was found if there was one.
+    /// Writes this record, over the found one if there was one.
     Write(Record, T),
     /// Deletes the record that was found.
     Remove(T),
@@ -144,7 +218,7 @@ pub enum Decision<T> {
 /// A record to be written. Its age and its retention count from that write, by the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where the work stands.
+    /// The state of the work.
     pub state: State,
     /// The token of the runner.
     pub token: Token,
@@ -156,7 +230,7 @@ pub struct Record {
     pub retention: Duration,
 }
 
-/// What a store knows besides the record, if it retries a step whose reply was lost.
+/// What a store knows besides the record if it retries a step whose reply was lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Past {
     /// An earlier attempt of this step may have been applied.
@@ -167,32 +241,34 @@ pub struct Past {
 
 /// Makes the record `running`, unless it is finished or a higher token runs.
 #[must_use]
-pub fn claim(found: Option<Entry>, claim: &Claim) -> Decision<Claimed> {
+pub fn claim(found: Option<RecordInfo>, claim: &Claim) -> Decision<Claimed> {
     match found {
-        Some(entry) if entry.is_settled() => Decision::Answer(Claimed::Settled(entry)),
-        Some(entry) if entry.token > claim.token => Decision::Answer(Claimed::Overtaken),
+        Some(record) if record.is_finished() => Decision::Answer(Claimed::Finished(record)),
+        Some(record) if record.token > claim.token => Decision::Answer(Claimed::Overtaken),
         _ => {
-            let (token, label, retention) = (claim.token, claim.label.clone(), claim.keep);
+            let (token, label, retention) = (claim.token, claim.label.clone(), claim.retention);
             let (state, result) = (State::Running, Vec::new());
             Decision::Write(Record { state, token, label, result, retention }, Claimed::Ours)
         }
     }
 }
 
-/// Records how a run ended, if the run may: see [`Over`].
+/// Records how a run ended, if the run may: see [`Precondition`].
 #[must_use]
-pub fn finish(found: Option<&Entry>, past: Past, finish: &Finish) -> Decision<bool> {
+pub fn finish(found: Option<&RecordInfo>, past: Past, finish: &Completion) -> Decision<bool> {
     let token = finish.token;
     let abandoned = finish.outcome == Outcome::Abandoned;
-    let allowed = match (finish.over, found) {
+    let allowed = match (finish.precondition, found) {
         // This run finished it already, and the reply was lost.
-        (Over::OwnClaim, Some(entry)) if entry.token == token && entry.is_settled() => {
+        (Precondition::OwnClaim, Some(record)) if record.token == token && record.is_finished() => {
             return Decision::Answer(true);
         }
-        (Over::OwnClaim, None) if past.finished_by == Some(token) => return Decision::Answer(true),
-        (Over::OwnClaim, Some(entry)) => entry.token == token,
-        (Over::OwnClaim, None) => abandoned,
-        (Over::Older, found) => found.is_none_or(|entry| entry.token <= token),
+        (Precondition::OwnClaim, None) if past.finished_by == Some(token) => {
+            return Decision::Answer(true);
+        }
+        (Precondition::OwnClaim, Some(record)) => record.token == token,
+        (Precondition::OwnClaim, None) => abandoned,
+        (Precondition::Older, found) => found.is_none_or(|record| record.token <= token),
     };
     if !allowed {
         // This run deleted it already, the reply was lost, and another run has claimed it since.
@@ -204,7 +280,7 @@ pub fn finish(found: Option<&Entry>, past: Past, finish: &Finish) -> Decision<bo
         Outcome::Abandoned if found.is_some() => return Decision::Remove(true),
         Outcome::Abandoned => return Decision::Answer(true),
     };
-    let (label, retention) = (finish.label.clone(), finish.keep);
+    let (label, retention) = (finish.label.clone(), finish.retention);
     Decision::Write(Record { state, token, label, result, retention }, true)
 }
 

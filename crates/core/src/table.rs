@@ -66,7 +66,7 @@ mod tests {
     const COUNT: usize = 100 * SHARDS;
 
     #[test]
-    fn it_is_one_table_to_whoever_uses_it() {
+    fn shards_behave_like_one_table() {
         let mut table = Table::default();
         for key in 0..COUNT {
             table.insert(key, key);

@@ -1,5 +1,5 @@
-//! The words of the trade as types. Each validates once, when it is made, and can not hold a bad value
-//! after that; what they refuse they refuse with a message that names the value and the remedy.
+//! The terms of the API as types. Each is validated once, when it is made, and cannot hold an invalid value
+//! after that. An error names the value and the remedy.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -7,16 +7,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A value that one of the types here refused. The message names it and says what would do.
+/// A value that one of the types here refused. The message names it and says what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(String);
-
-impl Invalid {
-    fn new(message: impl Into<String>) -> Self {
-        Self(message.into())
-    }
-}
-
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -33,13 +26,13 @@ impl LockName {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 512;
 
-    /// Checks and keeps `name`.
+    /// Validates `name`.
     pub fn new(name: &str) -> Result<Self, Invalid> {
         checked_text("lock name", name, Self::MAX_BYTES).map(Self)
     }
 
-    /// What to show for a lock of another client whose name is none of ours: control characters and backslashes are
-    /// escaped, and what is too long is cut. No call can name that lock; with this name it finds another one, or none.
+    /// Shows the name of a third-party client's lock that is not a valid name: control characters and backslashes are escaped,
+    /// and it is cut to length. No call can name that lock; with this name it finds another one, or none.
     #[must_use]
     pub fn escaped(name: &str) -> Self {
         const CUT: &str = "...";
@@ -64,8 +57,7 @@ impl LockName {
     }
 }
 
-/// What a person reads as the holder: `host:pid`, or what the caller set. 1–256 bytes, no control
-/// characters.
+/// The holder, for people: `host:pid`, or what the caller set. 1–256 bytes, no control characters.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Label(Arc<str>);
 
@@ -73,7 +65,7 @@ impl Label {
     /// The longest label, in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// Checks and keeps `label`.
+    /// Validates `label`.
     pub fn new(label: &str) -> Result<Self, Invalid> {
         checked_text("label", label, Self::MAX_BYTES).map(Self)
     }
@@ -87,18 +79,18 @@ impl Label {
 
 fn checked_text(what: &str, text: &str, max: usize) -> Result<Arc<str>, Invalid> {
     if text.is_empty() {
-        return Err(Invalid::new(format!("the {what} is empty: give 1 to {max} bytes of text")));
+        return Err(Invalid(format!("the {what} is empty: give 1 to {max} bytes of text")));
     }
     if text.len() > max {
         let start: String = text.chars().take(24).collect();
-        return Err(Invalid::new(format!(
+        return Err(Invalid(format!(
             "the {what} \"{}...\" has {} bytes: use at most {max}",
             start.escape_debug(),
             text.len()
         )));
     }
     if let Some(bad) = text.chars().find(|c| c.is_control()) {
-        return Err(Invalid::new(format!(
+        return Err(Invalid(format!(
             "the {what} \"{}\" contains the control character U+{:04X}: remove it",
             text.escape_debug(),
             u32::from(bad)
@@ -130,7 +122,7 @@ macro_rules! shown_as_text {
 shown_as_text!(LockName);
 shown_as_text!(Label);
 
-/// What a leader says of itself, for all to read: an address, a version, anything of at most 4 KiB.
+/// What a leader publishes: an address, a version, anything of at most 4 KiB.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Value(Arc<[u8]>);
 
@@ -138,12 +130,12 @@ impl Value {
     /// The longest value, in bytes.
     pub const MAX_BYTES: usize = 4096;
 
-    /// Checks and keeps `value`.
+    /// Validates `value`.
     pub fn new(value: impl AsRef<[u8]>) -> Result<Self, Invalid> {
         let value = value.as_ref();
         if value.len() > Self::MAX_BYTES {
-            return Err(Invalid::new(format!(
-                "the value has {} bytes: use at most {}, and say there where the rest is",
+            return Err(Invalid(format!(
+                "the value has {} bytes: use at most {}, and publish where the rest is stored",
                 value.len(),
                 Self::MAX_BYTES
             )));
@@ -151,9 +143,9 @@ impl Value {
         Ok(Self(Arc::from(value)))
     }
 
-    /// A value that a store has, by whoever wrote it: of any length.
+    /// A value from a store, whoever wrote it: of any length.
     #[must_use]
-    pub fn found(value: &[u8]) -> Self {
+    pub fn from_store(value: &[u8]) -> Self {
         Self(Arc::from(value))
     }
 
@@ -163,7 +155,7 @@ impl Value {
         &self.0
     }
 
-    /// The value as text; what is no UTF-8 is shown as `\u{fffd}`.
+    /// The value as text; invalid UTF-8 is shown as `\u{fffd}`.
     #[must_use]
     pub fn text(&self) -> std::borrow::Cow<'_, str> {
         String::from_utf8_lossy(&self.0)
@@ -178,7 +170,7 @@ impl fmt::Debug for Value {
 
 /// Proves who may renew and release: 128 bits, drawn at random for one acquisition.
 ///
-/// Whoever knows it can release the lock, so it is a secret: `Debug` hides it and there is no `Display`.
+/// Anybody who knows it can release the lock, so it is a secret: `Debug` hides it and there is no `Display`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(u128);
 
@@ -189,7 +181,7 @@ impl OwnerId {
         Self(bits)
     }
 
-    /// The bits, to be kept in a store.
+    /// The bits, for a store.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0
@@ -212,8 +204,8 @@ impl FromStr for OwnerId {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        // The text is not repeated in the message: it may be a real owner with one typing mistake.
-        let bad = || Invalid::new("the owner is not 32 hex digits: pass what `acquire` printed");
+        // The message does not repeat the text: it may be a real owner with one typing mistake.
+        let bad = || Invalid("the owner is not 32 hex digits: pass what `acquire` printed".into());
         if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(bad());
         }
@@ -221,7 +213,8 @@ impl FromStr for OwnerId {
     }
 }
 
-/// The fencing token: strictly rising per name and store, from 1 to 2^53 - 1 so that JSON keeps it whole.
+/// The fencing token: strictly rising per name and store, from 1 to 2^53 - 1 so that JSON keeps it whole. As an SQL `bigint`
+/// it is `token.get().cast_signed()`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(NonZeroU64);
 
@@ -229,13 +222,14 @@ impl Token {
     /// The highest token, 2^53 - 1.
     pub const MAX: u64 = (1 << 53) - 1;
 
-    /// Checks and keeps `value`.
+    /// Validates `value`.
     pub fn new(value: u64) -> Result<Self, Invalid> {
         match NonZeroU64::new(value) {
             Some(token) if value <= Self::MAX => Ok(Self(token)),
-            _ => {
-                Err(Invalid::new(format!("{value} is no token: tokens go from 1 to {}", Self::MAX)))
-            }
+            _ => Err(Invalid(format!(
+                "{value} is not a token: tokens are whole numbers from 1 to {}",
+                Self::MAX
+            ))),
         }
     }
 
@@ -263,13 +257,41 @@ impl FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let value: u64 = text.parse().map_err(|_| {
-            Invalid::new(format!(
-                "\"{}\" is no token: tokens are whole numbers from 1 to {}",
+            Invalid(format!(
+                "\"{}\" is not a token: tokens are whole numbers from 1 to {}",
                 text.escape_debug(),
                 Self::MAX
             ))
         })?;
         Self::new(value)
+    }
+}
+
+/// What a fence takes: the name of a lock and the token of one of its grants. One value, so that a token cannot be
+/// presented under the name of another lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FencingToken {
+    name: LockName,
+    token: Token,
+}
+
+impl FencingToken {
+    /// The token of a grant of `name`. A holder gets it from its guard; this is for a service that receives both.
+    #[must_use]
+    pub const fn new(name: LockName, token: Token) -> Self {
+        Self { name, token }
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub const fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    /// The number alone.
+    #[must_use]
+    pub const fn token(&self) -> Token {
+        self.token
     }
 }
 
@@ -283,18 +305,16 @@ impl Ttl {
     /// The longest lease.
     pub const MAX: Self = Self(24 * 60 * 60 * 1000);
 
-    /// Checks `span` and keeps it, rounded down to whole milliseconds.
+    /// Validates `span` and rounds it down to whole milliseconds.
     pub fn new(span: Duration) -> Result<Self, Invalid> {
         u32::try_from(span.as_millis())
             .ok()
             .map(Self)
             .filter(|ttl| (Self::MIN..=Self::MAX).contains(ttl))
-            .ok_or_else(|| {
-                Invalid::new(format!("the TTL {span:?} is out of range: give 100ms to 24h"))
-            })
+            .ok_or_else(|| Invalid(format!("the TTL {span:?} is out of range: give 100ms to 24h")))
     }
 
-    /// The TTL as a span of time.
+    /// The TTL as a duration.
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         Duration::from_millis(self.0 as u64)
@@ -318,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escaped_name_is_a_name_whatever_it_was() {
+    fn escaped_name_is_valid() {
         assert_eq!(LockName::escaped("a\nb\u{1b}\\").as_str(), r"a\nb\u{1b}\\");
         assert_eq!(LockName::escaped("grün").as_str(), "grün");
         for odd in ["", "\0", &"x".repeat(513), &"ü".repeat(300), &"\n".repeat(512)] {
@@ -328,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked_once_and_the_message_names_the_value() {
+    fn invalid_names_are_refused_with_the_value() {
         assert_eq!(LockName::new("invoice/42").unwrap().as_str(), "invoice/42");
         assert!(LockName::new(&"ü".repeat(256)).is_ok());
         let too_long = LockName::new(&"x".repeat(513)).unwrap_err().to_string();
@@ -340,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_does_not_show_itself() {
+    fn owner_is_not_shown() {
         let owner = OwnerId::from_bits(0xdead_beef);
         assert!(!format!("{owner:?}").contains("dead"));
         assert_eq!(owner.reveal().parse::<OwnerId>().unwrap(), owner);
@@ -366,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn ttls_have_bounds() {
+    fn ttls_are_limited() {
         for bad in
             [Duration::ZERO, Duration::from_millis(99), Duration::from_secs(86_401), Duration::MAX]
         {

@@ -1,14 +1,14 @@
 //! Runs `tests/transcripts/*.txt`: a lock scenario as text that a reviewer can read.
 //!
-//! A line that starts in the first column is a command, the indented lines below it are what came of it,
+//! A line that starts in the first column is a command, the indented lines below it are its result,
 //! and `#` starts a comment. `UPDATE_TRANSCRIPTS=1 cargo test -p fencepost-core --test transcripts`
-//! writes what comes of them now; read the difference before you keep it.
+//! writes the present results; read the difference before you keep it.
 //!
 //! ```text
 //! acquire NAME OWNER ttl=30s [try]     renew|release|cancel NAME OWNER     break NAME
 //! expire NAME token=N|ticket=N         tick 10s (the clock runs, due leases expire)     show
 //! ```
-//! Every step is checked against the invariants as well, and the wheel against the machine.
+//! Every step is checked against the invariants as well, and the queue against the machine.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "all of this file is a test")]
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use fencepost_core::invariants::{Step, check};
 use fencepost_core::{
-    Command, Effect, Label, Lease, LeaseWheel, LockName, Machine, Moment, OwnerId, Ticket, Token,
+    Command, Effect, ExpiryQueue, Label, Lease, LockName, Machine, Moment, OwnerId, Ticket, Token,
     Ttl,
 };
 
@@ -51,7 +51,7 @@ fn transcripts() {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// The transcript with its outputs as they come now.
+/// The transcript with its present results.
 fn replay(text: &str, path: &Path) -> String {
     let mut driver = Driver::default();
     let mut out = String::new();
@@ -74,7 +74,7 @@ fn replay(text: &str, path: &Path) -> String {
 #[derive(Default)]
 struct Driver {
     machine: Machine,
-    wheel: LeaseWheel,
+    expiry_queue: ExpiryQueue,
     now: Moment,
     owners: BTreeMap<OwnerId, String>,
 }
@@ -108,7 +108,7 @@ impl Driver {
             }
             ["tick", span] => self.tick(seconds(span), at),
             ["show"] => self.show(),
-            _ => panic!("{at}: what is \"{line}\"?"),
+            _ => panic!("{at}: unknown command \"{line}\""),
         };
         if lines.is_empty() { vec!["(nothing)".to_owned()] } else { lines }
     }
@@ -134,20 +134,24 @@ impl Driver {
         let step = Step { before, command, effects: &effects, after };
         check(&step).unwrap_or_else(|violation| panic!("{at}: {violation}"));
         for effect in &effects {
-            self.wheel.observe(effect, self.now);
+            self.expiry_queue.observe(effect, self.now);
         }
         let waiting: usize = self.machine.locks().map(|(name, _)| self.machine.waiting(name)).sum();
-        assert_eq!(self.wheel.len(), self.machine.len() + waiting, "{at}: leases in the wheel");
+        assert_eq!(
+            self.expiry_queue.len(),
+            self.machine.len() + waiting,
+            "{at}: leases in the expiry queue"
+        );
         effects.iter().map(|effect| self.shown(effect)).collect()
     }
 
-    /// The clock stops at every deadline on the way, as it does for whoever waits for `next`.
+    /// The clock stops at every deadline on the way, as for a caller that waits for `next`.
     fn tick(&mut self, span: Duration, at: &str) -> Vec<String> {
         let until = self.now + span;
         let mut lines = Vec::new();
-        while let Some(next) = self.wheel.next().filter(|next| *next <= until) {
+        while let Some(next) = self.expiry_queue.next().filter(|next| *next <= until) {
             self.now = next;
-            while let Some(expire) = self.wheel.expired(next) {
+            while let Some(expire) = self.expiry_queue.expired(next) {
                 let clock = next.since(Moment::default());
                 lines.extend(self.apply(&expire, at).iter().map(|l| format!("{l} at={clock:?}")));
             }
@@ -158,7 +162,8 @@ impl Driver {
 
     fn show(&self) -> Vec<String> {
         let left = |lease| {
-            let deadline = self.wheel.deadline(lease).expect("a live lease is in the wheel");
+            let deadline =
+                self.expiry_queue.deadline(lease).expect("a live lease is in the expiry queue");
             format!("{:?}", deadline.since(self.now))
         };
         let mut locks: Vec<_> = self.machine.locks().collect();
@@ -196,8 +201,8 @@ impl Driver {
         match effect {
             Effect::Granted { owner, token, ttl, ticket, .. } => {
                 let ttl = ttl.as_duration();
-                let turn = ticket.map_or(String::new(), |t| format!(" ticket={}", t.get()));
-                format!("granted {} token={token} ttl={ttl:?}{turn}", who(owner))
+                let ticket = ticket.map_or(String::new(), |t| format!(" ticket={}", t.get()));
+                format!("granted {} token={token} ttl={ttl:?}{ticket}", who(owner))
             }
             Effect::Queued { owner, ticket, ttl, .. } => {
                 let ttl = ttl.as_duration();

@@ -1,15 +1,16 @@
 //! No lock at all: a conditional write on a version.
 //!
-//! When everything that must stay whole is in one row, the row's version does what a lock and a fence would do:
-//! read the row with its version, work as long as it takes, write on the condition that the version is still
-//! the same. Who comes second learns it and begins again from a fresh read. Nothing is held while the work
-//! runs, so nothing expires, and a process may freeze for as long as it likes.
+//! When everything that must stay consistent is in one row, the row's version does what a lock and a fence would do:
+//! read the row with its version, work for as long as it takes, and write on the condition that the version is still
+//! the same. A second writer learns that it lost the race and starts again from a fresh read. Nothing is held while the
+//! work runs, so nothing expires, and a process may freeze for any length of time. There is no lock, so there is no
+//! [`FencingToken`](crate::FencingToken) to pass.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use fencepost::fences::{Row, cas};
-//! # let connection = fencepost::rusqlite::Connection::open_in_memory()?;
+//! # let connection = fencepost::fences::sqlite::rusqlite::Connection::open_in_memory()?;
 //! # connection.execute_batch("CREATE TABLE seat (id TEXT, taken_by TEXT, version INTEGER);
 //! #     INSERT INTO seat VALUES ('12A', NULL, 7)")?;
 //!
@@ -17,7 +18,7 @@
 //! let seen = 7; // read together with the rest of the row
 //! match cas::sqlite::swap(&connection, &seat, &"12A", seen, &[("taken_by", &"ada")])? {
 //!     cas::Swap::Written { version } => assert_eq!(version, 8),
-//!     cas::Swap::Changed { version } => println!("somebody was faster: it is {version} now"),
+//!     cas::Swap::Changed { version } => println!("another writer was faster: the version is {version} now"),
 //!     cas::Swap::Gone => println!("there is no such seat"),
 //! }
 //! # Ok(()) }
@@ -25,32 +26,32 @@
 //! # fn main() {}
 //! ```
 //!
-//! Take a lock instead when the work touches more than the row (another row, a mail, a file), or when it is too
-//! dear to be done twice.
+//! Use a lock instead when the work touches more than the row (another row, a mail, a file), or when it is too
+//! expensive to do twice.
 
 use fencepost_base::Result;
 
 use super::rows::{Outcome, Row};
 
-/// What became of a conditional write.
+/// The outcome of a conditional write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a write that was not made is no error: look"]
+#[must_use = "a write that was not made is not an error: check the outcome"]
 pub enum Swap {
-    /// It was made. The row has this version now.
+    /// The row was written, and has this version now.
     Written {
-        /// The version that the next write must name.
+        /// The version to pass to the next write.
         version: i64,
     },
-    /// It was not made: somebody wrote since. Read again, and begin again.
+    /// Nothing was written: another writer changed the row since it was read. Start again from a fresh read.
     Changed {
-        /// The version that the row had a moment ago.
+        /// The version of the row just after the attempt.
         version: i64,
     },
-    /// It was not made: there is no such row.
+    /// Nothing was written: there is no such row.
     Gone,
 }
 
-/// What the outcome means for a row with a version.
+/// Turns the outcome into that of a row with a version.
 fn swapped(outcome: Outcome, row: &Row<'_>) -> Result<Swap> {
     match outcome {
         Outcome::Written(version) => Ok(Swap::Written { version }),
@@ -69,8 +70,8 @@ pub mod sqlite {
     use super::{Swap, swapped};
     use crate::rows::{self, Condition, Row};
 
-    /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
-    /// goes up by one.
+    /// Writes the columns `set` of the row with this `key`, if its version is still `seen`, and raises the version by
+    /// one.
     pub fn swap(
         connection: &Connection,
         row: &Row<'_>,
@@ -83,8 +84,8 @@ pub mod sqlite {
     }
 }
 
-/// On tokio-postgres. The statement is prepared, so that the server says what types its parameters have: a
-/// PgBouncer in transaction mode must be one that keeps prepared statements (1.21).
+/// On tokio-postgres. The statement is prepared, because the server must determine the types of its parameters:
+/// PgBouncer in transaction mode must support prepared statements (1.21 or later).
 #[cfg(feature = "postgres")]
 pub mod postgres {
     use fencepost_base::Result;
@@ -94,8 +95,8 @@ pub mod postgres {
     use super::{Swap, swapped};
     use crate::rows::{self, Condition, Row};
 
-    /// Writes the columns `set` of the row that has `key`, if its version is still `seen`. The version
-    /// goes up by one.
+    /// Writes the columns `set` of the row with this `key`, if its version is still `seen`, and raises the version by
+    /// one.
     pub async fn swap(
         client: &impl GenericClient,
         row: &Row<'_>,

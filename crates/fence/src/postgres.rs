@@ -12,35 +12,45 @@
 //! In Rust:
 //!
 //! ```no_run
-//! # async fn example(client: &mut fencepost::tokio_postgres::Client, guard: &fencepost::Guard)
+//! # async fn example(client: &mut fencepost::fences::postgres::tokio_postgres::Client, guard: &fencepost::Guard)
 //! #     -> Result<(), Box<dyn std::error::Error>> {
 //! use fencepost::fences;
-//! let tx = fences::postgres::begin(client, guard.name(), guard.token()).await?;
+//! let tx = fences::postgres::begin(client, &guard.fencing()).await?;
 //! tx.execute("UPDATE invoice SET sum = sum + 1 WHERE id = 42", &[]).await?;
 //! tx.commit().await?;
 //! # Ok(()) }
 //! ```
 //!
-//! [`install()`] puts the functions into the schema `fencepost`; so does `fencepost fence install`. Then an
-//! application needs no more than
+//! On a connection from a pool (deadpool, deadpool-postgres, bb8-postgres) it is `begin(&mut client, ..)`. The functions that
+//! take any `GenericClient` need it dereferenced: `protect(&*client, ..)`, with deadpool-postgres `&**client`. Let the pool
+//! open its connections with [`connect`], or call [`check_owner`] once.
+//!
+//! [`install()`] creates the functions in the schema `fencepost`; so does `fencepost fence install`. If the lock store is in
+//! the same database, it has its tables in that schema too, but it does not create the fence: install it all the same. Then
+//! an application needs only
 //!
 //! ```sql
 //! GRANT USAGE ON SCHEMA fencepost TO app;
 //! GRANT EXECUTE ON FUNCTION fencepost.enter TO app;
 //! ```
 //!
-//! **Why it holds.** `enter` writes the mark's row, for an equal token too, so the transaction has that row's lock
-//! until it ends: nobody else enters meanwhile. What it reads after that is fresh. Two things undo this: to call
-//! `enter` in the same statement as the read (that statement's snapshot is older than the entry), and to read
-//! before it.
+//! **Why it holds.** `enter` takes a shared advisory lock of name and token until the transaction ends, and a higher token
+//! enters only once it has that lock exclusively: it waits for all open transactions of the holder before it, which
+//! do not wait for each other. So no other holder enters meanwhile, and what the transaction reads after that is current.
+//! The head of `fences.sql` has the proof. Two mistakes break this: calling `enter` in the same statement as the read
+//! (that statement's snapshot is older than the entry), and reading first.
+//!
+//! **Isolation.** Under `REPEATABLE READ` and `SERIALIZABLE` the first transaction with a new token fails with 40001 if
+//! any transaction of the server was committed while it entered: retry it. Where the server is busy, enter once in a
+//! `READ COMMITTED` transaction. A `READ ONLY` transaction can enter once another one has raised the mark to its token.
 //!
 //! **A holder that freezes inside a transaction** keeps the next one waiting at `enter`. [`begin`] sets
 //! `idle_in_transaction_session_timeout` for its transaction, so that the server ends it.
 //!
-//! **[`protect()`]** makes a table refuse every write by a transaction that has not entered, whoever makes it: the
-//! table's owner, a superuser, a session with `session_replication_role = replica`. It is a trigger that runs after
-//! each row, so it sees the names that other triggers have left. It does not stop what is no write of rows: `DROP`,
-//! `ALTER TABLE`, the detaching of a partition. A subscription that writes the table is refused as well.
+//! **[`protect()`]** makes a table refuse every write by a transaction that has not entered, even by the table's owner,
+//! a superuser, or a session with `session_replication_role = replica`. It is a trigger that runs after each row, so it
+//! sees the names that other triggers have set. It does not stop statements that write no rows: `DROP`, `ALTER TABLE`,
+//! detaching a partition. A subscription that writes the table is refused as well.
 
 mod install;
 mod protect;
@@ -49,101 +59,125 @@ use std::time::Duration;
 
 use fencepost_base::clock::{BootClock, Clock as _};
 use fencepost_base::label::default_label;
-use fencepost_base::postgres::{PostgresUrl, error, trust};
+use fencepost_base::postgres::{PostgresOptions, Server, error, trust};
 use fencepost_base::race::{First, race};
 use fencepost_base::store_error::StoreError;
 use fencepost_base::{Error, ErrorKind, Result};
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{FencingToken, Label, LockName, Token};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
-use tokio_postgres::{Client, GenericClient, Row, Transaction};
+use tokio_postgres::{Client, GenericClient, Row, Statement, Transaction};
 
 use super::contract::{Mark, Reset, checked_reset};
 
 pub use install::{Installed, install};
 pub use protect::{NameFrom, protect, unprotect};
 
-/// How long it may take to be connected.
+/// The driver of this fence. Your transaction must be of this version. A new major version of the driver is a breaking
+/// change of this crate.
+pub use ::tokio_postgres;
+
+const ENTER: &str = "SELECT fencepost.enter($1, $2, $3)";
+
+/// The timeout of [`connect`].
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects to a database by its URL, as the lock store does: `sslmode` and the rest mean what they mean there. A schema
-/// `fencepost` that is in the hands of somebody else is refused: see [`check_owner`]. The connection is driven by the tokio
-/// runtime of the caller.
+/// Connects to a database by a URL with the same options as that of the lock store (`sslmode`, ...). Refuses a schema
+/// `fencepost` of an untrusted role: see [`check_owner`]. The connection runs on the caller's tokio runtime.
 pub async fn connect(url: &str) -> Result<Client> {
     let (scheme, rest) = url.split_once(':').unwrap_or(("postgres", ""));
-    let url = PostgresUrl::parse(scheme, rest)?;
+    let server = Server::new(PostgresOptions::parse(scheme, rest)?)?;
     let open = async {
-        let failed = |error| error::explain(error, url.shown(), StoreError::unavailable);
-        let (client, connection) = url.open().await.map_err(failed)?;
+        let failed = |error| error::explain(error, server.shown(), StoreError::unavailable);
+        let (client, connection) = server.open().await.map_err(failed)?;
         tokio::spawn(connection);
-        trust::look(&client, url.owner(), url.shown()).await?;
+        trust::look(&client, server.owner(), server.shown()).await?;
         Ok(client)
     };
     match race(open, BootClock.alarm(BootClock.now() + CONNECT)).await {
         First::Left(opened) => opened,
-        First::Right(()) => Err(Error::unreachable(format!("{} does not answer", url.shown()))),
+        First::Right(()) => Err(Error::unreachable(format!(
+            "{} did not answer within {CONNECT:?}: check that it runs, and retry",
+            server.shown()
+        ))),
     }
 }
 
-/// Refuses a schema `fencepost` that is in the hands of somebody else: one that belongs to, or has anything in it of, a
-/// role that is neither this connection's own, nor a superuser, nor the database's owner, nor `owner`; or in which such
-/// a role may create. Whoever calls a function there would run its code.
+/// Refuses a schema `fencepost` that an untrusted role owns, has an object in, or may create objects in: a call of a
+/// function there would run that role's code. Trusted are this connection's role, superusers, the database's owner, and
+/// `owner`.
 ///
-/// [`connect`] does so. On a connection of your own, call this once before you first enter: [`enter`] and [`begin`] do not,
-/// since it would cost each transaction a round trip. Where there is no such schema it is fine, and there is nothing to
-/// enter.
+/// [`connect`] calls it. On a connection of your own, call it once before you first enter: [`enter`] and [`begin`] do
+/// not, because it would cost each transaction a round trip. Succeeds if there is no such schema.
 pub async fn check_owner(client: &impl GenericClient, owner: Option<&str>) -> Result<()> {
     trust::look(client, owner, "this database").await?;
     Ok(())
 }
 
-/// How long a transaction of [`begin`] may do nothing before the server ends it.
+/// How long a transaction of [`begin`] may be idle before the server ends it.
 pub const DEFAULT_IDLE: Duration = Duration::from_secs(30);
 
-/// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
-/// each transaction of the holder, those that only read included. One statement, one round trip.
+/// Enters: raises the mark of the lock to the token, or refuses. Call it first in the transaction, and in each
+/// transaction of the holder, also in those that only read. One statement, one round trip.
 ///
-/// The round trip can be saved: poll it together with the transaction's first statement (`futures::join!(enter(..),
-/// tx.execute(..))`). The server takes them in that order, and refuses the second when it has refused the first.
+/// To save the round trip, poll it together with the transaction's first statement (`futures::join!(enter(..),
+/// tx.execute(..))`). The server executes them in that order, and refuses the second if it refused the first. They must
+/// stay two statements. A busy server also saves time with [`PreparedEnter`].
 ///
-/// On an error the server has given the transaction up.
-pub async fn enter(tx: &Transaction<'_>, name: &LockName, token: Token) -> Result<()> {
-    enter_as(tx, name, token, &default_label()?).await
+/// On an error the server has aborted the transaction.
+pub async fn enter(tx: &Transaction<'_>, fencing: &FencingToken) -> Result<()> {
+    enter_as(tx, fencing, &default_label()?).await
 }
 
-/// [`enter`], with what a person shall read as the one who entered.
-pub async fn enter_as(
-    tx: &Transaction<'_>,
-    name: &LockName,
-    token: Token,
-    who: &Label,
-) -> Result<()> {
-    let (name, number, who) = (name.as_str(), number(token), who.as_str());
-    let enter = "SELECT fencepost.enter($1, $2, $3)";
-    ask(tx, enter, &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT)]).await?;
+/// [`enter`], with a label that says who entered, for people.
+pub async fn enter_as(tx: &Transaction<'_>, fencing: &FencingToken, who: &Label) -> Result<()> {
+    let (name, token) = values_of(fencing);
+    let who = who.as_str();
+    ask(tx, ENTER, &[(&name, Type::TEXT), (&token, Type::INT8), (&who, Type::TEXT)]).await?;
     Ok(())
 }
 
-/// A transaction that has entered, and that the server ends when it does nothing for [`DEFAULT_IDLE`].
-pub async fn begin<'c>(
-    client: &'c mut Client,
-    name: &LockName,
-    token: Token,
-) -> Result<Transaction<'c>> {
-    begin_within(client, name, token, DEFAULT_IDLE).await
+/// [`enter`], prepared on one connection: the server need not parse it again in each transaction. Behind a pooler only if
+/// that keeps prepared statements.
+#[derive(Clone)]
+pub struct PreparedEnter {
+    statement: Statement,
+    label: Label,
 }
 
-/// [`begin`], with another time for doing nothing. A shorter one that the session has is kept.
+impl PreparedEnter {
+    /// Prepares it, in one round trip. The fence must be installed.
+    pub async fn new(client: &Client) -> Result<Self> {
+        let prepared = client.prepare_typed(ENTER, &[Type::TEXT, Type::INT8, Type::TEXT]).await;
+        let statement = prepared.map_err(|error| explain(&error))?;
+        Ok(Self { statement, label: default_label()? })
+    }
+
+    /// The same as [`enter`]. `tx` must be of the connection on which this was prepared.
+    pub async fn enter(&self, tx: &Transaction<'_>, fencing: &FencingToken) -> Result<()> {
+        let (name, token) = values_of(fencing);
+        let entered = tx.query(&self.statement, &[&name, &token, &self.label.as_str()]).await;
+        entered.map_err(|error| explain(&error))?;
+        Ok(())
+    }
+}
+
+/// Begins a transaction and enters. The server ends the transaction when it is idle for [`DEFAULT_IDLE`].
+pub async fn begin<'c>(client: &'c mut Client, fencing: &FencingToken) -> Result<Transaction<'c>> {
+    begin_within(client, fencing, DEFAULT_IDLE).await
+}
+
+/// [`begin`], with another idle timeout. A shorter one of the session is kept.
 pub async fn begin_within<'c>(
     client: &'c mut Client,
-    name: &LockName,
-    token: Token,
+    fencing: &FencingToken,
     idle: Duration,
 ) -> Result<Transaction<'c>> {
     let tx = client.transaction().await.map_err(|error| explain(&error))?;
-    let (name, number, who) = (name.as_str(), number(token), default_label()?);
+    let (name, token) = values_of(fencing);
+    let who = default_label()?;
     let (who, idle) = (who.as_str(), idle.as_millis().clamp(1, i32::MAX as u128) as i64);
-    // The time is set in the same statement, for the round trip it saves. It reads nothing, so that is safe.
+    // The timeout is set in the same statement, to save a round trip. That is safe, because the statement reads no data.
     ask(
         &tx,
         "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', CASE
@@ -154,28 +188,28 @@ pub async fn begin_within<'c>(
          FROM (SELECT text, text::pg_catalog.interval FROM
              pg_catalog.current_setting('idle_in_transaction_session_timeout') AS text)
            AS setting (was_text, was)",
-        &[(&name, Type::TEXT), (&number, Type::INT8), (&who, Type::TEXT), (&idle, Type::INT8)],
+        &[(&name, Type::TEXT), (&token, Type::INT8), (&who, Type::TEXT), (&idle, Type::INT8)],
     )
     .await?;
     Ok(tx)
 }
 
-/// The mark of `name`, if anybody has entered.
+/// The mark of `name`, if any holder has entered.
 pub async fn mark(client: &impl GenericClient, name: &LockName) -> Result<Option<Mark>> {
     Ok(show(client, Some(name)).await?.pop())
 }
 
-/// The mark of `name`, or all of them.
+/// The mark of `name`, or all marks.
 pub async fn show(client: &impl GenericClient, name: Option<&LockName>) -> Result<Vec<Mark>> {
     let name = name.map(LockName::as_str);
     let show = "SELECT lock, token, set_by, set_at FROM fencepost.show($1)";
     ask(client, show, &[(&name, Type::TEXT)]).await?.iter().map(mark_in).collect()
 }
 
-/// Sets the mark of `name` to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
+/// Sets the mark of `name` to `to`, or deletes it, and records the reset. Returns the previous mark.
 ///
-/// A mark that is lowered or forgotten lets holders in that it had kept out: see that none is left. It is for
-/// those who have `EXECUTE` of `fencepost.reset`; the record also has the role that called it.
+/// A lowered or deleted mark lets in holders that it refused before: first make sure that none is left. Needs `EXECUTE`
+/// on `fencepost.reset`; the record also has the role of the caller.
 pub async fn reset(
     client: &impl GenericClient,
     name: &LockName,
@@ -212,7 +246,7 @@ pub async fn audit(client: &impl GenericClient, name: Option<&LockName>) -> Resu
     ask(client, audit, &[(&name, Type::TEXT)]).await?.iter().map(reset_in).collect()
 }
 
-/// What the database answers to one statement.
+/// The rows that one statement returns.
 async fn ask(
     client: &impl GenericClient,
     statement: &str,
@@ -232,8 +266,14 @@ fn mark_in(row: &Row) -> Result<Mark> {
 
 fn get<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T> {
     row.try_get(column).map_err(|error| {
-        Error::refused("the fence's functions in this database are not fencepost's").because(error)
+        Error::refused("the functions in the schema fencepost are not those of fencepost: see who created them")
+            .with_source(error)
     })
+}
+
+/// Name and token, as parameters of a statement.
+fn values_of(fencing: &FencingToken) -> (&str, i64) {
+    (fencing.name().as_str(), number(fencing.token()))
 }
 
 fn number(token: Token) -> i64 {
@@ -244,16 +284,16 @@ fn token_of(number: i64) -> Result<Token> {
     Ok(Token::new(number.max(0).cast_unsigned())?)
 }
 
-/// What an error of PostgreSQL means to the user of a fence. For your own statements too: it knows the refusal of
-/// a protected table.
+/// Explains an error of PostgreSQL to the user of a fence. Use it for your own statements too: it knows the refusal of a
+/// protected table. An error of `commit` that is `Unreachable` leaves open whether the transaction was committed.
 #[must_use]
 pub fn explain(error: &tokio_postgres::Error) -> Error {
     let Some(found) = error.as_db_error() else {
-        return Error::unreachable("the database can not be reached").because(chain(error));
+        return Error::unreachable("the connection to the database failed: check the server, and retry on a new connection").with_source(chain(error));
     };
     let (code, message) = (found.code(), found.message());
     match code.code() {
-        // Its text names the mark.
+        // The message names the mark.
         "FP001" => return Error::new(ErrorKind::Stale, message),
         "FP002" => return Error::invalid(message),
         "FP003" => return Error::refused(message),
@@ -262,7 +302,7 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
     let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
     let explained = if *code == SqlState::UNDEFINED_FUNCTION && message.contains(", numeric) ") {
         // A literal above 2^63, or with a fraction.
-        Error::invalid("the token is no whole number from 1 to 2^53 - 1: pass the grant's own")
+        Error::invalid("the token is not an integer from 1 to 2^53 - 1: pass that of the grant")
     } else if missing.contains(code) && message.contains("fencepost") {
         Error::refused(
             "the fence is not in this database: run `fencepost fence install --resource URL` as a \
@@ -272,44 +312,50 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
         not_allowed(message)
     } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
         Error::refused(
-            "to enter is to write, and this transaction or server only reads: use a read-write \
-             transaction on the primary",
+            "`enter` writes the mark of a new token, and this transaction or server is read-only: enter first in a \
+             read-write transaction, on the primary",
+        )
+    } else if *code == SqlState::OUT_OF_MEMORY && message.contains("shared memory") {
+        Error::unreachable(
+            "the server's lock table is full: enter fewer names in one transaction, or raise max_locks_per_transaction",
         )
     } else if [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code)
     {
-        Error::unreachable("another holder was inside meanwhile: try the transaction again")
+        Error::unreachable(
+            "another transaction was committed or entered at the same time: retry the transaction",
+        )
     } else if [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED].contains(code) {
         Error::unreachable(
-            "another holder is inside and did not come to its end in time: try again",
+            "another holder has entered, and its transaction did not end in time: retry",
         )
     } else if ["08", "25", "53", "57", "58", "XX"]
         .iter()
         .any(|class| code.code().starts_with(class))
     {
-        Error::unreachable("the database can not be used now")
+        Error::unreachable("the database failed: retry when it is available")
     } else {
-        Error::invalid("the database does not take this statement")
+        Error::invalid("the database rejected the statement")
     };
-    explained.because(message.to_owned())
+    explained.with_source(message.to_owned())
 }
 
-/// What to grant to a role that may not.
+/// Which grant the role lacks.
 fn not_allowed(message: &str) -> Error {
     let function = ["enter", "show", "audit", "reset"]
         .into_iter()
         .find(|function| message.ends_with(&format!("function {function}")));
     Error::refused(match function {
         Some(function) => format!(
-            "this role may not: GRANT EXECUTE ON FUNCTION fencepost.{function} to it, if it shall"
+            "permission denied: GRANT EXECUTE ON FUNCTION fencepost.{function} to this role"
         ),
         None if message.contains("schema fencepost") => {
-            "this role may not: GRANT USAGE ON SCHEMA fencepost to it, if it shall".to_owned()
+            "permission denied: GRANT USAGE ON SCHEMA fencepost to this role".to_owned()
         }
-        None => "this role may not: use another, or grant it the right".to_owned(),
+        None => "permission denied: use another role, or grant this one the right".to_owned(),
     })
 }
 
-/// An error of the client with its causes: by itself it only says "error connecting to server".
+/// An error of the client with its causes: alone it only says "error connecting to server".
 fn chain(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

@@ -1,63 +1,62 @@
-//! A row that guards itself: the names of its table and columns, and the statement that writes it on a
-//! condition. The names go into the SQL text, so they are quoted; values never do. [`cas`](super::cas) and
-//! [`column`](super::column) say what the outcome means.
+//! A row with a column that guards it: the names of table and columns, and the conditional UPDATE. Names go into the
+//! SQL text, so they are quoted; values are parameters. [`cas`](super::cas) and [`column`](super::column) interpret the
+//! outcome.
 
 use fencepost_base::{Error, Result};
 
 use super::contract::without_control_characters;
 
-/// Which column of which table finds a row, and which one is compared before it is written.
+/// The table of a row, the column that finds the row, and the column that is compared before a write.
 ///
-/// The names are used as they stand, upper and lower case included. A table in a schema is
-/// `Row { table: "shop.orders", .. }`: a dot parts the two.
+/// Names are case-sensitive. A table in a schema is `Row { table: "shop.orders", .. }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row<'a> {
     /// The table.
     pub table: &'a str,
-    /// The column that finds the row: the primary key, or another that is unique.
+    /// The column that finds the row: the primary key or another unique column.
     pub key: &'a str,
     /// The column that is compared: the version, or the fence.
     pub guard: &'a str,
 }
 
-/// How a database writes the n-th parameter.
+/// How a database writes a numbered parameter.
 #[derive(Clone, Copy)]
 struct Dialect {
-    /// What stands before its number: `?1` or `$1`.
+    /// What comes before the number: `?1` or `$1`.
     sign: char,
-    /// What follows one that is a whole number, whatever it is compared with.
+    /// The cast of an integer parameter.
     whole: &'static str,
 }
 
-/// What the guard column must be, and what it becomes.
+/// The condition on the guard column, and its new value.
 #[derive(Clone, Copy)]
 pub(crate) enum Condition {
-    /// Equal to the second parameter; one more afterwards.
+    /// Equal to the second parameter; raised by one.
     SameVersion,
-    /// Not above the second parameter, which it becomes. NULL is below all.
+    /// Not above the second parameter, and set to it. NULL is below every number.
     NotAbove,
 }
 
-/// What became of a write on a condition.
+/// The outcome of a conditional write.
 #[derive(Clone, Copy)]
 pub(crate) enum Outcome {
-    /// It was made, and the guard column is this now.
+    /// The row was written; the new value of the guard column.
     Written(i64),
-    /// It was not made: the guard column is this.
+    /// The condition did not hold; the value of the guard column.
     Kept(Option<i64>),
     /// There is no such row.
     NoRow,
 }
 
 impl Row<'_> {
-    /// The update of the columns `set`, on the condition. Parameters: the key, the value to compare with, then
-    /// the values to write. It returns the guard column of the row that it wrote.
+    /// The UPDATE of the columns `set`, on the condition. Parameters: the key, the value to compare with, then the
+    /// values to write. It returns the guard column of the row that it wrote.
     fn update(&self, set: &[&str], condition: Condition, dialect: Dialect) -> Result<String> {
         let table = quoted_table(self.table)?;
         let (key, guard) = (quoted("column", self.key)?, quoted("column", self.guard)?);
         let Dialect { sign, whole } = dialect;
         let seen = format!("{sign}2{whole}");
-        // With a table before it, SQLite can not take an unknown column for a piece of text.
+        // Qualified, because SQLite reads an unknown quoted column as a string.
         let (becomes, holds) = match condition {
             Condition::SameVersion => {
                 (format!("guarded.{guard} + 1"), format!("guarded.{guard} = {seen}"))
@@ -67,14 +66,14 @@ impl Row<'_> {
             }
         };
         let mut changes = vec![format!("{guard} = {becomes}")];
-        for (place, name) in set.iter().enumerate() {
-            // To SQLite upper and lower case are the same.
+        for (position, name) in set.iter().enumerate() {
+            // SQLite's column names are not case-sensitive.
             if name.eq_ignore_ascii_case(self.guard) {
                 return Err(Error::invalid(format!(
                     "column \"{name}\" guards the row and is written with it: leave it out"
                 )));
             }
-            changes.push(format!("{} = {sign}{}", quoted("column", name)?, place + 3));
+            changes.push(format!("{} = {sign}{}", quoted("column", name)?, position + 3));
         }
         let changes = changes.join(", ");
         Ok(format!(
@@ -92,17 +91,17 @@ impl Row<'_> {
         ))
     }
 
-    /// The error of a row whose guard column holds nothing to compare with.
+    /// The error of a row whose guard column is NULL.
     pub(crate) fn has_null(&self) -> Error {
         let Self { table, guard, .. } = self;
         Error::invalid(format!(
-            "the row's column \"{guard}\" in {table} is NULL, which compares with nothing: declare it \
+            "the row's column \"{guard}\" in {table} is NULL, and NULL cannot be compared: declare it \
              NOT NULL DEFAULT 0"
         ))
     }
 }
 
-/// A table's name, with its schema if it has one.
+/// Quotes a table's name, with its schema if given.
 pub(crate) fn quoted_table(name: &str) -> Result<String> {
     let parts: Result<Vec<_>> = name.split('.').map(|part| quoted("table", part)).collect();
     match parts?.as_slice() {
@@ -134,7 +133,7 @@ pub(crate) mod sqlite {
 
     const DIALECT: Dialect = Dialect { sign: '?', whole: "" };
 
-    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    /// Writes the columns `set` of the row with this `key`, on the condition, which compares with `seen`.
     pub(crate) fn write(
         connection: &Connection,
         row: &Row<'_>,
@@ -160,8 +159,8 @@ pub(crate) mod sqlite {
         Ok(found.map_or(Outcome::NoRow, Outcome::Kept))
     }
 
-    /// The number in the first row. All rows are taken: where each statement is a transaction of its own, it is the
-    /// step behind the last row that commits, and says if it could not.
+    /// The number in the first row. Steps through all rows: in autocommit mode the step after the last row commits, and
+    /// reports a failed commit.
     fn first_of_all(mut rows: Rows<'_>) -> rusqlite::Result<Option<i64>> {
         let first = rows.next()?.map(|row| row.get(0)).transpose()?;
         while rows.next()?.is_some() {}
@@ -181,7 +180,7 @@ pub(crate) mod postgres {
 
     const DIALECT: Dialect = Dialect { sign: '$', whole: "::bigint" };
 
-    /// Writes the columns `set` of the row that has `key`, on the condition, which compares with `seen`.
+    /// Writes the columns `set` of the row with this `key`, on the condition, which compares with `seen`.
     pub(crate) async fn write(
         client: &impl GenericClient,
         row: &Row<'_>,

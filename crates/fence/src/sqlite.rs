@@ -1,15 +1,16 @@
 //! The fence in a SQLite database, for rusqlite.
 //!
 //! ```
-//! use fencepost::{LockName, Token, fences};
+//! use fencepost::fences;
+//! # use fencepost::{FencingToken, LockName, Token};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let mut connection = fencepost::rusqlite::Connection::open_in_memory()?;
+//! # let mut connection = fencepost::fences::sqlite::rusqlite::Connection::open_in_memory()?;
 //! # connection.execute_batch("CREATE TABLE invoice (id INTEGER, sum INTEGER)")?;
-//! # let (name, token) = (LockName::new("invoice/42")?, Token::new(33)?);
-//! // `name` is the lock's, `token` is `guard.token()`.
-//! let tx = fences::sqlite::begin(&mut connection, &name, token)?;
+//! # let fencing = FencingToken::new(LockName::new("invoice/42")?, Token::new(33)?);
+//! // `fencing` is `guard.fencing()`.
+//! let tx = fences::sqlite::begin(&mut connection, &fencing)?;
 //! tx.execute("UPDATE invoice SET sum = sum + 1 WHERE id = 42", [])?;
-//! tx.commit()?; // a later holder can only have entered before `begin` or after this
+//! tx.commit()?; // a later holder enters before `begin` or after this, never in between
 //! # Ok(()) }
 //! ```
 //!
@@ -20,18 +21,22 @@
 //! fencepost_resets   name, from_token, to_token, why, ...  one row per reset, never changed
 //! ```
 //!
-//! `enter` makes them if they are not there. Data in an attached database is fenced too, but a crash can tear a
-//! commit over several files apart when they use WAL: keep both in one file.
+//! `enter` creates them if needed. Data in an attached database is fenced too, but with WAL a commit over several files
+//! is not atomic in a crash: keep both in one file.
 
 use fencepost_base::label::default_label;
 use fencepost_base::{Error, Result};
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{FencingToken, Label, LockName, Token};
 use rusqlite::types::Type;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, ffi, params_from_iter};
 
 use super::contract::{Mark, Reset, checked_reset};
 
-/// Checked by the database too, for the sake of programs that write the tables without this library.
+/// The driver of this fence. Your transaction must be of this version. A new major version of the driver is a breaking
+/// change of this crate.
+pub use ::rusqlite;
+
+/// The database checks names and tokens too, because other programs write these tables without this library.
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS main.fencepost_marks (
         name TEXT PRIMARY KEY CHECK (
@@ -52,8 +57,8 @@ const TABLES: &str = "
     ) STRICT;
 ";
 
-/// The upsert writes for an equal token too: so the transaction has the write lock from here on, however it
-/// began. It writes no row for a lower one.
+/// The upsert writes for an equal token too, so that the transaction has the write lock from here on, whatever it began
+/// as. It changes no row for a lower token.
 const ENTER: &str = "
     INSERT INTO main.fencepost_marks AS mark (name, token, set_by, set_at)
     VALUES (?1, ?2, ?3, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
@@ -71,37 +76,38 @@ const AUDIT: &str = "
     SELECT name, from_token, to_token, by, why, at FROM main.fencepost_resets
     WHERE name = ?1 OR ?1 IS NULL ORDER BY number";
 
-/// Makes the tables that are not there yet.
+/// Creates the tables that do not exist yet.
 pub fn install(connection: &Connection) -> Result<()> {
     connection.execute_batch(TABLES).map_err(|error| explain(&error))?;
-    // A table of this name may be somebody else's.
+    // A table of this name may belong to another program.
     let ours = [SHOW, AUDIT].iter().try_for_each(|ask| connection.prepare(ask).map(|_| ()));
     ours.map_err(|error| {
         Error::refused(
-            "fencepost_marks or fencepost_resets is a table of another program's: rename it",
+            "fencepost_marks or fencepost_resets is a table of another program: rename it",
         )
-        .because(error)
+        .with_source(error)
     })
 }
 
-/// Whether the tables are there.
+/// Whether the tables exist.
 pub fn is_installed(connection: &Connection) -> Result<bool> {
     let ask = "SELECT count(*) = 2 FROM main.sqlite_schema
                WHERE name IN ('fencepost_marks', 'fencepost_resets')";
     connection.query_row(ask, [], |row| row.get(0)).map_err(|error| explain(&error))
 }
 
-/// Enters with `token`: raises the mark of `name`, or refuses. Call it first in the transaction, and call it in
-/// each transaction of the holder, those that only read included.
+/// Enters: raises the mark of the lock to the token, or refuses. Call it first in the transaction, and in each
+/// transaction of the holder, also in those that only read.
 ///
-/// On an error roll back: what else the transaction did is not fenced.
-pub fn enter(tx: &Transaction<'_>, name: &LockName, token: Token) -> Result<()> {
-    enter_as(tx, name, token, &default_label()?)
+/// On an error roll back: the other statements of the transaction are not fenced.
+pub fn enter(tx: &Transaction<'_>, fencing: &FencingToken) -> Result<()> {
+    enter_as(tx, fencing, &default_label()?)
 }
 
-/// [`enter`], with what a person shall read as the one who entered.
-pub fn enter_as(tx: &Transaction<'_>, name: &LockName, token: Token, who: &Label) -> Result<()> {
-    let values = (name.as_str(), number(token), who.as_str());
+/// [`enter`], with a label that says who entered, for people.
+pub fn enter_as(tx: &Transaction<'_>, fencing: &FencingToken, who: &Label) -> Result<()> {
+    let name = fencing.name();
+    let values = (name.as_str(), number(fencing.token()), who.as_str());
     let raised = match tx.prepare_cached(ENTER).and_then(|mut enter| enter.execute(values)) {
         Err(error) if lacks_tables(&error) => {
             install(tx)?;
@@ -113,37 +119,36 @@ pub fn enter_as(tx: &Transaction<'_>, name: &LockName, token: Token, who: &Label
         return Ok(());
     }
     match mark(tx, name)? {
-        Some(mark) => Err(mark.refuses(token)),
-        None => Err(Error::unreachable(format!("the mark of \"{name}\" can not be read back"))),
+        Some(mark) => Err(mark.refuses(fencing)),
+        None => Err(Error::unreachable(format!("the mark of \"{name}\" cannot be read back"))),
     }
 }
 
-/// A transaction that has the write lock and has entered.
+/// Begins a transaction with the write lock, and enters.
 pub fn begin<'c>(
     connection: &'c mut Connection,
-    name: &LockName,
-    token: Token,
+    fencing: &FencingToken,
 ) -> Result<Transaction<'c>> {
     let tx = connection
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(|error| explain(&error))?;
-    enter(&tx, name, token)?;
+    enter(&tx, fencing)?;
     Ok(tx)
 }
 
-/// The mark of `name`, if anybody has entered.
+/// The mark of `name`, if any holder has entered.
 pub fn mark(connection: &Connection, name: &LockName) -> Result<Option<Mark>> {
     Ok(show(connection, Some(name))?.pop())
 }
 
-/// The mark of `name`, or all of them.
+/// The mark of `name`, or all marks.
 pub fn show(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Mark>> {
     read(connection, name).or_else(|error| nothing_without_tables(&error))
 }
 
-/// Sets the mark of `name` to `to`, or forgets it, and keeps a record of it. Returns the mark that was there.
+/// Sets the mark of `name` to `to`, or deletes it, and logs the reset. Returns the previous mark.
 ///
-/// A mark that is lowered or forgotten lets holders in that it had kept out: see that none is left.
+/// A lowered or deleted mark lets in holders that it refused before: first make sure that none is left.
 pub fn reset(
     connection: &mut Connection,
     name: &LockName,
@@ -174,7 +179,7 @@ pub fn reset(
     .map_err(|error| explain(&error))
 }
 
-/// The records of resets, oldest first: those of `name`, or all.
+/// The logged resets, oldest first: those of `name`, or all.
 pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Reset>> {
     let read = || -> rusqlite::Result<Vec<Reset>> {
         connection
@@ -198,7 +203,7 @@ pub fn audit(connection: &Connection, name: Option<&LockName>) -> Result<Vec<Res
 }
 
 fn read(connection: &Connection, name: Option<&LockName>) -> rusqlite::Result<Vec<Mark>> {
-    // By name it is one step down the table, and not a walk over all of it.
+    // One statement each, so that a single mark is found by the primary key.
     let mut select = connection.prepare_cached(if name.is_some() { MARK } else { SHOW })?;
     let rows = select.query(params_from_iter(name.map(LockName::as_str)))?;
     rows.mapped(|row| {
@@ -229,7 +234,7 @@ fn token_in(column: usize, number: i64) -> rusqlite::Result<Token> {
 }
 
 fn lacks_tables(error: &rusqlite::Error) -> bool {
-    // SQLite has no code of its own for it.
+    // SQLite has no error code for it.
     error.to_string().contains("no such table: main.fencepost_")
 }
 
@@ -237,42 +242,44 @@ fn nothing_without_tables<T>(error: &rusqlite::Error) -> Result<Vec<T>> {
     if lacks_tables(error) { Ok(Vec::new()) } else { Err(explain(error)) }
 }
 
-/// What an error of SQLite means to the user of a fence.
+/// Explains an error of SQLite to the user of a fence.
 #[must_use]
 pub fn explain(error: &rusqlite::Error) -> Error {
     let (failure, text) = match error {
         rusqlite::Error::SqliteFailure(failure, Some(text)) => (Some(failure), text.clone()),
         rusqlite::Error::SqliteFailure(failure, None) => (Some(failure), failure.to_string()),
-        // Its own text would repeat the whole statement.
+        // Its `Display` repeats the whole statement.
         rusqlite::Error::SqlInputError { error, msg, .. } => (Some(error), msg.clone()),
         other => (None, other.to_string()),
     };
     let found = match failure {
         Some(found) if found.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => Error::invalid(
-            "this transaction read before it entered, and another has written since: roll back, \
+            "this transaction read before it entered, and another one has written since: roll back, \
              and enter first in the transaction",
         ),
         Some(found) => match found.code {
             ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => Error::unreachable(
-                "the database is busy: another connection is writing; set a busy_timeout, or try \
-                 the transaction again",
+                "the database is busy: another connection is writing; set a busy_timeout, or retry \
+                 the transaction",
             ),
             ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen => {
                 Error::refused(
-                    "the database can not be written, and to enter is to write: open it for \
-                     writing, see its permissions",
+                    "the database cannot be written, and `enter` writes: open it for \
+                     writing, and check its permissions",
                 )
             }
             ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt => {
-                Error::refused("the database is damaged or no SQLite file: restore it")
+                Error::refused("the database is damaged, or is not a SQLite file: restore it")
             }
             ErrorCode::DiskFull => {
-                Error::unreachable("the database can not grow: free some disk space")
+                Error::unreachable("the database cannot grow: free some disk space")
             }
-            ErrorCode::Unknown => Error::invalid("the database does not take this statement"),
-            _ => Error::unreachable("the database can not be used"),
+            ErrorCode::Unknown => Error::invalid("the database rejected the statement"),
+            _ => Error::unreachable("the database cannot be used"),
         },
-        None => Error::refused("the tables of the fence hold what fencepost did not write"),
+        None => Error::refused(
+            "the tables of the fence contain values that fencepost did not write: see its source, and reset the mark",
+        ),
     };
-    found.because(text)
+    found.with_source(text)
 }

@@ -9,11 +9,11 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryOneTime;
 
 /**
- * Clients of Curator that take one lock again and again, hold it for 5 ms, and say when.
+ * Curator clients that acquire one lock repeatedly, hold it for 5 ms, and print the times.
  *
  * <p>usage: CuratorWaiters HOST PATH CLIENTS ROUNDS<br>
- * A session and a thread each. Says `ready`, waits for a line, and at the end says of each grant when it was
- * made, asked for, made, and released, in nanoseconds.
+ * Each has a session and a thread. Prints `ready`, waits for a line, and at the end prints for each grant when it was
+ * made (its order), requested, made, and released, in nanoseconds.
  */
 class CuratorWaiters {
   public static void main(String[] args) throws Exception {

@@ -1,8 +1,7 @@
 //! What a lock on etcd costs: `cargo bench -p fencepost --features etcd --bench etcd`, or `scripts/bench`.
 //!
-//! Side by side in one run, since machines are noisy: the library against the same calls by hand on the same
-//! stubs, one after the other as the recipe has them; hand-off of processes against etcd's own lock
-//! service.
+//! Both are measured in one run, because machines are noisy: the library against the same calls by hand on the same
+//! stubs, one after the other as in the recipe; hand-off between processes against etcd's own lock service.
 
 mod common;
 
@@ -22,7 +21,9 @@ use std::time::Duration;
 
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
+use common::{
+    Outcome, Waiters, compare, compare_hand_offs, cycles, full, hand_off_times, runtime, wanted,
+};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testkit::{Etcd, EtcdCluster};
@@ -41,20 +42,22 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     let scale = if full() { 1 } else { 100 };
-    {
+    if wanted("uncontended") {
         let server = Etcd::builder().start()?;
-        by_hand("one member", &server.url(), &server.address().to_string(), 6_000 / scale)?;
-    }
-    {
+        uncontended("one member", &server.url(), &server.address().to_string(), 6_000 / scale)?;
+        drop(server);
         let cluster = EtcdCluster::start()?;
         let address = cluster.members()[cluster.leader()?].address().to_string();
-        by_hand("three members", &format!("etcd://{address}"), &address, 2_000 / scale)?;
+        uncontended("three members", &format!("etcd://{address}"), &address, 2_000 / scale)?;
     }
-    hand_off(16, 200 / scale)
+    if wanted("hand-off") {
+        hand_off(16, 50 / scale)?;
+    }
+    Ok(())
 }
 
-/// What somebody would write: a lease, a key under it if there is none, and the lease revoked.
-async fn hand_cycle(channel: &Channel, name: &str, lease: i64) -> Result<(), tonic::Status> {
+/// The hand-written baseline: a lease, a key under it if there is none, and the revocation of the lease.
+async fn baseline_cycle(channel: &Channel, name: &str, lease: i64) -> Result<(), tonic::Status> {
     let mut leases = LeaseClient::new(channel.clone());
     leases.lease_grant(api::LeaseGrantRequest { ttl: 30, id: lease }).await?;
     let key = format!("{name}/{lease:x}").into_bytes();
@@ -87,15 +90,15 @@ async fn hand_cycle(channel: &Channel, name: &str, lease: i64) -> Result<(), ton
     Ok(())
 }
 
-/// An id that was not used before. A key that was deleted stays in etcd's index until a compaction, and every
-/// later look at the name passes it: used again, it would cost nothing.
+/// A lease id that was not used before. A deleted key stays in etcd's index until a compaction and slows later reads
+/// of the name; a reused key would not.
 fn fresh_lease() -> i64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let next = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     i64::try_from(next >> 1).unwrap_or(i64::MAX)
 }
 
-fn hand_cycles(
+fn baseline_cycles(
     runtime: &tokio::runtime::Runtime,
     channel: &Channel,
     tasks: usize,
@@ -109,7 +112,7 @@ fn hand_cycles(
             running.push(tokio::spawn(async move {
                 let name = format!("hand/{task}");
                 for _ in 0..cycles {
-                    hand_cycle(&channel, &name, fresh_lease()).await?;
+                    baseline_cycle(&channel, &name, fresh_lease()).await?;
                 }
                 Ok::<(), tonic::Status>(())
             }));
@@ -121,7 +124,7 @@ fn hand_cycles(
     })
 }
 
-fn by_hand(what: &str, url: &str, address: &str, count: usize) -> Outcome<()> {
+fn uncontended(what: &str, url: &str, address: &str, count: usize) -> Outcome<()> {
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(url))?;
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
@@ -129,12 +132,12 @@ fn by_hand(what: &str, url: &str, address: &str, count: usize) -> Outcome<()> {
     println!("etcd ({what}): uncontended acquire + release");
     for tasks in [1, 16, 64] {
         let count = if tasks == 1 { count / 4 } else { count };
-        side_by_side(
+        compare(
             tasks,
             count,
             &mut [
                 ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
-                ("by hand", &mut |each| hand_cycles(&runtime, &channel, tasks, each)),
+                ("by hand", &mut |each| baseline_cycles(&runtime, &channel, tasks, each)),
             ],
         )?;
     }
@@ -143,21 +146,18 @@ fn by_hand(what: &str, url: &str, address: &str, count: usize) -> Outcome<()> {
 
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     println!("etcd (one member): hand-off on one name, {processes} processes, 5 ms holds");
-    // Twice, turn and turn about.
-    for _ in 0..2 {
-        for (role, what) in [("waiter", "ours"), ("v3lock", "etcd's lock service")] {
-            let server = Etcd::builder().start()?;
-            let url = match role {
-                "waiter" => server.url(),
-                _ => server.address().to_string(),
-            };
-            let mut waiters = Waiters::start_as(role, processes, &url, rounds.max(3))?;
-            let (gaps, waits) = by_the_clock(&mut waiters)?;
-            println!("  {what}: hand-off   {}", percentiles(gaps));
-            println!("  {what}: wait       {}", percentiles(waits));
-        }
-    }
-    Ok(())
+    let run = |role| {
+        let server = Etcd::builder().start()?;
+        let url = match role {
+            "waiter" => server.url(),
+            _ => server.address().to_string(),
+        };
+        hand_off_times(&mut Waiters::start_as(role, processes, &url, rounds.max(3))?)
+    };
+    compare_hand_offs(&mut [
+        ("ours", &mut || run("waiter")),
+        ("etcd's lock service", &mut || run("v3lock")),
+    ])
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -195,8 +195,8 @@ async fn call<M: Message + 'static, T: Message + Default + 'static>(
     Ok(grpc.unary(tonic::Request::new(message), path, codec).await?.into_inner())
 }
 
-/// Takes one lock of the service again and again, holds it for 5 ms, and says when. Its tokens are times: the
-/// revision that the service answers with is not that of the key.
+/// Acquires one lock of the lock service repeatedly, holds it for 5 ms, and prints the times. Its tokens are times:
+/// the service does not return the revision of the key.
 fn v3lock_waiter(address: &str, rounds: usize) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,7 +1,7 @@
 //! What a lock costs: `cargo bench -p fencepost`, or `scripts/bench`.
 //!
-//! Side by side in one run, since machines are noisy: the library on `sqlite:` against the same two
-//! transactions by hand; hand-off between processes; what it costs to wait.
+//! Both are measured in one run, because machines are noisy: the library on `sqlite:` against the same two
+//! transactions by hand; hand-off between processes; the cost of waiting.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    NAME, Outcome, Waiters, by_the_clock, cpu_nanos, cycles, full, percentiles, rate, runtime,
+    NAME, Outcome, Waiters, cpu_nanos, cycles, full, hand_off_times, percentiles, rate, runtime,
 };
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
@@ -21,7 +21,7 @@ fn main() -> Outcome<()> {
     }
     let scale = if full() { 1 } else { 50 };
     memory(200_000 / scale)?;
-    sqlite_by_hand(4_000 / scale)?;
+    sqlite(4_000 / scale)?;
     hand_off(16, 400 / scale)?;
     idle(20, Duration::from_secs(if full() { 10 } else { 1 }))
 }
@@ -37,11 +37,11 @@ fn memory(count: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// What somebody would write without us: one transaction to take the row and draw a token, one to delete
-/// it; the same durability.
-struct ByHand(Connection);
+/// The hand-written baseline with the same durability: one transaction takes the row and draws a token, one deletes
+/// the row.
+struct Baseline(Connection);
 
-impl ByHand {
+impl Baseline {
     fn open(path: &Path) -> Outcome<Self> {
         let db = Connection::open(path)?;
         db.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
@@ -77,30 +77,30 @@ impl ByHand {
     }
 }
 
-fn sqlite_by_hand(count: usize) -> Outcome<()> {
+fn sqlite(count: usize) -> Outcome<()> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite:{}", directory.path().join("ours.db").display());
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(&url))?;
-    let mut by_hand = ByHand::open(&directory.path().join("by-hand.db"))?;
-    // Turn and turn about, so that a slow spell of the disk hits both.
+    let mut baseline = Baseline::open(&directory.path().join("by-hand.db"))?;
+    // Alternating, so that a slow period of the disk affects both.
     let slices = 20;
     let each = (count / slices).max(1);
-    let (mut hand, mut ours) = (Duration::ZERO, Duration::ZERO);
+    let (mut by_hand, mut ours) = (Duration::ZERO, Duration::ZERO);
     for slice in 0..slices {
         let start = BootClock.now();
         for cycle in 0..each {
-            by_hand.cycle("bench/0", (slice * each + cycle) as u128)?;
+            baseline.cycle("bench/0", (slice * each + cycle) as u128)?;
         }
-        hand += BootClock.now().since(start);
+        by_hand += BootClock.now().since(start);
         ours += cycles(&runtime, &fp, 1, each)?;
     }
     println!("sqlite: uncontended acquire + release, synced");
-    println!("  by hand    {}", rate(slices * each, hand));
+    println!("  by hand    {}", rate(slices * each, by_hand));
     println!(
         "  ours, 1    {}  {:.2}x by hand",
         rate(slices * each, ours),
-        hand.as_secs_f64() / ours.as_secs_f64()
+        by_hand.as_secs_f64() / ours.as_secs_f64()
     );
     for tasks in [16, 64] {
         let took = cycles(&runtime, &fp, tasks, (count / tasks).max(1))?;
@@ -112,10 +112,10 @@ fn sqlite_by_hand(count: usize) -> Outcome<()> {
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite:{}", directory.path().join("hand-off.db").display());
-    let (gaps, waits) = by_the_clock(&mut Waiters::start(processes, &url, rounds.max(3))?)?;
+    let (gaps, waits) = hand_off_times(&mut Waiters::start(processes, &url, rounds.max(3))?)?;
     println!("sqlite: hand-off on one name, {processes} processes, 5 ms holds");
-    println!("  hand-off   {}", percentiles(gaps));
-    println!("  wait       {}", percentiles(waits));
+    println!("  hand-off   {}", percentiles(&gaps));
+    println!("  wait       {}", percentiles(&waits));
     Ok(())
 }
 

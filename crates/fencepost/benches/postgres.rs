@@ -1,14 +1,14 @@
 //! What a lock on PostgreSQL costs: `cargo bench -p fencepost --bench postgres`, or `scripts/bench`.
 //!
-//! Side by side in one run, since machines are noisy: the library against the same functions called by hand on
-//! the same crate, each task on a connection of its own; hand-off of processes, against advisory locks.
+//! Both are measured in one run, because machines are noisy: the library against the same functions called by hand
+//! through the same crate, each task with its own connection; hand-off between processes against advisory locks.
 
 mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
+use common::{Outcome, Waiters, compare, cycles, full, hand_off_times, percentiles, runtime};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testkit::Postgres;
@@ -27,7 +27,7 @@ fn main() -> Outcome<()> {
     }
     let scale = if full() { 1 } else { 100 };
     for synced in ["on", "off"] {
-        by_hand(synced, 20_000 / scale)?;
+        uncontended(synced, 20_000 / scale)?;
     }
     hand_off(16, 400 / scale)
 }
@@ -66,7 +66,7 @@ async fn cycle(client: &Client, name: &str, owner: &str) -> Result<(), tokio_pos
     Ok(())
 }
 
-fn hand_cycles(
+fn baseline_cycles(
     runtime: &tokio::runtime::Runtime,
     clients: &[Arc<Client>],
     tasks: usize,
@@ -92,10 +92,10 @@ fn hand_cycles(
     })
 }
 
-fn by_hand(synced: &str, count: usize) -> Outcome<()> {
+fn uncontended(synced: &str, count: usize) -> Outcome<()> {
     let server = Postgres::builder().setting("synchronous_commit", synced).start()?;
     let runtime = runtime()?;
-    // As many connections as those by hand have.
+    // As many connections as the baseline has.
     let url = format!("{}?pool=64", server.url());
     let fp = runtime.block_on(Fencepost::connect(&url))?;
     let mut clients = Vec::new();
@@ -104,14 +104,14 @@ fn by_hand(synced: &str, count: usize) -> Outcome<()> {
     }
     println!("postgres (synchronous_commit {synced}): uncontended acquire + release");
     for tasks in [1, 16, 64] {
-        // One client waits for the wire and the disk; a tenth of the rounds tells as much.
+        // One client mostly waits for the network and the disk, so a tenth of the rounds is enough.
         let count = if tasks == 1 { count / 10 } else { count };
-        side_by_side(
+        compare(
             tasks,
             count,
             &mut [
                 ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
-                ("by hand", &mut |each| hand_cycles(&runtime, &clients, tasks, each)),
+                ("by hand", &mut |each| baseline_cycles(&runtime, &clients, tasks, each)),
             ],
         )?;
     }
@@ -121,20 +121,20 @@ fn by_hand(synced: &str, count: usize) -> Outcome<()> {
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     let server = Postgres::builder().start()?;
     let rounds = rounds.max(3);
-    let (gaps, waits) = by_the_clock(&mut Waiters::start(processes, &server.url(), rounds)?)?;
+    let (gaps, waits) = hand_off_times(&mut Waiters::start(processes, &server.url(), rounds)?)?;
     println!("postgres: hand-off on one name, {processes} processes, 5 ms holds");
-    println!("  hand-off   {}", percentiles(gaps));
-    println!("  wait       {}", percentiles(waits));
+    println!("  hand-off   {}", percentiles(&gaps));
+    println!("  wait       {}", percentiles(&waits));
     server.psql("create sequence advisory_order")?;
     let mut waiters = Waiters::start_as("advisory", processes, &server.url(), rounds)?;
-    let (gaps, waits) = by_the_clock(&mut waiters)?;
+    let (gaps, waits) = hand_off_times(&mut waiters)?;
     println!("postgres: the same by pg_advisory_lock, which has no lease and no token");
-    println!("  hand-off   {}", percentiles(gaps));
-    println!("  wait       {}", percentiles(waits));
+    println!("  hand-off   {}", percentiles(&gaps));
+    println!("  wait       {}", percentiles(&waits));
     Ok(())
 }
 
-/// One of the processes that share an advisory lock; it reports as a waiter of ours does.
+/// One of the processes that share an advisory lock. It reports like a waiter.
 fn advisory(url: &str, rounds: usize) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -143,7 +143,7 @@ fn advisory(url: &str, rounds: usize) -> Outcome<()> {
         std::io::stdin().read_line(&mut String::new())?;
         for _ in 0..rounds {
             let asked = BootClock.now();
-            // The number tells the order; it comes with the lock, in one round trip.
+            // The number gives the order. It comes with the lock, in one round trip.
             let row = client
                 .query_typed_one("SELECT nextval('advisory_order') FROM pg_advisory_lock(1)", &[])
                 .await?;

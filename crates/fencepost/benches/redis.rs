@@ -1,13 +1,13 @@
 //! What a lock on Redis costs: `cargo bench -p fencepost --bench redis`, or `scripts/bench`.
 //!
-//! Side by side in one run, since machines are noisy: the library against scripts written by hand on the
-//! same crate; hand-off and waiting of processes, against what a client does that polls.
+//! Both are measured in one run, because machines are noisy: the library against hand-written scripts through the
+//! same crate; hand-off and waiting of processes against a polling client.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
+use common::{Outcome, Waiters, compare, cycles, full, hand_off_times, percentiles, runtime};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testkit::{Persistence, Redis};
@@ -20,20 +20,20 @@ fn main() -> Outcome<()> {
     }
     let scale = if full() { 1 } else { 100 };
     for persistence in [Persistence::None, Persistence::Always] {
-        by_hand(persistence, 60_000 / scale)?;
+        uncontended(persistence, 60_000 / scale)?;
     }
     hand_off(16, 400 / scale)?;
     polled(16, 400 / scale)
 }
 
-/// What somebody would write: set if absent, draw a token that survives a wipe, delete by compare.
-struct ByHand {
+/// The hand-written baseline: set if absent, draw a token that survives a flush, delete if unchanged.
+struct Baseline {
     connection: MultiplexedConnection,
     acquire: Script,
     release: Script,
 }
 
-impl ByHand {
+impl Baseline {
     async fn connect(url: &str) -> Outcome<Self> {
         let client = redis::Client::open(url)?;
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
@@ -73,9 +73,9 @@ impl ByHand {
     }
 }
 
-fn hand_cycles(
+fn baseline_cycles(
     runtime: &tokio::runtime::Runtime,
-    by_hand: &std::sync::Arc<ByHand>,
+    baseline: &std::sync::Arc<Baseline>,
     tasks: usize,
     cycles: usize,
 ) -> Outcome<Duration> {
@@ -83,13 +83,13 @@ fn hand_cycles(
     runtime.block_on(async {
         let mut running = Vec::new();
         for task in 0..tasks {
-            let by_hand = std::sync::Arc::clone(by_hand);
+            let baseline = std::sync::Arc::clone(baseline);
             running.push(tokio::spawn(async move {
                 let (name, fence) = (format!("hand/{task}"), format!("fence:hand/{task}"));
                 for cycle in 0..cycles {
-                    // As unguessable as ours is not asked for here, but as long.
+                    // As long as our owner ids, but predictable: a baseline needs no secret.
                     let owner = format!("{:032x}", (task as u128) << 64 | cycle as u128);
-                    by_hand.cycle(&name, &fence, &owner).await?;
+                    baseline.cycle(&name, &fence, &owner).await?;
                 }
                 redis::RedisResult::Ok(())
             }));
@@ -101,21 +101,21 @@ fn hand_cycles(
     })
 }
 
-fn by_hand(persistence: Persistence, count: usize) -> Outcome<()> {
+fn uncontended(persistence: Persistence, count: usize) -> Outcome<()> {
     let server = Redis::builder().persist(persistence).start()?;
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(&server.url()))?;
-    let hand = std::sync::Arc::new(runtime.block_on(ByHand::connect(&server.url()))?);
+    let baseline = std::sync::Arc::new(runtime.block_on(Baseline::connect(&server.url()))?);
     println!("redis ({persistence:?}): uncontended acquire + release");
     for tasks in [1, 16, 64] {
-        // One client waits for the wire; a tenth of the rounds tells as much.
+        // One client mostly waits for the network, so a tenth of the rounds is enough.
         let count = if tasks == 1 { count / 10 } else { count };
-        side_by_side(
+        compare(
             tasks,
             count,
             &mut [
                 ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
-                ("by hand", &mut |each| hand_cycles(&runtime, &hand, tasks, each)),
+                ("by hand", &mut |each| baseline_cycles(&runtime, &baseline, tasks, each)),
             ],
         )?;
     }
@@ -125,20 +125,20 @@ fn by_hand(persistence: Persistence, count: usize) -> Outcome<()> {
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     let server = Redis::builder().start()?;
     let (gaps, waits) =
-        by_the_clock(&mut Waiters::start(processes, &server.url(), rounds.max(3))?)?;
+        hand_off_times(&mut Waiters::start(processes, &server.url(), rounds.max(3))?)?;
     println!("redis: hand-off on one name, {processes} processes, 5 ms holds");
-    println!("  hand-off   {}", percentiles(gaps));
-    println!("  wait       {}", percentiles(waits));
+    println!("  hand-off   {}", percentiles(&gaps));
+    println!("  wait       {}", percentiles(&waits));
     Ok(())
 }
 
-/// The same by a client that tries again every 100 ms, which is what redis-py does.
+/// The same with a client that polls every 100 ms, like redis-py.
 fn polled(processes: usize, rounds: usize) -> Outcome<()> {
     let server = Redis::builder().start()?;
     let url = format!("poll+{}", server.url());
-    let (gaps, waits) = by_the_clock(&mut Waiters::start(processes, &url, rounds.max(3))?)?;
-    println!("redis: the same by trying again every 100 ms");
-    println!("  hand-off   {}", percentiles(gaps));
-    println!("  wait       {}", percentiles(waits));
+    let (gaps, waits) = hand_off_times(&mut Waiters::start(processes, &url, rounds.max(3))?)?;
+    println!("redis: the same by retrying every 100 ms");
+    println!("  hand-off   {}", percentiles(&gaps));
+    println!("  wait       {}", percentiles(&waits));
     Ok(())
 }

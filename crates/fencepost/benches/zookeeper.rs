@@ -1,8 +1,8 @@
 //! What a lock on ZooKeeper costs: `cargo bench -p fencepost --features zookeeper --bench zookeeper`.
 //!
-//! Side by side in one run, since machines are noisy: the library, whose tasks share one session, against the
-//! same requests by hand on one session, of the crate `zookeeper-client` and on a bare socket. And the hand-off
-//! of processes, against clients of Curator.
+//! Both are measured in one run, because machines are noisy: the library, whose tasks share one session, against the
+//! same requests on one session by the crate `zookeeper-client` and by a bare socket; hand-off between processes
+//! against Curator.
 
 mod common;
 
@@ -13,7 +13,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Outcome, Waiters, by_the_clock, cycles, full, percentiles, runtime, side_by_side};
+use common::{
+    Outcome, Waiters, compare, compare_hand_offs, cycles, full, hand_off_times, runtime, wanted,
+};
 use fencepost::Fencepost;
 use fencepost::clock::{BootClock, Clock};
 use fencepost_testkit::{ZooKeeper, ZooKeeperEnsemble, java_classpath};
@@ -26,39 +28,41 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     let scale = if full() { 1 } else { 100 };
-    {
+    if wanted("uncontended") {
         let server = ZooKeeper::builder().start()?;
-        // What a Java machine does in its first seconds is not what it does later.
-        by_hand("one server, warming up", &server.url(), server.address(), 8_000 / scale)?;
-        by_hand("one server", &server.url(), server.address(), 16_000 / scale)?;
-    }
-    {
+        // The first seconds of a JVM are not representative.
+        uncontended("one server, warming up", &server.url(), server.address(), 8_000 / scale)?;
+        uncontended("one server", &server.url(), server.address(), 16_000 / scale)?;
+        drop(server);
         let ensemble = ZooKeeperEnsemble::start()?;
         let address = ensemble.members()[ensemble.leader()?].address();
-        by_hand("three servers", &format!("zookeeper://{address}"), address, 4_000 / scale)?;
+        uncontended("three servers", &format!("zookeeper://{address}"), address, 4_000 / scale)?;
     }
-    hand_off(16, 200 / scale)
+    if wanted("hand-off") {
+        hand_off(16, 50 / scale)?;
+    }
+    Ok(())
 }
 
-/// A session as somebody would write it who wants nothing but speed.
-struct Hand {
+/// A minimal session, written for speed only.
+struct RawSession {
     stream: TcpStream,
     number: i32,
 }
 
-impl Hand {
+impl RawSession {
     fn connect(address: SocketAddr) -> Outcome<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        let mut hand = Self { stream, number: 0 };
-        let mut hello = Vec::new();
-        hello.extend([0; 12]);
-        hello.extend(30_000_i32.to_be_bytes());
-        hello.extend([0; 8]);
-        text(&mut hello, &[0; 16]);
-        hand.stream.write_all(&framed(&hello))?;
-        hand.receive()?;
-        Ok(hand)
+        let mut session = Self { stream, number: 0 };
+        let mut connect_request = Vec::new();
+        connect_request.extend([0; 12]);
+        connect_request.extend(30_000_i32.to_be_bytes());
+        connect_request.extend([0; 8]);
+        text(&mut connect_request, &[0; 16]);
+        session.stream.write_all(&framed(&connect_request))?;
+        session.receive()?;
+        Ok(session)
     }
 
     fn request(&mut self, operation: i32, body: &[u8]) -> Vec<u8> {
@@ -66,7 +70,7 @@ impl Hand {
         framed(&[&self.number.to_be_bytes(), &operation.to_be_bytes(), body].concat())
     }
 
-    /// What follows the header of the answer.
+    /// What follows the header of the reply.
     fn receive(&mut self) -> Outcome<Vec<u8>> {
         let mut length = [0; 4];
         self.stream.read_exact(&mut length)?;
@@ -85,8 +89,8 @@ impl Hand {
     }
 }
 
-/// The children of a node, with what is known of it.
-const LOOK: i32 = 12;
+/// Children of a node, with its stat.
+const GET_CHILDREN2: i32 = 12;
 const NODE: &str = "_c_00000000-0000-0000-0000-000000000000-lock-";
 
 fn create(path: &str, flags: i32) -> Vec<u8> {
@@ -100,7 +104,7 @@ fn create(path: &str, flags: i32) -> Vec<u8> {
     body
 }
 
-fn look(path: &str, watch: bool) -> Vec<u8> {
+fn get_children(path: &str, watch: bool) -> Vec<u8> {
     let mut body = Vec::new();
     text(&mut body, path.as_bytes());
     body.push(u8::from(watch));
@@ -122,23 +126,23 @@ fn path_in(answer: &[u8]) -> Outcome<String> {
     Ok(String::from_utf8(answer.get(4..).unwrap_or_default().to_vec())?)
 }
 
-/// One session for many tasks: answers come in the order of the requests.
-struct One {
+/// One session for many tasks: replies come in the order of the requests.
+struct SharedSession {
     stream: tokio::net::TcpStream,
     waiting: Mutex<VecDeque<oneshot::Sender<Vec<u8>>>>,
 }
 
-impl One {
+impl SharedSession {
     fn start(address: SocketAddr) -> Outcome<Arc<Self>> {
-        let stream = Hand::connect(address)?.stream;
+        let stream = RawSession::connect(address)?.stream;
         stream.set_nonblocking(true)?;
         let stream = tokio::net::TcpStream::from_std(stream)?;
-        let one = Arc::new(Self { stream, waiting: Mutex::default() });
-        tokio::spawn(Arc::clone(&one).hear());
-        Ok(one)
+        let session = Arc::new(Self { stream, waiting: Mutex::default() });
+        tokio::spawn(Arc::clone(&session).read_replies());
+        Ok(session)
     }
 
-    async fn hear(self: Arc<Self>) {
+    async fn read_replies(self: Arc<Self>) {
         let (mut inbox, mut space) = (Vec::new(), [0; 16 << 10]);
         while self.stream.readable().await.is_ok() {
             match self.stream.try_read(&mut space) {
@@ -163,29 +167,32 @@ impl One {
         }
     }
 
-    fn ask(&self, operation: i32, body: &[u8]) -> oneshot::Receiver<Vec<u8>> {
-        let (answer, told) = oneshot::channel();
+    fn request(&self, operation: i32, body: &[u8]) -> oneshot::Receiver<Vec<u8>> {
+        let (reply, replied) = oneshot::channel();
         let frame = framed(&[&1_i32.to_be_bytes(), &operation.to_be_bytes(), body].concat());
         let mut waiting = self.waiting.lock();
-        waiting.push_back(answer);
+        waiting.push_back(reply);
         let sent = self.stream.try_write(&frame);
         assert_eq!(sent.ok(), Some(frame.len()), "requests are small, the socket is roomy");
-        told
+        replied
     }
 
-    /// The recipe, by the requests that the library makes: a node, a look who is first, a watch on ours, which
-    /// also tells its number, and the node away again; that fires the watch.
+    /// The recipe with the library's requests: create a node, list the contenders, watch the own node, which also
+    /// returns its number, and delete it, which fires the watch.
     async fn cycle(&self, dir: &str) -> Outcome<()> {
-        let node = path_in(&self.ask(1, &create(&format!("{dir}/{NODE}"), 3)).await?)?;
-        let (list, own) = (self.ask(LOOK, &look(dir, false)), self.ask(LOOK, &look(&node, true)));
+        let node = path_in(&self.request(1, &create(&format!("{dir}/{NODE}"), 3)).await?)?;
+        let (list, own) = (
+            self.request(GET_CHILDREN2, &get_children(dir, false)),
+            self.request(GET_CHILDREN2, &get_children(&node, true)),
+        );
         list.await?;
         own.await?;
-        self.ask(2, &delete(&node)).await?;
+        self.request(2, &delete(&node)).await?;
         Ok(())
     }
 }
 
-/// The same requests by the crate. Two are under way at once, as with the others.
+/// The same requests through the crate. Two are in flight at once, as with the others.
 async fn crate_cycle(client: &Client, dir: &str) -> Outcome<()> {
     let contender = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
     let prefix = format!("{dir}/{NODE}");
@@ -198,8 +205,8 @@ async fn crate_cycle(client: &Client, dir: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Cycles of each of these tasks, in a directory of its own.
-fn by_tasks<C: Future<Output = Outcome<()>> + Send>(
+/// Runs the cycles of each task in its own directory.
+fn run_tasks<C: Future<Output = Outcome<()>> + Send>(
     runtime: &tokio::runtime::Runtime,
     tasks: usize,
     each: usize,
@@ -237,18 +244,18 @@ fn framed(body: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<()> {
+fn uncontended(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<()> {
     let runtime = runtime()?;
     let fp = runtime.block_on(Fencepost::connect(url))?;
-    let mut hand = Hand::connect(address)?;
+    let mut session = RawSession::connect(address)?;
     for number in 0..64 {
-        // It may be there already.
-        let _ = hand.make(&format!("/hand-{number}"), 0);
+        // It may exist already.
+        let _ = session.make(&format!("/hand-{number}"), 0);
     }
-    let one = runtime.block_on(async { One::start(address) })?;
+    let session = runtime.block_on(async { SharedSession::start(address) })?;
     let of_socket = move |dir: String| {
-        let one = Arc::clone(&one);
-        async move { one.cycle(&dir).await }
+        let session = Arc::clone(&session);
+        async move { session.cycle(&dir).await }
     };
     let client = runtime.block_on(Client::connect(&address.to_string()))?;
     let of_crate = move |dir: String| {
@@ -258,13 +265,13 @@ fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<
     println!("zookeeper ({what}): uncontended acquire + release, tasks share a session");
     for tasks in [1, 16, 64] {
         let count = if tasks == 1 { count / 4 } else { count };
-        side_by_side(
+        compare(
             tasks,
             count,
             &mut [
                 ("ours", &mut |each| cycles(&runtime, &fp, tasks, each)),
-                ("zookeeper-client", &mut |each| by_tasks(&runtime, tasks, each, &of_crate)),
-                ("a bare socket", &mut |each| by_tasks(&runtime, tasks, each, &of_socket)),
+                ("zookeeper-client", &mut |each| run_tasks(&runtime, tasks, each, &of_crate)),
+                ("a bare socket", &mut |each| run_tasks(&runtime, tasks, each, &of_socket)),
             ],
         )?;
     }
@@ -274,22 +281,17 @@ fn by_hand(what: &str, url: &str, address: SocketAddr, count: usize) -> Outcome<
 fn hand_off(processes: usize, rounds: usize) -> Outcome<()> {
     println!("zookeeper (one server): hand-off on one name, {processes} clients, 5 ms holds");
     let (server, rounds) = (ZooKeeper::builder().start()?, rounds.max(3));
-    // Twice, turn and turn about.
-    for _ in 0..2 {
-        for what in ["ours, a process each", "Curator, a thread each"] {
-            let mut waiters = match what {
-                "ours, a process each" => Waiters::start(processes, &server.url(), rounds)?,
-                _ => curator(&server, processes, rounds)?,
-            };
-            let (gaps, waits) = by_the_clock(&mut waiters)?;
-            println!("  {what}: hand-off   {}", percentiles(gaps));
-            println!("  {what}: wait       {}", percentiles(waits));
-        }
-    }
-    Ok(())
+    compare_hand_offs(&mut [
+        ("ours, a process each", &mut || {
+            hand_off_times(&mut Waiters::start(processes, &server.url(), rounds)?)
+        }),
+        ("Curator, a thread each", &mut || {
+            hand_off_times(&mut curator(&server, processes, rounds)?)
+        }),
+    ])
 }
 
-/// The same by Curator's `InterProcessMutex`: clients with a session each, in one Java machine.
+/// The same with Curator's `InterProcessMutex`: clients with a session each, in one JVM.
 fn curator(server: &ZooKeeper, clients: usize, rounds: usize) -> Outcome<Waiters> {
     let mut command = Command::new("java");
     command

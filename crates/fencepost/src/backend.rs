@@ -4,10 +4,13 @@
 //!
 //! - Each verb is idempotent by [`GrantId`]: a retry changes nothing and returns the same token.
 //! - A future may be dropped at any await. `release` undoes what it left behind, and takes effect after it.
-//! - A grant that a retry may have found already made restarts its lease, or sets `queued` (P4).
+//! - A grant that a retry may have found already made restarts its lease, or sets `needs_confirmation` (P4). One after a
+//!   wait may count from a heartbeat of its position that the store has confirmed: then `sent` is when that left, and at
+//!   least two thirds of the lease are left. So `sent` may be older than the call.
 //! - A decision about the lock is a value (`Held`, [`NotHeld`]). A [`StoreError`] means that the store did not decide.
 //! - Answer or fail before `limit`: only the backend can say why. The library can only say that it is late.
 
+use std::collections::HashMap;
 use std::fmt;
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +21,7 @@ use std::time::Duration;
 pub use fencepost_base::BoxFuture;
 pub use fencepost_core::{HolderInfo, LossCause, short};
 use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::guarantees::Guarantees;
@@ -25,8 +29,8 @@ use crate::ledger::Ledger;
 pub use crate::retry::{Reply, StoreCall, StoreResult};
 pub use crate::store_error::{Outcome, StoreError, StoreErrorKind};
 
-/// The answers to a batch of renewals, in its order.
-pub type Renewals = Vec<StoreResult<Result<Renewed, NotHeld>>>;
+/// The answers to a batch of renewals, by grant.
+pub type Renewals = HashMap<GrantId, StoreResult<Result<Renewed, NotHeld>>>;
 
 /// Grants and ends. Reads are in [`Observe`], records of `once` in [`Ledger`].
 pub trait Backend: Send + Sync + 'static {
@@ -39,15 +43,15 @@ pub trait Backend: Send + Sync + 'static {
     /// the position stays until it is released or its lease ends.
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired>;
 
-    /// Renews a batch of grants.
+    /// Renews a batch of grants. A missing answer counts as a failed renewal whose outcome is unknown.
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals>;
 
     /// Ends what the owner has under the name: a grant, a position, or an acquire whose outcome is unknown.
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>>;
 
     /// Ends the current grant of `name`, whoever holds it; with a token, only the grant that has it. `None` if there is
-    /// no such grant. Then it waits until `confirm_until` for the holder to confirm, which the holder does with a
-    /// `release`; a third-party holder is not waited for.
+    /// no such grant. Then it waits until `confirm_until` for the holder to confirm with a `release`; it does not wait
+    /// for a third-party holder.
     fn break_lock(
         &self,
         name: LockName,
@@ -58,12 +62,6 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What this store keeps under which fault. Sends nothing.
     fn guarantees(&self) -> Guarantees;
-
-    /// Resolves once nothing is under way that a caller left to the backend; soon in any case. A backend that runs such
-    /// work on [`Surroundings::tasks`] does not need it.
-    fn drained(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
 }
 
 /// Reads: who holds what, and when that changes.
@@ -75,7 +73,7 @@ pub trait Observe: Send + Sync + 'static {
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>>;
 
     /// Resolves with the state of `name` once it differs from `seen`; at once if nothing was seen yet.
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo>;
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo>;
 }
 
 /// An opened store: what it can do, as the objects that do it.
@@ -107,31 +105,73 @@ impl<B: Backend + Observe + Ledger> From<Arc<B>> for Store {
 pub struct GrantId {
     /// The lock.
     pub name: LockName,
-    /// The id made for this acquisition.
+    /// The id that was drawn for this acquire.
     pub owner: OwnerId,
 }
 
-/// Who asks for what.
+/// A request for a grant.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
-    /// The lock, and the id made for this acquisition.
+    /// The lock, and the id of this acquire.
     pub grant: GrantId,
     /// How long the store keeps the grant without a renewal.
     pub ttl: Ttl,
     /// What a person reads as the holder.
     pub label: Label,
-    /// What a candidate says of itself, for all to read; `None` for a lock that is no election.
+    /// What a candidate publishes; `None` for a lock that is not an election.
     pub value: Option<Value>,
     /// Whether the grant may end with this process.
     pub liveness: Liveness,
-    /// Where to tell of a loss that the store notices first.
+    /// Notified of a loss that the store detects before the guard does.
     pub loss: LossSignal,
+}
+
+impl Request {
+    /// A request for a lock that is tied to this process, without a value and without a guard.
+    ///
+    /// ```
+    /// use fencepost::{Label, LockName, OwnerId, Ttl};
+    /// use fencepost::backend::{GrantId, Liveness, Request};
+    ///
+    /// let grant = GrantId { name: LockName::new("invoice/42")?, owner: OwnerId::from_bits(7) };
+    /// let request = Request::new(grant, Ttl::MIN, Label::new("web-3:4711")?)
+    ///     .with_liveness(Liveness::LeaseOnly);
+    /// assert!(request.value.is_none() && !request.loss.is_connected());
+    /// # Ok::<(), fencepost::Error>(())
+    /// ```
+    #[must_use]
+    pub fn new(grant: GrantId, ttl: Ttl, label: Label) -> Self {
+        let (liveness, loss) = (Liveness::Process, LossSignal::disconnected());
+        Self { grant, ttl, label, value: None, liveness, loss }
+    }
+
+    /// Sets what the candidate says of itself.
+    #[must_use]
+    pub fn with_value(mut self, value: impl Into<Option<Value>>) -> Self {
+        self.value = value.into();
+        self
+    }
+
+    /// Sets whether the grant may end with this process.
+    #[must_use]
+    pub const fn with_liveness(mut self, liveness: Liveness) -> Self {
+        self.liveness = liveness;
+        self
+    }
+
+    /// Sets where to tell of a loss.
+    #[must_use]
+    pub fn with_loss(mut self, loss: LossSignal) -> Self {
+        self.loss = loss;
+        self
+    }
 }
 
 /// What keeps a grant alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// The lease, and the life of this process: a store that sees it end may free the lock at once.
+    /// The lease, and the life of this process: a store that sees the process end may free the lock at once.
     Process,
     /// The lease alone: the grant outlives the process that took it.
     LeaseOnly,
@@ -153,49 +193,111 @@ pub enum Acquired {
     Granted(Grant),
     /// Others are ahead, and this owner has a position in the queue.
     Queued {
-        /// How many positions are ahead, as far as the store tells.
+        /// How many positions are ahead, as far as the store knows.
         ahead: u64,
     },
     /// Another client has it, or waiters are ahead. This request left nothing at the store.
     Held(Option<HolderInfo>),
-    /// Our place in the queue ended while we waited, with its lease or by somebody's hand. A fresh owner
-    /// gets a fresh one.
-    PlaceLost,
+    /// The position ended while we waited: its lease expired, or an operator removed it. Retry with a new
+    /// owner.
+    PositionLost,
 }
 
 /// A grant as the store gave it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Grant {
     /// The fencing token.
     pub token: Token,
     /// The TTL that the store really keeps.
     pub ttl: Ttl,
-    /// The store made this grant while we waited in its queue: it counts only once a renewal confirms it.
-    pub queued: bool,
+    /// The lease may be older than the request that was answered: the grant counts only once a renewal confirms it.
+    pub needs_confirmation: bool,
     /// The open file that shows the holder lives, where the store uses one.
     pub presence: Option<Presence>,
 }
 
+impl Grant {
+    /// A grant whose lease began when the `sent` of its reply says, or later.
+    #[must_use]
+    pub const fn new(token: Token, ttl: Ttl) -> Self {
+        Self { token, ttl, needs_confirmation: false, presence: None }
+    }
+
+    /// Sets whether a renewal must confirm it before it counts.
+    #[must_use]
+    pub const fn with_needs_confirmation(mut self, needs_confirmation: bool) -> Self {
+        self.needs_confirmation = needs_confirmation;
+        self
+    }
+
+    /// Sets the open file that shows the holder lives.
+    #[must_use]
+    pub fn with_presence(mut self, presence: impl Into<Option<Presence>>) -> Self {
+        self.presence = presence.into();
+        self
+    }
+}
+
 /// A grant to renew.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Renewal {
     /// The lock and who holds it.
     pub grant: GrantId,
-    /// A longer TTL from now on. A shorter one is not taken: a guard counts on the lease it was promised.
+    /// A longer TTL from now on. A shorter one is ignored: the guard relies on the lease that it was granted.
     pub ttl: Option<Ttl>,
-    /// The token that it was granted with, if the caller knows: a grant with another is not the one meant.
+    /// The token of the grant, if the caller knows it: a grant with another token is not renewed.
     pub token: Option<Token>,
-    /// What the holder says of itself from now on; `None` leaves that as it is.
+    /// What the holder publishes from now on; `None` leaves it unchanged.
     pub value: Option<Value>,
+}
+
+impl Renewal {
+    /// A renewal for the TTL that the grant has, whatever its token.
+    #[must_use]
+    pub const fn new(grant: GrantId) -> Self {
+        Self { grant, ttl: None, token: None, value: None }
+    }
+
+    /// Sets a longer TTL.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: impl Into<Option<Ttl>>) -> Self {
+        self.ttl = ttl.into();
+        self
+    }
+
+    /// Sets the token that the grant must have.
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<Option<Token>>) -> Self {
+        self.token = token.into();
+        self
+    }
+
+    /// Sets what the holder says of itself from now on.
+    #[must_use]
+    pub fn with_value(mut self, value: impl Into<Option<Value>>) -> Self {
+        self.value = value.into();
+        self
+    }
 }
 
 /// A renewed grant.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Renewed {
     /// The token, the same as before.
     pub token: Token,
     /// The TTL that the store really keeps.
     pub ttl: Ttl,
+}
+
+impl Renewed {
+    /// A grant with this token, of which the store keeps this TTL.
+    #[must_use]
+    pub const fn new(token: Token, ttl: Ttl) -> Self {
+        Self { token, ttl }
+    }
 }
 
 /// The owner has no grant there, and why, if the store knows.
@@ -204,42 +306,82 @@ pub struct NotHeld(pub Option<LossCause>);
 
 /// A grant that an operator ended.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Broken {
     /// Who held the lock.
     pub label: Label,
     /// The token of the broken grant, if it had one: see [`HolderInfo::token`].
     pub token: Option<Token>,
-    /// Above the broken grant's token and above no later one: where those who wait have their token
-    /// already, it may be that of the next. Enter a fence with it to shut the broken holder out before
-    /// anybody else has the lock.
+    /// Above the broken grant's token and above no later one: where waiters have their tokens already, it may be
+    /// that of the next waiter. Enter it at the fence to shut out the broken holder before another client has the
+    /// lock.
     pub floor: Token,
     /// The holder confirmed that it knows. If not, it may be frozen, cut off, a script, or a third-party client: it
-    /// may go on until its own deadline, and only a fence stops it.
+    /// may continue until its own deadline, and only a fence stops it.
     pub confirmed: bool,
 }
 
-/// What a person reads as a client that is not ours: with what it says of itself.
+impl Broken {
+    /// A broken grant that had no token, and that nobody confirmed.
+    #[must_use]
+    pub const fn new(label: Label, floor: Token) -> Self {
+        Self { label, token: None, floor, confirmed: false }
+    }
+
+    /// Sets the token of the broken grant.
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<Option<Token>>) -> Self {
+        self.token = token.into();
+        self
+    }
+
+    /// Sets whether the holder confirmed.
+    #[must_use]
+    pub const fn with_confirmed(mut self, confirmed: bool) -> Self {
+        self.confirmed = confirmed;
+        self
+    }
+}
+
+/// The label of a third-party client: with the text that it stored.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub(crate) fn strangers_label(data: &[u8]) -> Label {
+pub(crate) fn third_party_label(data: &[u8]) -> Label {
     let text = std::str::from_utf8(data).unwrap_or_default();
     let text: String = text.chars().take(60).collect();
     match Label::new(&format!("another client ({text})")) {
         Ok(label) if !text.trim().is_empty() => label,
-        _ => HolderInfo::stranger().label,
+        _ => HolderInfo::third_party().label,
     }
 }
 
-/// Who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct WaiterInfo {
     /// What a person reads as the waiter.
     pub label: Label,
-    /// How long it has waited, where the store tells.
+    /// How long it has waited, if the store knows.
     pub waiting_for: Option<Duration>,
+}
+
+impl WaiterInfo {
+    /// A waiter of which only the label is known.
+    #[must_use]
+    pub const fn new(label: Label) -> Self {
+        Self { label, waiting_for: None }
+    }
+
+    /// Sets how long it has waited.
+    #[must_use]
+    pub fn with_waiting_for(mut self, waiting_for: impl Into<Option<Duration>>) -> Self {
+        self.waiting_for = waiting_for.into();
+        self
+    }
 }
 
 /// A lock as the store sees it.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LockInfo {
     /// The lock.
     pub name: LockName,
@@ -247,7 +389,7 @@ pub struct LockInfo {
     pub holder: Option<HolderInfo>,
     /// How many wait.
     pub waiting: usize,
-    /// The first of those who wait, in order; at most [`LockInfo::SHOWN_WAITERS`], and none in a list.
+    /// The first waiters, in order; at most [`LockInfo::SHOWN_WAITERS`], and none in a list.
     pub waiters: Vec<WaiterInfo>,
 }
 
@@ -255,11 +397,31 @@ impl LockInfo {
     /// How many waiters an inspection names.
     pub const SHOWN_WAITERS: usize = 32;
 
-    /// What tells this state from the next.
+    /// A lock that is free.
     #[must_use]
-    pub fn glimpse(&self) -> Glimpse {
+    pub const fn free(name: LockName) -> Self {
+        Self { name, holder: None, waiting: 0, waiters: Vec::new() }
+    }
+
+    /// Sets who holds it.
+    #[must_use]
+    pub fn with_holder(mut self, holder: impl Into<Option<HolderInfo>>) -> Self {
+        self.holder = holder.into();
+        self
+    }
+
+    /// Sets how many wait, and the first of them: none in a list.
+    #[must_use]
+    pub fn with_waiters(mut self, waiting: usize, waiters: Vec<WaiterInfo>) -> Self {
+        (self.waiting, self.waiters) = (waiting, waiters);
+        self
+    }
+
+    /// What distinguishes this state from the next.
+    #[must_use]
+    pub fn version(&self) -> LockVersion {
         let holder = self.holder.as_ref();
-        Glimpse {
+        LockVersion {
             held: holder.is_some(),
             token: holder.and_then(|holder| holder.token),
             value: holder.and_then(|holder| holder.value.clone()),
@@ -268,41 +430,42 @@ impl LockInfo {
     }
 }
 
-/// What an observer compares: who holds, what it says, and how many wait.
+/// What an observer compares: the holder, its value, and the number of waiters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glimpse {
+#[non_exhaustive]
+pub struct LockVersion {
     /// Whether anybody holds it.
     pub held: bool,
     /// The holder's token.
     pub token: Option<Token>,
-    /// What it says of itself.
+    /// What it publishes.
     pub value: Option<Value>,
     /// How many wait.
     pub waiting: usize,
 }
 
-/// What a store's notification about one grant reaches.
+/// Receives a store's notifications about one grant.
 pub(crate) trait OnLoss: Send + Sync + fmt::Debug {
     /// Renews at once, or as soon as it is granted.
     fn renew_now(&self);
     /// Turns the guard lost.
     fn lose(&self, cause: LossCause);
-    /// Lowers what the guard counts on. See [`LossSignal::shorten`].
+    /// Shortens the lease that the guard relies on. See [`LossSignal::shorten`].
     fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment>;
-    /// Turns the guard lost if its time has come.
-    fn settle(&self);
-    /// Whether the guard lives.
+    /// Turns the guard lost if its deadline has come.
+    fn expire_if_due(&self);
+    /// Whether the guard still exists.
     fn is_connected(&self) -> bool;
 }
 
-/// By which a backend tells a guard that its grant is gone, before the guard's own deadline.
+/// Notifies a guard that its grant is gone, before the guard's own deadline.
 #[derive(Clone, Debug, Default)]
 pub struct LossSignal(Option<Arc<dyn OnLoss>>);
 
 impl LossSignal {
-    /// A signal that nobody hears, for a caller without a guard.
+    /// A signal that reaches no guard, for a caller without one.
     #[must_use]
-    pub fn unheard() -> Self {
+    pub fn disconnected() -> Self {
         Self::default()
     }
 
@@ -310,7 +473,7 @@ impl LossSignal {
         Self(Some(on_loss))
     }
 
-    /// The store notified us that the grant may have ended: the heartbeat renews it now, and the answer decides. So
+    /// The store notified us that the grant may have ended: the heartbeat renews it now, and the reply decides. So
     /// a notification that is wrong, forged or repeated costs a renewal and nothing else.
     pub fn renew_now(&self) {
         if let Some(on_loss) = &self.0 {
@@ -318,36 +481,36 @@ impl LossSignal {
         }
     }
 
-    /// The grant is gone. The first cause stays; a released guard does not mind.
+    /// The grant is gone. The first cause stays; a released guard is not affected.
     pub fn fire(&self, cause: LossCause) {
         if let Some(on_loss) = &self.0 {
             on_loss.lose(cause);
         }
     }
 
-    /// The store keeps this lease from now on, shorter than what it promised: a guard counts on no more
-    /// than `sent + ttl` for all that was asked before `sent`. Gives when it ends; `None` if it has.
-    #[must_use = "nobody who waits hears of that end unless it is settled then"]
+    /// The store keeps a shorter lease from now on: requests that left before `sent` count until `sent + ttl` at
+    /// most. Returns the guard's deadline; `None` if it is over.
+    #[must_use = "call `expire_if_due` at that moment, or the tasks that wait for the loss are not woken"]
     pub fn shorten(&self, sent: Moment, ttl: Ttl) -> Option<Moment> {
         self.0.as_ref()?.shorten(sent, ttl)
     }
 
-    /// Turns the guard lost if its time has come, for those who wait to hear of it.
-    pub fn settle(&self) {
+    /// Turns the guard lost if its deadline has come, which wakes the tasks that wait for the loss.
+    pub fn expire_if_due(&self) {
         if let Some(on_loss) = &self.0 {
-            on_loss.settle();
+            on_loss.expire_if_due();
         }
     }
 
-    /// Whether anybody still hears it.
+    /// Whether it still reaches a guard.
     #[must_use]
-    pub fn is_heard(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.0.as_ref().is_some_and(|on_loss| on_loss.is_connected())
     }
 }
 
-/// An open file whose lock the kernel drops with the last process that has it: while it is locked, the
-/// holder lives. Only Unix systems have it.
+/// An open file whose lock the kernel drops with the last process that has the file open: while it is locked,
+/// the holder is alive. Only on Unix systems.
 #[derive(Clone, Debug)]
 pub struct Presence(Arc<PresenceFile>);
 
@@ -366,8 +529,8 @@ impl Presence {
         Self(Arc::new(PresenceFile { file, inherited: AtomicBool::new(false) }))
     }
 
-    /// The file, to be handed to a child process so that the grant lives as long as the child does. From
-    /// then on the file is not used for another grant.
+    /// The file, for a child process that keeps the grant alive as long as it lives. From then on the file is not
+    /// used for another grant.
     #[cfg(unix)]
     #[must_use]
     pub fn inherit(&self) -> BorrowedFd<'_> {
@@ -384,16 +547,29 @@ impl Presence {
 
 /// What a backend is opened with.
 #[derive(Clone, Debug)]
-pub struct Surroundings {
-    /// What time it is.
+#[non_exhaustive]
+pub struct BackendContext {
+    /// Reads the time.
     pub clock: Arc<dyn crate::clock::Clock>,
     /// The client's own runtime, on a thread of its own, for tasks and sockets.
     pub runtime: tokio::runtime::Handle,
-    /// Runs what must come to its end after its caller is gone. A client that closes waits for it.
+    /// Runs work that must complete even if its caller is gone. A client that closes waits for it.
     pub tasks: TaskTracker,
-    /// Whether to create what is not there yet: a file, a schema. If not, a store that does not exist answers as an
+    /// Cancelled when the client closes and its callers' work has ended: for a task of `tasks` that then closes what is
+    /// still open. Guards that are held at that time stay held.
+    pub closing: CancellationToken,
+    /// Whether to create what is missing: a file, a schema. If not, a store that does not exist answers as an
     /// empty one, and refuses to grant.
     pub create: bool,
+}
+
+impl BackendContext {
+    /// For a test that opens a backend without a client: nobody waits for the tasks, and what is missing is created.
+    #[must_use]
+    pub fn new(clock: Arc<dyn crate::clock::Clock>, runtime: tokio::runtime::Handle) -> Self {
+        let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
+        Self { clock, runtime, tasks, closing, create: true }
+    }
 }
 
 #[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
@@ -401,11 +577,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_strangers_words_are_shown_if_they_can_be() {
-        assert_eq!(strangers_label(b"127.0.0.1").as_str(), "another client (127.0.0.1)");
+    fn label_of_a_third_party_client_is_shown_if_printable() {
+        assert_eq!(third_party_label(b"127.0.0.1").as_str(), "another client (127.0.0.1)");
         for nothing in [&b""[..], b"\xff", b"\n", b" "] {
-            assert_eq!(strangers_label(nothing).as_str(), "another client");
+            assert_eq!(third_party_label(nothing).as_str(), "another client");
         }
-        assert!(strangers_label("ü".repeat(400).as_bytes()).as_str().len() <= Label::MAX_BYTES);
+        assert!(third_party_label("ü".repeat(400).as_bytes()).as_str().len() <= Label::MAX_BYTES);
     }
 }

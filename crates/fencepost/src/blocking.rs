@@ -5,29 +5,29 @@
 //!
 //! let fp = fencepost::blocking::Fencepost::connect("memory:blocking")?;
 //! let guard = fp.lock("invoice/42").ttl(Duration::from_secs(30)).acquire()?;
-//! guard.check()?; // before each step that needs the lock
-//! println!("writing under token {}", guard.token());
+//! let fencing = guard.check()?; // before each step that needs the lock
+//! println!("writing under token {}", fencing.token());
 //! guard.release()?;
 //! # Ok::<(), fencepost::Error>(())
 //! ```
 
 mod election;
+mod guard;
 mod once;
-
-use std::ops::Deref;
-use std::time::Duration;
 
 use fencepost_core::{OwnerId, Token, Ttl};
 
-pub use self::election::{Election, Leadership, Observer};
-pub use self::once::{Begun, Claims, Once, Run, SingleFlight, Turn};
-use crate::backend::{Broken, LockInfo, LossCause, Renewed, Reply};
+pub use self::election::{Election, Leadership, Observer, Term};
+pub use self::guard::{Changes, Guard, GuardHandle};
+pub use self::once::{Claims, Once, RunGuard, RunHandle, SingleFlight, Start};
+use crate::backend::{Broken, LockInfo, Renewed, Reply};
 use crate::block_on::block_on;
-use crate::counts::Counts;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::ledger::Entry;
-use crate::options::acquire_options;
+use crate::ledger::RecordInfo;
+use crate::metrics::Metrics;
+use crate::options::{acquire_options, wait_option};
+use crate::store_options::StoreOptions;
 
 /// [`crate::Fencepost`] for threads.
 #[derive(Clone, Debug)]
@@ -35,13 +35,13 @@ pub struct Fencepost(crate::Fencepost);
 
 impl Fencepost {
     /// See [`crate::Fencepost::connect`].
-    pub fn connect(url: &str) -> Result<Self> {
-        block_on(crate::Fencepost::connect(url)).map(Self)
+    pub fn connect(store: impl Into<StoreOptions>) -> Result<Self> {
+        block_on(crate::Fencepost::connect(store)).map(Self)
     }
 
     /// See [`crate::Fencepost::connect_existing`].
-    pub fn connect_existing(url: &str) -> Result<Self> {
-        block_on(crate::Fencepost::connect_existing(url)).map(Self)
+    pub fn connect_existing(store: impl Into<StoreOptions>) -> Result<Self> {
+        block_on(crate::Fencepost::connect_existing(store)).map(Self)
     }
 
     /// See [`crate::Fencepost::from_env`].
@@ -74,15 +74,15 @@ impl Fencepost {
         Claims(self.0.claim(items))
     }
 
-    /// See [`crate::Fencepost::once_entries`].
-    pub fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
-        block_on(self.0.once_entries())
+    /// See [`crate::Fencepost::once_records`].
+    pub fn once_records(&self) -> Result<Vec<(String, RecordInfo)>> {
+        block_on(self.0.once_records())
     }
 
-    /// See [`crate::Fencepost::counts`].
+    /// See [`crate::Fencepost::metrics`].
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.0.counts()
+    pub fn metrics(&self) -> Metrics {
+        self.0.metrics()
     }
 
     /// See [`crate::Fencepost::inspect`].
@@ -139,6 +139,7 @@ impl From<crate::Fencepost> for Fencepost {
 }
 
 /// [`crate::Watch`] for threads.
+#[derive(Debug)]
 pub struct Watch(crate::Watch);
 
 impl Watch {
@@ -154,6 +155,7 @@ impl Watch {
 pub struct Lock(crate::Lock);
 
 acquire_options!(wraps Lock);
+wait_option!(wraps Lock);
 
 impl Lock {
     /// See [`crate::Lock::lease_only`].
@@ -161,50 +163,13 @@ impl Lock {
         Self(self.0.lease_only())
     }
 
-    /// See [`crate::Lock::acquire`].
-    pub fn acquire(self) -> Result<Guard> {
+    /// Blocks until the lock is acquired. See [`crate::Lock::acquire`].
+    pub fn acquire(&self) -> Result<Guard> {
         block_on(self.0.acquire()).map(Guard)
     }
 
-    /// See [`crate::Lock::acquire_within`].
-    pub fn acquire_within(self, limit: Duration) -> Result<Guard> {
-        block_on(self.0.acquire_within(limit)).map(Guard)
-    }
-
     /// See [`crate::Lock::try_acquire`].
-    pub fn try_acquire(self) -> Result<Option<Guard>> {
+    pub fn try_acquire(&self) -> Result<Option<Guard>> {
         Ok(block_on(self.0.try_acquire())?.map(Guard))
-    }
-}
-
-/// [`crate::Guard`] for threads: what does not wait, such as [`check`](crate::Standing::check), is the same.
-#[derive(Debug)]
-#[must_use = "a guard that is dropped at once releases the lock at once"]
-pub struct Guard(crate::Guard);
-
-impl Guard {
-    /// Blocks until the guard is lost. See [`crate::Standing::lost`].
-    #[must_use]
-    pub fn wait_lost(&self) -> LossCause {
-        block_on(self.0.lost())
-    }
-
-    /// See [`crate::Guard::release`].
-    pub fn release(self) -> Result<()> {
-        block_on(self.0.release())
-    }
-
-    /// See [`crate::Guard::detach`].
-    #[must_use = "without the owner nobody can renew or release the grant"]
-    pub fn detach(self) -> OwnerId {
-        self.0.detach()
-    }
-}
-
-impl Deref for Guard {
-    type Target = crate::Guard;
-
-    fn deref(&self) -> &crate::Guard {
-        &self.0
     }
 }

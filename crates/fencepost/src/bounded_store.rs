@@ -1,5 +1,6 @@
-//! The only way from the library to a store. Every call gets a limit, a span, and one error if no answer comes.
-//! It is public for the conformance suite alone, which asks what the library does not offer.
+//! The only way from the library to a store. Every call gets a limit, a span, and one error if no reply comes; only
+//! `changed` has no limit, since it waits for other clients.
+//! It is public only for the conformance suite, which makes calls that the library does not offer.
 
 use std::fmt;
 use std::future::Future;
@@ -10,13 +11,13 @@ use fencepost_core::{LockName, Moment, Token};
 use tracing::Instrument as _;
 
 use crate::backend::{
-    Acquired, Broken, Glimpse, GrantId, HolderInfo, LockInfo, LossCause, NotHeld, Queue, Renewal,
-    Renewed, Reply, Request, Store, StoreError, StoreResult, short,
+    Acquired, Broken, GrantId, HolderInfo, LockInfo, LockVersion, LossCause, NotHeld, Queue,
+    Renewal, Renewals, Renewed, Reply, Request, Store, StoreError, StoreResult, short,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::ledger::{Claim, Claimed, Completion, Ledger, Outcome, RecordInfo, RecordsByName};
 use crate::race::{First, race};
 use crate::retry::CALL_TIMEOUT;
 
@@ -68,10 +69,10 @@ impl BoundedStore {
     /// position is the caller's to give up.
     pub async fn acquire(&self, request: &Request, wait: Wait) -> Result<Reply<Acquired>> {
         let (name, now) = (&request.grant.name, self.clock.now());
-        // A wait that is over already is one try: nobody would use the position.
+        // A wait whose limit has passed is one try: nobody would use the position.
         let skip = wait == Wait::No || wait.limit() <= now;
         let queue = if skip { Queue::Skip } else { Queue::Join };
-        // However short the wait, the first try has time for an answer.
+        // However short the wait, the first try has time for a reply.
         let limit = self.call_limit().min(wait.limit().max(now) + FIRST_TRY);
         let call = self.store.backend.try_acquire(request.clone(), queue, limit);
         let reply = self.call(Verb("acquire", Some(name)), limit, call).await?;
@@ -99,34 +100,29 @@ impl BoundedStore {
 
     /// Renews one grant.
     pub(crate) async fn renew(&self, renewal: Renewal) -> Result<Reply<Result<Renewed, NotHeld>>> {
-        let (name, limit) = (renewal.grant.name.clone(), self.call_limit());
+        let (grant, limit) = (renewal.grant.clone(), self.call_limit());
         let renew = async {
-            let mut answers = self.store.backend.renew(vec![renewal], limit).await;
-            answers.pop().unwrap_or_else(left_out)
+            let answers = self.store.backend.renew(vec![renewal], limit).await;
+            RenewalAnswers::of(answers).to(&grant)
         };
-        self.call(Verb("renew", Some(&name)), limit, renew).await
+        self.call(Verb("renew", Some(&grant.name)), limit, renew).await
     }
 
-    /// Renews the grants of a heartbeat. A missing answer counts as a failed renewal.
-    pub async fn renew_batch(
-        &self,
-        batch: Vec<Renewal>,
-        timeout: Duration,
-    ) -> Vec<Result<Reply<Result<Renewed, NotHeld>>>> {
-        let (count, limit) = (batch.len(), self.clock.now() + timeout);
+    /// Renews the grants of a heartbeat.
+    pub async fn renew_batch(&self, batch: Vec<Renewal>, timeout: Duration) -> RenewalAnswers {
+        let limit = self.clock.now() + timeout;
         let renew = self.store.backend.renew(batch, limit);
-        let mut answers: Vec<_> = match race(renew, self.clock.alarm(limit)).await {
-            First::Left(answers) => answers.into_iter().map(|answer| Ok(answer?)).collect(),
-            First::Right(()) => Vec::new(),
-        };
-        let late = "the store did not answer the renewal in time";
-        answers.resize_with(count, || Err(Error::unreachable(late)));
-        answers
+        match race(renew, self.clock.alarm(limit)).await {
+            First::Left(answers) => RenewalAnswers::of(answers),
+            First::Right(()) => {
+                RenewalAnswers::none("the store did not answer the renewal in time")
+            }
+        }
     }
 
     /// Releases within the usual limit, or by an earlier one.
     ///
-    /// If the request was sent twice, the first one may have done it: then it is no error that nothing is held.
+    /// If the request was sent twice, the first one may have released: then `NotHeld` is not an error.
     pub(crate) async fn release(
         &self,
         grant: &GrantId,
@@ -166,7 +162,11 @@ impl BoundedStore {
     }
 
     /// Resolves once `name` differs from what was seen, however long that takes.
-    pub(crate) async fn changed(&self, name: LockName, seen: Option<Glimpse>) -> Result<LockInfo> {
+    pub(crate) async fn changed(
+        &self,
+        name: LockName,
+        seen: Option<LockVersion>,
+    ) -> Result<LockInfo> {
         Ok(self.store.observe.changed(name, seen).await?.value)
     }
 
@@ -175,30 +175,41 @@ impl BoundedStore {
         self.call(RECORDS, limit, ledger.claim(claim, limit)).await.map(value)
     }
 
-    pub async fn finish(&self, ledger: &dyn Ledger, finish: Finish) -> Result<bool> {
-        let limit = self.call_limit();
-        self.call(RECORDS, limit, ledger.finish(finish, limit)).await.map(value)
+    /// Finishes a record. If the request was sent twice, the first one may have given it up.
+    pub async fn finish(&self, ledger: &dyn Ledger, finish: Completion) -> Result<Reply<bool>> {
+        let (limit, abandoned) = (self.call_limit(), finish.outcome == Outcome::Abandoned);
+        let mut reply = self.call(RECORDS, limit, ledger.finish(finish, limit)).await?;
+        reply.value |= abandoned && reply.retried;
+        Ok(reply)
     }
 
-    pub async fn look_up(&self, ledger: &dyn Ledger, name: &LockName) -> Result<Option<Entry>> {
-        let limit = self.call_limit();
-        self.call(RECORDS, limit, ledger.look_up(name.clone(), limit)).await.map(value)
+    pub async fn look_up(
+        &self,
+        ledger: &dyn Ledger,
+        name: &LockName,
+    ) -> Result<Option<RecordInfo>> {
+        Ok(self.look_up_all(ledger, vec![name.clone()]).await?.remove(name))
     }
 
-    pub async fn entries(&self, ledger: &dyn Ledger, prefix: &str) -> Result<Vec<Entry>> {
+    /// The records under names, of which there are at most [`LOOK_UP_BATCH`](crate::ledger::LOOK_UP_BATCH).
+    pub async fn look_up_all(
+        &self,
+        ledger: &dyn Ledger,
+        names: Vec<LockName>,
+    ) -> Result<RecordsByName> {
+        let limit = self.call_limit();
+        self.call(RECORDS, limit, ledger.look_up(names, limit)).await.map(value)
+    }
+
+    pub async fn list_records(&self, ledger: &dyn Ledger, prefix: &str) -> Result<Vec<RecordInfo>> {
         let limit = self.call_limit();
         let verb = Verb("list the records", None);
-        self.call(verb, limit, ledger.entries(prefix, limit)).await.map(value)
+        self.call(verb, limit, ledger.list_records(prefix, limit)).await.map(value)
     }
 
     pub async fn forget(&self, ledger: &dyn Ledger, name: LockName, token: Token) -> Result<bool> {
         let limit = self.call_limit();
         self.call(RECORDS, limit, ledger.forget(name, token, limit)).await.map(value)
-    }
-
-    /// Resolves once the backend has nothing left to do.
-    pub(crate) async fn drained(&self) {
-        self.store.backend.drained().await;
     }
 
     fn call_limit(&self) -> Moment {
@@ -224,9 +235,9 @@ impl BoundedStore {
             ))
         };
         match race(call, self.clock.alarm(limit + GRACE)).await {
-            // It had no answer until the limit came: what failed last is only a part of that.
+            // There was no reply before the limit; the last error is only a part of the reason.
             First::Left(Err(error)) if error.is_transient() && self.clock.now() >= limit => {
-                Err(late(limit).because(error))
+                Err(late(limit).with_source(error))
             }
             First::Left(reply) => Ok(reply?),
             First::Right(()) => Err(late(limit + GRACE)),
@@ -236,7 +247,7 @@ impl BoundedStore {
 
 const RECORDS: Verb<'static> = Verb("use the records", None);
 
-/// What is asked of the store, and of which lock.
+/// The request in an error, and the lock that it is about.
 #[derive(Clone, Copy)]
 struct Verb<'a>(&'static str, Option<&'a LockName>);
 
@@ -249,8 +260,33 @@ impl fmt::Display for Verb<'_> {
     }
 }
 
-fn left_out<T>() -> StoreResult<T> {
-    Err(StoreError::unavailable("the backend left out an answer"))
+/// What a backend answered to a batch of renewals.
+pub struct RenewalAnswers {
+    answers: Renewals,
+    /// Why others have no answer. They may have been renewed.
+    missing: StoreError,
+}
+
+impl RenewalAnswers {
+    fn of(answers: Renewals) -> Self {
+        Self { answers, ..Self::none("the backend left out the answer to the renewal") }
+    }
+
+    /// No grant got an answer, and why.
+    pub(crate) fn none(why: &str) -> Self {
+        Self { answers: Renewals::new(), missing: StoreError::no_reply(why) }
+    }
+
+    /// The answer to one renewal. A missing one counts as a failed renewal.
+    pub fn to(&self, grant: &GrantId) -> StoreResult<Result<Renewed, NotHeld>> {
+        self.answers.get(grant).cloned().unwrap_or_else(|| Err(self.missing.clone()))
+    }
+
+    /// How many grants were answered.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.answers.len()
+    }
 }
 
 fn value<T>(reply: Reply<T>) -> T {

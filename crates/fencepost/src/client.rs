@@ -1,4 +1,4 @@
-//! The client: a store, and the thread that keeps its grants.
+//! The client: a store, and the thread that renews its grants.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -10,22 +10,23 @@ use fencepost_base::label::default_label;
 use fencepost_core::{Label, LockName, Token, Ttl};
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, oneshot};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::backend::{Broken, Store, Surroundings};
+use crate::backend::{BackendContext, Broken, Store};
 use crate::bounded_store::BoundedStore;
 use crate::clock::Clock;
-use crate::counts::Tally;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::guarantees::Records;
-use crate::keeper::Keeper;
+use crate::heartbeat::Heartbeat;
 use crate::ledger::Ledger;
+use crate::metrics::Counters;
 
-/// How long the last client that goes waits for what was dropped to be released.
+/// How long the drop of the last client waits for the releases of dropped guards.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What one of this process's callers found, for those who wait with it: the value, or why there is none.
-pub(crate) type Flight = OnceCell<std::result::Result<Vec<u8>, (ErrorKind, String)>>;
+/// What one caller found, for all callers of this process that wait for it.
+pub(crate) type Flight = OnceCell<Result<Vec<u8>>>;
 
 /// Callers of this process that wait for one value, by the record's name.
 pub(crate) type Flights = Mutex<HashMap<LockName, Weak<Flight>>>;
@@ -34,72 +35,91 @@ pub(crate) type Flights = Mutex<HashMap<LockName, Weak<Flight>>>;
 pub(crate) struct Client {
     pub(crate) store: Arc<BoundedStore>,
     ledger: Option<Arc<dyn Ledger>>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) heartbeat: Arc<Heartbeat>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// `host:pid`, what a guard is labelled with unless the caller says otherwise.
+    /// `host:pid`: the default label of a guard.
     pub(crate) label: Label,
-    /// The longest TTL that the store takes.
-    pub(crate) longest: Ttl,
+    /// The longest TTL that the store allows.
+    pub(crate) max_ttl: Ttl,
     pub(crate) flights: Flights,
-    pub(crate) tally: Arc<Tally>,
-    /// It was said that the store keeps other TTLs than it is asked for.
+    pub(crate) counters: Arc<Counters>,
+    /// A warning was logged that the store grants other TTLs than requested.
     pub(crate) ttl_warned: AtomicBool,
     closed: AtomicBool,
-    tasks: TaskTracker,
+    shutdown: Shutdown,
     background: Background,
+}
+
+/// How a client ends: what callers have left to it completes, then the backend closes what it still has open.
+#[derive(Clone, Default)]
+struct Shutdown {
+    /// Releases of dropped guards, ends of runs.
+    callers: TaskTracker,
+    /// The backend's own tasks.
+    backend: TaskTracker,
+    /// Cancelled between the two.
+    closing: CancellationToken,
+}
+
+impl Shutdown {
+    async fn run(&self) {
+        self.callers.close();
+        self.callers.wait().await;
+        self.closing.cancel();
+        self.backend.close();
+        self.backend.wait().await;
+    }
 }
 
 impl Client {
     /// Starts the client's thread, and opens the store on it.
     pub(crate) async fn open<F>(
         clock: Arc<dyn Clock>,
-        open: impl FnOnce(Surroundings) -> F,
+        open: impl FnOnce(BackendContext) -> F,
     ) -> Result<Arc<Self>>
     where
         F: Future<Output = Result<Store>> + Send + 'static,
     {
         crate::clock::start()?;
-        let tasks = TaskTracker::new();
-        let (background, opened) = Background::start(tasks.clone())?;
+        let shutdown = Shutdown::default();
+        let background = Background::start(shutdown.clone())?;
         let runtime = background.runtime.clone();
-        let around = Surroundings {
+        let context = BackendContext {
             clock: Arc::clone(&clock),
             runtime: runtime.clone(),
-            tasks: tasks.clone(),
+            tasks: shutdown.backend.clone(),
+            closing: shutdown.closing.clone(),
             create: true,
         };
-        // On the client's own thread: a caller that goes away does not leave a half-opened store.
+        // On the client's own thread: a caller that drops this future does not leave a half-opened store.
         let store = runtime
-            .spawn(open(around))
+            .spawn(open(context))
             .await
             .map_err(|_| Error::unreachable("opening the store panicked; please report this"))??;
-        let longest = store.backend.guarantees().longest;
+        let max_ttl = store.backend.guarantees().max_ttl;
         let ledger = store.ledger.clone();
         let store = Arc::new(BoundedStore::new(store, Arc::clone(&clock)));
-        // Before it ends, the thread waits until the backend has nothing left to do, too.
-        let _ = opened.send(Arc::clone(&store));
-        let keeper = Keeper::start(Arc::clone(&store), Arc::clone(&clock), &runtime, tasks.clone());
+        let tasks = shutdown.callers.clone();
+        let heartbeat = Heartbeat::start(Arc::clone(&store), Arc::clone(&clock), &runtime, tasks);
         Ok(Arc::new(Self {
             store,
             ledger,
-            keeper,
+            heartbeat,
             clock,
             label: default_label()?,
-            longest,
+            max_ttl,
             flights: Flights::default(),
-            tally: Arc::default(),
+            counters: Arc::default(),
             ttl_warned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            tasks,
+            shutdown,
             background,
         }))
     }
 
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.tasks.close();
-        self.tasks.wait().await;
-        self.store.drained().await;
+        self.shutdown.run().await;
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -119,7 +139,7 @@ impl Client {
         Ok(broken)
     }
 
-    /// Where records are kept. Refused if the store has none, or may lose them though that matters.
+    /// Where records are kept. Refused if the store keeps none, or may lose them and the caller does not accept that.
     pub(crate) fn ledger(&self, may_lose: bool) -> Result<Arc<dyn Ledger>> {
         self.check_open()?;
         let guarantees = self.store.guarantees();
@@ -139,7 +159,7 @@ impl Client {
     }
 }
 
-// A process may end right after its last guard was dropped: what that left to release is given a moment.
+// A process may end right after its last guard was dropped: its release gets a moment.
 impl Drop for Client {
     fn drop(&mut self) {
         self.background.stop();
@@ -155,49 +175,43 @@ struct Background {
 }
 
 impl Background {
-    /// Starts the thread. Before it ends, it waits until `tasks` have come to their end.
-    fn start(tasks: TaskTracker) -> Result<(Self, oneshot::Sender<Arc<BoundedStore>>)> {
+    /// Starts the thread. Before it ends, it runs `shutdown`.
+    fn start(shutdown: Shutdown) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::unreachable("can not start the client's background thread").because(error)
+            Error::unreachable("cannot start the client's background thread").with_source(error)
         };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
-        let (opened, store) = oneshot::channel::<Arc<BoundedStore>>();
         let (done, drained) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
-            .name("fencepost-keeper".into())
+            .name("fencepost-heartbeat".into())
             .spawn(move || {
                 runtime.block_on(async move {
-                    // An error is a dropped sender: the client is gone, which is what we wait for.
+                    // An error is a dropped sender: the client is gone, and we wait for that.
                     let _ = stopped.await;
-                    tasks.close();
-                    tasks.wait().await;
-                    if let Ok(store) = store.await {
-                        store.drained().await;
-                    }
+                    shutdown.run().await;
                 });
-                // Nobody listens any more if the wait for it timed out.
+                // Fails if the wait for it has timed out.
                 let _ = done.send(());
-                // Tasks that hang in a blocking call must not keep the thread.
+                // Tasks that hang in a blocking call must not keep the thread alive.
                 runtime.shutdown_background();
             })
             .map_err(failed)?;
-        let background = Self {
+        Ok(Self {
             runtime: handle,
             stop: Some(stop),
             thread: thread.thread().id(),
             drained: Mutex::new(drained),
-        };
-        Ok((background, opened))
+        })
     }
 
     /// Ends the thread, and blocks until it has nothing left to release, at most [`DRAIN_TIMEOUT`].
     fn stop(&mut self) {
         // A dropped sender is what it waits for.
         self.stop = None;
-        // The thread cannot wait for itself: one of its own tasks may be the last to let go of the client.
+        // The thread cannot wait for itself: one of its own tasks may drop the last reference to the client.
         if std::thread::current().id() != self.thread {
             let _ = self.drained.get_mut().recv_timeout(DRAIN_TIMEOUT);
         }

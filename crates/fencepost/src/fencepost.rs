@@ -1,4 +1,4 @@
-//! What a program starts with: a client, and the verbs that need no guard.
+//! The client, and the calls that need no guard.
 
 use std::fmt;
 use std::future::Future;
@@ -7,26 +7,27 @@ use std::sync::Arc;
 use fencepost_core::{LockName, OwnerId, Token, Ttl};
 
 use crate::backend::{
-    Broken, GrantId, LockInfo, NotHeld, Renewal, Renewed, Reply, Store, Surroundings,
+    BackendContext, Broken, GrantId, LockInfo, NotHeld, Renewal, Renewed, Reply, Store,
 };
 use crate::bounded_store::BoundedStore;
 use crate::claims::Claims;
 use crate::client::Client;
 use crate::clock::{BootClock, Clock};
-use crate::counts::Counts;
 use crate::election::Election;
 use crate::error::{Error, Result};
 use crate::flight::SingleFlight;
 use crate::guarantees::Guarantees;
-use crate::ledger::{Entry, Ledger};
+use crate::ledger::{Ledger, RecordInfo};
 use crate::lock::Lock;
+use crate::metrics::Metrics;
 use crate::once::{self, Once};
+use crate::store_options::StoreOptions;
 use crate::watch::Watch;
 
 /// A client of one store. Cheap to clone; all clones share one background thread.
 ///
-/// When the last clone and the last guard are dropped, the drop waits up to a second for what is still being released.
-/// A client that is never dropped (a `static`, `std::process::exit`) has no such moment: call [`close`](Self::close).
+/// When the last clone and the last guard are dropped, the drop waits up to a second for the releases in flight. If the
+/// client is never dropped (a `static`, `std::process::exit`), call [`close`](Self::close).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -43,33 +44,37 @@ use crate::watch::Watch;
 pub struct Fencepost(pub(crate) Arc<Client>);
 
 impl Fencepost {
-    /// Connects to the store that `url` names: `memory:`, `memory:NAME`, `sqlite:PATH`, `redis://HOST`,
+    /// Connects to a store that a URL names: `memory:`, `memory:NAME`, `sqlite:PATH`, `redis://HOST`,
     /// `redlock://HOST,HOST,HOST`, `etcd://HOST,HOST,HOST`, `zookeeper://HOST,HOST/PATH`,
-    /// `postgres://USER@HOST/DATABASE`. The pages under `docs/backends` tell of each.
-    pub async fn connect(url: &str) -> Result<Self> {
-        let url = crate::store_url::StoreUrl::parse(url)?;
-        Self::over(Arc::new(BootClock), |around| crate::backends::open(url, around)).await
+    /// `postgres://USER@HOST/DATABASE`. Each has a page under `docs/backends`. Or to one that typed options name, where
+    /// no password has to be escaped: see [`StoreOptions`].
+    pub async fn connect(store: impl Into<StoreOptions>) -> Result<Self> {
+        let store = store.into().0?;
+        let open = |context| crate::backends::open(store, context);
+        Self::with_backend(Arc::new(BootClock), open).await
     }
 
-    /// Connects to look only: a store that is not there yet is not created, and is shown as an empty one. To acquire
-    /// there is refused.
-    pub async fn connect_existing(url: &str) -> Result<Self> {
-        let url = crate::store_url::StoreUrl::parse(url)?;
-        let open = |around| crate::backends::open(url, Surroundings { create: false, ..around });
-        Self::over(Arc::new(BootClock), open).await
+    /// Connects to read only: a store that does not exist is not created, and looks empty. An acquire there is refused.
+    pub async fn connect_existing(store: impl Into<StoreOptions>) -> Result<Self> {
+        let store = store.into().0?;
+        let open = |mut context: BackendContext| {
+            context.create = false;
+            crate::backends::open(store, context)
+        };
+        Self::with_backend(Arc::new(BootClock), open).await
     }
 
-    /// Connects to what `FENCEPOST_URL` names or, if it is not set, to the embedded store under the user's state
+    /// Connects to the store that `FENCEPOST_URL` names or, if it is not set, to the embedded store in the user's state
     /// directory, which is for the processes of this user on this host. An empty `FENCEPOST_URL` is refused.
     pub async fn from_env() -> Result<Self> {
-        Self::connect(&crate::store_url::env_url()?).await
+        Self::connect(crate::store_options::env_url()?).await
     }
 
-    /// A client over any backend, on any clock: the seam for a backend of your own, and for tests that
-    /// hold the clock. `open` is given the clock and the client's runtime.
-    pub async fn over<F>(
+    /// A client of any backend, on any clock: for a backend of your own, and for tests with a
+    /// [`ManualClock`](crate::clock::ManualClock). `open` gets the clock and the client's runtime.
+    pub async fn with_backend<F>(
         clock: Arc<dyn Clock>,
-        open: impl FnOnce(Surroundings) -> F,
+        open: impl FnOnce(BackendContext) -> F,
     ) -> Result<Self>
     where
         F: Future<Output = Result<Store>> + Send + 'static,
@@ -90,50 +95,50 @@ impl Fencepost {
         self.0.ledger(true)
     }
 
-    /// Starts to describe a lock on `name`. Nothing happens until one of its acquires is awaited.
+    /// A lock on `name`. Nothing is sent until an acquire is awaited.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.0), name.as_ref())
     }
 
-    /// Starts to describe an election under `name`. Nobody stands for it until it is campaigned for.
+    /// An election under `name`. Nothing is sent until a campaign is awaited.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(&self.0, name.as_ref())
     }
 
-    /// Starts to describe work that is done once per `key`, over all who use this store.
+    /// Work that is done once per `key`, by one of all clients of this store.
     pub fn once(&self, key: impl AsRef<str>) -> Once {
         Once::new(&self.0, key.as_ref())
     }
 
-    /// Starts to describe a value that one of many callers computes.
+    /// A value that one of many callers computes.
     pub fn single_flight(&self, key: impl AsRef<str>) -> SingleFlight {
         SingleFlight::new(&self.0, key.as_ref())
     }
 
-    /// Starts to describe things of which each is done once, by one worker. Their order is kept; each is a
-    /// key of [`once`](Self::once).
+    /// Items that are each done once, by one worker, in this order. Each is a key of [`once`](Self::once).
     pub fn claim(&self, items: impl IntoIterator<Item = impl Into<String>>) -> Claims {
         Claims::new(&self.0, items.into_iter().map(Into::into).collect())
     }
 
-    /// The records of [`once`](Self::once), ordered by key, without their results; with their keys.
-    pub async fn once_entries(&self) -> Result<Vec<(String, Entry)>> {
+    /// The keys and records of [`once`](Self::once), ordered by key, without their results.
+    pub async fn once_records(&self) -> Result<Vec<(String, RecordInfo)>> {
         let ledger = self.0.ledger(true)?;
-        let entries = self.0.store.entries(&*ledger, once::PREFIX).await?;
-        let key = |entry: &Entry| Some(entry.name.as_str().strip_prefix(once::PREFIX)?.to_owned());
-        Ok(entries.into_iter().filter_map(|entry| Some((key(&entry)?, entry))).collect())
+        let records = self.0.store.list_records(&*ledger, once::PREFIX).await?;
+        let key =
+            |record: &RecordInfo| Some(record.name.as_str().strip_prefix(once::PREFIX)?.to_owned());
+        Ok(records.into_iter().filter_map(|record| Some((key(&record)?, record))).collect())
     }
 
-    /// What this store keeps under which fault.
+    /// What holds under which fault on this store.
     #[must_use]
     pub fn guarantees(&self) -> Guarantees {
         self.0.store.guarantees()
     }
 
-    /// What this client has seen so far: grants, losses, near misses.
+    /// What this client has counted so far: grants, losses, near misses.
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.0.tally.counts()
+    pub fn metrics(&self) -> Metrics {
+        self.0.counters.metrics()
     }
 
     /// Who holds `name` and who waits for it.
@@ -148,13 +153,13 @@ impl Fencepost {
 
     /// Follows the changes of `name`.
     pub fn watch(&self, name: &str) -> Result<Watch> {
-        Ok(Watch::new(&self.0.store, LockName::new(name)?))
+        Ok(Watch::new(&self.0, LockName::new(name)?))
     }
 
     /// Ends the current grant of `name`, whoever holds it. `None` if nobody does.
     ///
-    /// The holder is notified, and this waits up to a second for it to confirm: see [`Broken::confirmed`]. One that
-    /// does not may go on until its own deadline, so the fence must keep it out.
+    /// The holder is notified, and this waits up to a second for it to confirm: see [`Broken::confirmed`]. A holder that
+    /// does not confirm may continue until its own deadline, so a fence must stop it.
     pub async fn break_lock(&self, name: &str) -> Result<Option<Broken>> {
         self.0.break_lock(name, None).await
     }
@@ -173,7 +178,7 @@ impl Fencepost {
     ) -> Result<Reply<Renewed>> {
         let name = LockName::new(name)?;
         let grant = GrantId { name: name.clone(), owner };
-        let renewal = Renewal { grant, ttl, token: None, value: None };
+        let renewal = Renewal::new(grant).with_ttl(ttl);
         let Reply { value, sent, retried } = self.0.store.renew(renewal).await?;
         let value = value.map_err(|NotHeld(cause)| Error::not_held(&name, cause))?;
         Ok(Reply { value, sent, retried })
@@ -186,9 +191,9 @@ impl Fencepost {
         released.map_err(|NotHeld(cause)| Error::not_held(&grant.name, cause))
     }
 
-    /// Refuses new acquires and waits until everything dropped so far is released at the store, or its
-    /// lease is over: a store that hangs can make that as long as the TTL. Guards that are still held stay
-    /// held.
+    /// Refuses new acquires, and waits until all guards that were dropped are released at the store, or their leases are
+    /// over: if the store hangs, that can take a TTL. Guards that are held stay held: a service that stops first finishes
+    /// or drops what has a guard or campaigns, then closes.
     pub async fn close(&self) {
         self.0.close().await;
     }

@@ -1,31 +1,32 @@
-//! Of many who miss the same cache entry, one computes it.
+//! Of many callers that miss the same cache entry, one computes it.
 //!
-//! The value is a record in the store's ledger, under `flight/KEY`, and the lock of that name is held by whoever
-//! computes it. There is no claim: a value is replaced by whoever has the higher token, so one that was paused
-//! does not overwrite a later one. In one process callers of one key share one question to the store.
+//! The value is a record in the store's ledger, under `flight/KEY`, and the caller that computes it holds the lock of that
+//! name. There is no claim: a value is replaced only under a higher token, so a caller that was paused does not overwrite
+//! a newer value. The callers of one key in one process share one request to the store.
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencepost_core::LockName;
+use fencepost_core::{LockName, Moment};
 
 use crate::bounded_store::Wait;
 use crate::client::{Client, Flight};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::ledger::{Entry, Finish, Ledger, Outcome, Over, State};
+use crate::ledger::{Completion, Ledger, Outcome, Precondition, RecordInfo, State};
 use crate::lock::Lock;
-use crate::once::{LOOK_AGAIN, check_keep, name_of, settled};
-use crate::options::acquire_options;
+use crate::once::{LOOK_UP_EVERY, check_retention, name_of, until_recorded};
+use crate::options::{acquire_options, wait_option};
 use crate::race::{First, race};
 
 const PREFIX: &str = "flight/";
-/// How long a value is fresh that names no time.
+/// How long a value is fresh by default.
 const DEFAULT_FRESH: Duration = Duration::from_mins(1);
 
-/// A value that is computed by one of many who want it. Made by
+/// A value that one of many callers computes for all. Made by
 /// [`Fencepost::single_flight`](crate::Fencepost::single_flight).
 ///
 /// ```
@@ -33,7 +34,7 @@ const DEFAULT_FRESH: Duration = Duration::from_mins(1);
 /// use std::time::Duration;
 ///
 /// let fp = fencepost::Fencepost::connect("memory:flight").await?;
-/// let prices = fp.single_flight("prices").keep(Duration::from_mins(1));
+/// let prices = fp.single_flight("prices").retain_for(Duration::from_mins(1));
 /// let value = prices.get_or(|| async { Ok::<_, std::io::Error>("computed") }).await?;
 /// assert_eq!(value, b"computed");
 /// # Ok::<(), fencepost::Error>(()) }).unwrap();
@@ -43,50 +44,43 @@ const DEFAULT_FRESH: Duration = Duration::from_mins(1);
 pub struct SingleFlight {
     client: Arc<Client>,
     key: String,
-    keep: Duration,
+    retention: Duration,
     stale_for: Duration,
-    wait: Duration,
     lock: Lock,
 }
 
 acquire_options!(SingleFlight, lock.options);
+wait_option!(SingleFlight, lock.options);
 
 impl SingleFlight {
     pub(crate) fn new(client: &Arc<Client>, key: &str) -> Self {
         Self {
             client: Arc::clone(client),
             key: key.to_owned(),
-            keep: DEFAULT_FRESH,
+            retention: DEFAULT_FRESH,
             stale_for: Duration::ZERO,
-            wait: Duration::MAX,
             lock: Lock::new(Arc::clone(client), PREFIX),
         }
     }
 
-    /// How long the value is fresh, from when it was recorded; a minute unless set.
-    pub fn keep(mut self, keep: Duration) -> Self {
-        self.keep = keep;
+    /// How long the value is fresh, from when it was recorded; a minute by default.
+    pub fn retain_for(mut self, retention: Duration) -> Self {
+        self.retention = retention;
         self
     }
 
-    /// For how long after that the old value is good enough: one caller computes a new one, and the others
-    /// take the old one meanwhile instead of waiting. So does that one, if it fails to compute.
+    /// For how long after that the old value is good enough: one caller computes a new value, and the others use the old
+    /// one instead of waiting. So does that one, if it fails to compute.
     pub fn stale_for(mut self, span: Duration) -> Self {
         self.stale_for = span;
         self
     }
 
-    /// Waits at most this long for the value, or for the turn to compute it; then the error's kind is `Held`.
-    pub fn wait_at_most(mut self, limit: Duration) -> Self {
-        self.wait = limit;
-        self
-    }
-
-    /// The value, or that of `compute` if there is none: then one computes, and all others wait for it.
+    /// The value, or that of `compute` if there is none: then one caller computes, and all others wait for it, for as long
+    /// as [`wait_timeout`](Self::wait_timeout) allows.
     ///
-    /// An error of `compute` makes this one of kind `Failed`, for all callers of this process that waited with
-    /// it; those of other processes try in turn. A value of more than 64 KiB is given to the same ones, and
-    /// not kept.
+    /// If `compute` fails, the error's kind is `Failed`, for all callers of this process that waited for it; those of
+    /// other processes try in turn. A value of more than 64 KiB is returned to the same callers, and not recorded.
     pub async fn get_or<R, E, F>(&self, compute: impl FnOnce() -> F) -> Result<Vec<u8>>
     where
         F: Future<Output = Result<R, E>>,
@@ -95,49 +89,87 @@ impl SingleFlight {
     {
         let ledger = self.client.ledger(true)?;
         let name = self.name()?;
-        check_keep(self.keep)?;
-        check_keep(self.keep.saturating_add(self.stale_for))?;
+        check_retention(self.retention)?;
+        check_retention(self.retention.saturating_add(self.stale_for))?;
         let old = match self.client.store.look_up(&*ledger, &name).await? {
-            Some(entry) if self.is_fresh(&entry) => return Ok(entry.result),
-            old => old.filter(|entry| self.will_do(entry)),
+            Some(record) if self.is_fresh(&record) => return Ok(record.result),
+            old => old.filter(|record| self.will_do(record)),
         };
         if let Some(old) = old {
-            let turn = self.lock.clone().named(&name).try_acquire().await;
-            let computed = match turn {
+            let acquired = self.lock.clone().named(&name).try_acquire().await;
+            let computed = match acquired {
                 Ok(Some(guard)) => Box::pin(self.compute(&*ledger, guard, compute)).await,
                 Ok(None) => return Ok(old.result),
                 Err(error) => Err(error),
             };
             return computed.or_else(|error| {
-                tracing::warn!(key = self.key, %error, "the old value is used once more");
+                let error = error.one_line();
+                tracing::warn!(key = self.key, %error, "cannot compute the value; using the old one");
                 Ok(old.result)
             });
         }
-        let flight = self.join(&name);
-        let until = self.client.clock.now() + self.wait;
-        // Boxed, as all of it is in the future of every caller, and one of them needs it.
-        let shared = Box::pin(flight.get_or_init(async || {
-            let fresh =
-                settled(&self.client, &*ledger, &name, LOOK_AGAIN, |entry| self.is_fresh(entry));
-            let turn = self.lock.clone().named(&name).take(Wait::Until(until));
-            let found = match race(fresh, turn).await {
-                First::Left(entry) => Ok(entry.result),
-                First::Right(Ok(guard)) => self.compute(&*ledger, guard, compute).await,
-                First::Right(Err(error)) => Err(error),
-            };
-            found.map_err(|error| (error.kind().clone(), error.to_string()))
-        }));
-        // Whoever computes for all of this process may not be polled any more: others may have the value.
-        let fresh = settled(&self.client, &*ledger, &name, self.lock.options.ttl / 3, |entry| {
-            self.is_fresh(entry)
-        });
-        let found = race(shared, race(fresh, self.client.clock.alarm(until))).await;
-        match found {
-            First::Left(Ok(value)) => Ok(value.clone()),
-            First::Left(Err((kind, message))) => Err(Error::new(kind.clone(), message.clone())),
-            First::Right(First::Left(entry)) => Ok(entry.result),
-            First::Right(First::Right(())) => Err(Error::held(&name, None)),
+        let timeout = self.lock.options.wait_timeout.unwrap_or(Duration::MAX);
+        let limit = self.client.clock.now() + timeout;
+        let mut compute = Some(compute);
+        loop {
+            let (value, led) = self.fly(&*ledger, &name, limit, &mut compute).await;
+            match value {
+                // The wait of another caller is over, and ours is not: take its place, or follow another one.
+                Err(error) if !led && ended_a_wait(&error) && self.client.clock.now() < limit => {}
+                value => return value,
+            }
         }
+    }
+
+    /// Takes part in the flight of this key. Also returns whether this caller acted for the others: then it took `compute`.
+    async fn fly<R, E, F>(
+        &self,
+        ledger: &dyn Ledger,
+        name: &LockName,
+        limit: Moment,
+        compute: &mut Option<impl FnOnce() -> F>,
+    ) -> (Result<Vec<u8>>, bool)
+    where
+        F: Future<Output = Result<R, E>>,
+        R: Into<Vec<u8>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let flight = self.join(name);
+        // What this caller does for the others has limits of its own: the wait for the lock, and then none.
+        let leads = AtomicBool::new(false);
+        // Boxed: it would be a part of every caller's future, and one of them needs it.
+        let shared = Box::pin(flight.get_or_init(async || {
+            leads.store(true, Ordering::Relaxed);
+            let fresh = until_recorded(&self.client, ledger, name, LOOK_UP_EVERY, |record| {
+                self.is_fresh(record)
+            });
+            let lock = self.lock.clone().named(name);
+            match race(fresh, lock.take(Wait::Until(limit))).await {
+                First::Left(record) => Ok(record.result),
+                First::Right(Ok(guard)) => {
+                    let compute = compute.take().expect("who leads does not fly again");
+                    self.compute(ledger, guard, compute).await
+                }
+                First::Right(Err(error)) => Err(error),
+            }
+        }));
+        // The caller that computes for this process may not be polled any more: another process may have the value.
+        let fresh =
+            until_recorded(&self.client, ledger, name, self.lock.options.ttl / 3, |record| {
+                self.is_fresh(record)
+            });
+        let late = async {
+            self.client.clock.alarm(limit).await;
+            if leads.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+        };
+        let value = match race(shared, race(fresh, late)).await {
+            First::Left(value) => value.clone(),
+            First::Right(First::Left(record)) => Ok(record.result),
+            First::Right(First::Right(())) => Err(Error::held(name, None)),
+        };
+        (value, leads.load(Ordering::Relaxed))
     }
 
     /// Removes the value, so that the next caller computes it. False if there was none.
@@ -145,17 +177,17 @@ impl SingleFlight {
         let ledger = self.client.ledger(true)?;
         let name = self.name()?;
         match self.client.store.look_up(&*ledger, &name).await? {
-            Some(entry) => self.client.store.forget(&*ledger, name, entry.token).await,
+            Some(record) => self.client.store.forget(&*ledger, name, record.token).await,
             None => Ok(false),
         }
     }
 
-    /// What all callers of this process share who want this value now.
+    /// What all callers of this key in this process share.
     fn join(&self, name: &LockName) -> Arc<Flight> {
         let mut flights = self.client.flights.lock();
-        // One that has come to its end is of its time: a caller that comes now wants its own.
-        let under_way = |flight: &Arc<Flight>| !flight.initialized();
-        if let Some(flight) = flights.get(name).and_then(Weak::upgrade).filter(under_way) {
+        // The result of a flight is for those who waited for it: a later caller starts its own.
+        let in_flight = |flight: &Arc<Flight>| !flight.initialized();
+        if let Some(flight) = flights.get(name).and_then(Weak::upgrade).filter(in_flight) {
             return flight;
         }
         flights.retain(|_, flight| flight.strong_count() > 0);
@@ -175,62 +207,65 @@ impl SingleFlight {
         R: Into<Vec<u8>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // Somebody may have been faster between our look and our lock.
-        if let Some(entry) = self.client.store.look_up(ledger, guard.name()).await?
-            && self.is_fresh(&entry)
+        // Another caller may have computed it before we got the lock.
+        if let Some(record) = self.client.store.look_up(ledger, guard.name()).await?
+            && self.is_fresh(&record)
         {
-            return Ok(entry.result);
+            return Ok(record.result);
         }
         let value: Vec<u8> = match guard.run(async { compute().await }).await? {
             Ok(value) => value.into(),
             Err(error) => {
                 let message =
                     format!("the value of single flight \"{}\" was not computed", self.key);
-                return Err(Error::new(ErrorKind::Failed, message).because(error));
+                return Err(Error::new(ErrorKind::Failed, message).with_source(error));
             }
         };
-        // Whatever becomes of the record, we have the value.
+        // Even if it cannot be recorded, we have the value.
         if let Err(error) = self.record(ledger, guard, &value).await {
-            tracing::warn!(key = self.key, %error, "the value is not kept for others");
+            let error = error.one_line();
+            tracing::warn!(key = self.key, %error, "the value is not recorded for other callers");
         }
         Ok(value)
     }
 
     async fn record(&self, ledger: &dyn Ledger, guard: Guard, value: &[u8]) -> Result<()> {
-        if value.len() > Entry::MAX_RESULT {
+        if value.len() > RecordInfo::MAX_RESULT {
             return Err(Error::invalid(format!(
                 "it has {} bytes, and a record takes {}: keep it elsewhere, and compute where",
                 value.len(),
-                Entry::MAX_RESULT
+                RecordInfo::MAX_RESULT
             )));
         }
-        // One that was overtaken may be older than what there was and is over by now.
+        // If we were overtaken, our value may be older than one that was recorded and has expired.
         guard.trusted()?;
-        let finish = Finish {
-            name: guard.name().clone(),
-            token: guard.own_token(),
-            label: self.lock.shown_label()?,
-            outcome: Outcome::Done(value.to_vec()),
-            keep: self.keep.saturating_add(self.stale_for),
-            over: Over::Older,
-        };
-        // False if a later one was faster: ours is as good, for us.
+        let (name, label) = (guard.name().clone(), self.lock.shown_label()?);
+        let retention = self.retention.saturating_add(self.stale_for);
+        let outcome = Outcome::Done(value.to_vec());
+        let finish = Completion::new(name, guard.token(), label, outcome, retention)
+            .with_precondition(Precondition::Older);
+        // False if there is a newer value: ours is as good, for us.
         self.client.store.finish(ledger, finish).await?;
         guard.release().await
     }
 
-    fn is_fresh(&self, entry: &Entry) -> bool {
-        entry.state == State::Done && entry.since < self.keep
+    fn is_fresh(&self, record: &RecordInfo) -> bool {
+        record.state == State::Done && record.since < self.retention
     }
 
-    /// Whether it is old, but good enough for this caller.
-    fn will_do(&self, entry: &Entry) -> bool {
-        entry.state == State::Done && entry.since < self.keep.saturating_add(self.stale_for)
+    /// Whether it is fresh, or old but good enough.
+    fn will_do(&self, record: &RecordInfo) -> bool {
+        record.state == State::Done && record.since < self.retention.saturating_add(self.stale_for)
     }
 
     fn name(&self) -> Result<LockName> {
         name_of(PREFIX, &self.key)
     }
+}
+
+/// Whether the caller that acted for the others stopped waiting: that says nothing about the value.
+fn ended_a_wait(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Held | ErrorKind::Unreachable)
 }
 
 impl fmt::Debug for SingleFlight {

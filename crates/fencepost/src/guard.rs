@@ -1,152 +1,161 @@
-//! The client's handle on a grant.
+//! The client's handle that keeps a grant.
 
 use std::fmt;
-use std::future::Future;
-use std::future::poll_fn;
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fencepost_core::{LockName, Moment, OwnerId, Token, Ttl};
+use fencepost_core::{FencingToken, LockName, Moment, OwnerId, Token, Ttl};
+use futures_core::Stream;
 use tokio::sync::watch;
 
 use crate::backend::{
-    Grant, GrantId, HolderInfo, LossCause, LossSignal, NotHeld, Presence, Renewal, short,
+    BoxFuture, Grant, GrantId, HolderInfo, LossCause, LossSignal, NotHeld, Presence, Renewal, short,
 };
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::hold::{Bounds, GuardState, Hold, Status};
+use crate::grant_state::{Bounds, GrantState, GuardStatus, Status};
 use crate::owner::draw_owner;
 
 /// How long after the end of its lease a release may still be answered.
 const LAST_RELEASE: Duration = Duration::from_millis(100);
 
-/// A lock that is held. It is renewed in the background until it is released, dropped or lost.
+/// A held lock, renewed in the background until it is released, dropped or lost.
 ///
-/// Dropping it releases in the background; [`release`](Self::release) says whether that worked. Carry
-/// [`token`](Standing::token) with every write: a lock alone can not stop a holder that froze past its lease.
-#[must_use = "a guard that is dropped at once releases the lock at once"]
+/// Dropping it releases in the background; [`release`](Self::release) says whether that worked. Pass
+/// [`fencing`](Self::fencing) to a fence with every write: a lock alone cannot stop a holder that froze past its lease.
+#[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     client: Arc<Client>,
-    standing: Standing,
+    handle: GuardHandle,
     presence: Option<Presence>,
     /// Cleared once nothing of it can be left at the store.
     release_on_drop: bool,
 }
 
-/// What can be asked of a grant. Cheap to clone, so that work can take one with it: it does not keep the lock,
-/// and turns lost with the guard.
+/// A view of a guard for the work under it. Cheap to clone; it does not keep the lock, and turns lost with the guard.
 #[derive(Clone)]
-pub struct Standing {
-    hold: Arc<Hold>,
+pub struct GuardHandle {
+    grant_state: Arc<GrantState>,
 }
 
-impl Standing {
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.hold
+impl GuardHandle {
+    pub(crate) fn grant_state(&self) -> &Arc<GrantState> {
+        &self.grant_state
     }
 
-    /// What is locked.
+    /// The name of the lock.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        &self.hold.grant.name
+        &self.grant_state.grant.name
     }
 
-    /// The fencing token: higher than that of every earlier grant of this name.
+    /// The number of the fencing token, for logs: higher than that of every earlier grant of this name.
     #[must_use]
     pub fn token(&self) -> Token {
-        self.hold.token_was_read();
-        self.own_token()
+        self.grant_state.token().expect("a guard is handed out after its grant came")
     }
 
-    /// The same for the library's own use, which no fence sees.
-    pub(crate) fn own_token(&self) -> Token {
-        self.hold.token().expect("a guard is handed out after its grant came")
-    }
-
-    /// The TTL that the store really keeps.
+    /// Name and token, for a fence. A guard [`for_correctness`](crate::Lock::for_correctness) that never gave them away
+    /// is reported as a near miss: nothing at the resource can stop its holder.
     #[must_use]
-    pub fn ttl(&self) -> Ttl {
-        self.hold.status().ttl
+    pub fn fencing(&self) -> FencingToken {
+        self.grant_state.fencing_used();
+        FencingToken::new(self.name().clone(), self.token())
     }
 
-    /// How long the guard can be trusted if nothing more is heard of the store. Reads the clock.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.hold.remaining()
-    }
-
-    /// The moment at which the guard turns lost if nothing more is heard of the store.
-    #[must_use]
-    pub fn deadline(&self) -> Moment {
-        self.hold.status().end()
-    }
-
-    /// Why the last renewal failed, if it did: what a guard that was lost to an outage can say of it.
-    #[must_use]
-    pub fn renewal_error(&self) -> Option<String> {
-        self.hold.renewal_error()
-    }
-
-    /// Where the guard stands. Reads the clock.
-    #[must_use]
-    pub fn state(&self) -> GuardState {
-        self.hold.status().state
-    }
-
-    /// The token if the guard can be trusted right now, else the error that says why not.
-    pub fn check(&self) -> Result<Token> {
+    /// The same if the guard can be trusted right now; else the error says why not. Reads the clock.
+    pub fn check(&self) -> Result<FencingToken> {
         self.trusted()?;
-        Ok(self.token())
+        Ok(self.fencing())
     }
 
     /// Whether the guard can be trusted right now.
     pub(crate) fn trusted(&self) -> Result<()> {
-        match self.state() {
-            GuardState::Lost(cause) => Err(Error::lost(self.name(), cause)),
-            GuardState::Released => Err(Error::lost(self.name(), LossCause::Released)),
+        match self.status() {
+            GuardStatus::Lost(cause) => Err(Error::lost(self.name(), cause)),
+            GuardStatus::Released => Err(Error::lost(self.name(), LossCause::Released)),
             _ => Ok(()),
         }
     }
 
-    /// Resolves with the cause once the guard is lost. Does not borrow the guard, so that it can be
-    /// awaited in another task; it never resolves for a guard that was released. Work that may outlive its
-    /// guard uses [`run`](Self::run) or [`check`](Self::check), which know of that too.
+    /// Whether the lock is held, failing, lost or released. Reads the clock.
+    #[must_use]
+    pub fn status(&self) -> GuardStatus {
+        self.grant_state.status().state
+    }
+
+    /// The TTL that the store granted.
+    #[must_use]
+    pub fn ttl(&self) -> Ttl {
+        self.grant_state.status().ttl
+    }
+
+    /// How long the guard can be trusted if no renewal succeeds. Reads the clock.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.grant_state.remaining()
+    }
+
+    /// When the guard turns lost if no renewal succeeds.
+    #[must_use]
+    pub fn deadline(&self) -> Moment {
+        self.grant_state.status().end()
+    }
+
+    /// Why the last renewal failed, if it did: it explains a loss to an outage.
+    #[must_use]
+    pub fn renewal_error(&self) -> Option<String> {
+        self.grant_state.renewal_error()
+    }
+
+    /// Resolves with the cause once the guard is lost; never for a guard that was released. Does not borrow the guard,
+    /// so that another task can await it. For work that may outlive its guard use [`run`](Self::run) or
+    /// [`check`](Self::check): they fail after a release, too.
     pub fn lost(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let mut status = self.hold.subscribe();
-        // The hold stays alive through this: a lost guard that is dropped is still lost.
-        let hold = Arc::clone(&self.hold);
+        let mut status = self.grant_state.subscribe();
+        // Keeps the state alive: a lost guard that is dropped is still lost.
+        let grant_state = Arc::clone(&self.grant_state);
         async move {
             let lost = status
-                .wait_for(|status| matches!(status.state, GuardState::Lost(_)))
+                .wait_for(|status| matches!(status.state, GuardStatus::Lost(_)))
                 .await
                 .map(|status| status.state);
-            drop(hold);
+            drop(grant_state);
             match lost {
-                Ok(GuardState::Lost(cause)) => cause,
-                // The sender lives in `hold`, so the wait ends only with a loss.
+                Ok(GuardStatus::Lost(cause)) => cause,
+                // The sender is in `grant_state`, so the wait ends only with a loss.
                 _ => std::future::pending().await,
             }
         }
     }
 
-    /// Follows the guard: each renewal, the first failing one, the loss.
+    /// Follows the guard: each renewal, the first one that fails, the loss.
     #[must_use]
     pub fn changes(&self) -> Changes {
-        Changes { hold: Arc::clone(&self.hold), status: self.hold.subscribe() }
+        let (grant_state, mut status) =
+            (Arc::clone(&self.grant_state), self.grant_state.subscribe());
+        // The end is a change that every follower sees, also one that comes after it.
+        if status.borrow().over() {
+            status.mark_changed();
+        }
+        Changes { grant_state, status, changed: None, over: false }
     }
 
-    /// Runs `work` until it is done or the guard is lost or released, whichever comes first. Lost work is
-    /// dropped at its next await, and is not polled again once the deadline has passed.
+    /// Runs `work` until it is done or the guard is lost or released, whichever comes first. After that the work is not
+    /// polled again: it is dropped at its next await. If that await is a `COMMIT`, its outcome is unknown. A transaction
+    /// that has entered a fence does not need this: if the holder was overtaken, the fence refuses it.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let mut status = self.hold.subscribe();
+        let mut status = self.grant_state.subscribe();
         let over = async move {
-            // The sender lives in our hold, so the wait ends only with the guard.
+            // The sender is in our state, so the wait ends only with the guard.
             let _ = status.wait_for(Status::over).await;
         };
         let (mut work, mut over) = (pin!(work), pin!(over));
         poll_fn(|context| {
-            // The clock is asked before every step: after a freeze, work and loss are ready together.
+            // The clock is read before every step: after a freeze, work and loss are ready together.
             self.trusted()?;
             if over.as_mut().poll(context).is_ready() {
                 self.trusted()?;
@@ -156,9 +165,92 @@ impl Standing {
         .await
     }
 
-    /// The work is getting on. Only matters with [`Lock::progress_within`](crate::Lock::progress_within).
+    /// Reports that the work advances. Only matters with [`Lock::progress_within`](crate::Lock::progress_within).
     pub fn progress(&self) {
-        self.hold.progress();
+        self.grant_state.progress();
+    }
+}
+
+/// What the work under the guard may call; [`handle`](Self::handle) gives it away.
+impl Guard {
+    /// See [`GuardHandle::name`].
+    #[must_use]
+    pub fn name(&self) -> &LockName {
+        self.handle.name()
+    }
+
+    /// See [`GuardHandle::token`].
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.handle.token()
+    }
+
+    /// See [`GuardHandle::fencing`].
+    #[must_use]
+    pub fn fencing(&self) -> FencingToken {
+        self.handle.fencing()
+    }
+
+    /// See [`GuardHandle::check`].
+    pub fn check(&self) -> Result<FencingToken> {
+        self.handle.check()
+    }
+
+    /// See [`GuardHandle::status`].
+    #[must_use]
+    pub fn status(&self) -> GuardStatus {
+        self.handle.status()
+    }
+
+    /// See [`GuardHandle::ttl`].
+    #[must_use]
+    pub fn ttl(&self) -> Ttl {
+        self.handle.ttl()
+    }
+
+    /// See [`GuardHandle::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.handle.remaining()
+    }
+
+    /// See [`GuardHandle::deadline`].
+    #[must_use]
+    pub fn deadline(&self) -> Moment {
+        self.handle.deadline()
+    }
+
+    /// See [`GuardHandle::renewal_error`].
+    #[must_use]
+    pub fn renewal_error(&self) -> Option<String> {
+        self.handle.renewal_error()
+    }
+
+    /// See [`GuardHandle::lost`].
+    pub fn lost(&self) -> impl Future<Output = LossCause> + Send + use<> {
+        self.handle.lost()
+    }
+
+    /// See [`GuardHandle::changes`].
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.handle.changes()
+    }
+
+    /// See [`GuardHandle::run`].
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> impl Future<Output = Result<T>> {
+        self.handle.run(work)
+    }
+
+    /// See [`GuardHandle::progress`].
+    pub fn progress(&self) {
+        self.handle.progress();
+    }
+
+    /// A view of this guard for the work under it.
+    #[must_use]
+    pub fn handle(&self) -> GuardHandle {
+        self.handle.clone()
     }
 }
 
@@ -172,53 +264,62 @@ impl Guard {
         bounds: Bounds,
     ) -> Result<Self> {
         let grant = GrantId { name: name.clone(), owner: draw_owner()? };
-        let (clock, tally) = (Arc::clone(&client.clock), Arc::clone(&client.tally));
-        let standing = Standing { hold: Hold::new(grant, ttl, bounds, clock, tally) };
-        Ok(Self { client: Arc::clone(client), standing, presence: None, release_on_drop: true })
+        let (clock, counters) = (Arc::clone(&client.clock), Arc::clone(&client.counters));
+        let handle =
+            GuardHandle { grant_state: GrantState::new(grant, ttl, bounds, clock, counters) };
+        Ok(Self { client: Arc::clone(client), handle, presence: None, release_on_drop: true })
+    }
+
+    fn grant_state(&self) -> &Arc<GrantState> {
+        self.handle.grant_state()
+    }
+
+    /// Whether the guard can be trusted right now.
+    pub(crate) fn trusted(&self) -> Result<()> {
+        self.handle.trusted()
     }
 
     pub(crate) fn id(&self) -> &GrantId {
-        &self.hold().grant
+        &self.grant_state().grant
     }
 
     pub(crate) fn loss_signal(&self) -> LossSignal {
-        self.client.keeper.loss_signal(self.hold())
+        self.client.heartbeat.loss_signal(self.grant_state())
     }
 
-    /// From when a grant counts, and for how long. One that was made while we waited may be as old as our position: it
-    /// is renewed first, and counts from that (P4). `None` if it is over.
+    /// From when a grant counts, and for how long. A grant whose lease may be older than the request is renewed first,
+    /// and counts from that (P4). `None` if it is over.
     pub(crate) async fn confirm(
         &self,
         grant: &Grant,
         sent: Moment,
     ) -> Result<Option<(Moment, Ttl)>> {
-        if !grant.queued {
+        if !grant.needs_confirmation {
             return Ok(Some((sent, grant.ttl)));
         }
-        let (id, token) = (self.id().clone(), Some(grant.token));
-        let renewal = Renewal { grant: id, ttl: None, token, value: None };
+        let renewal = Renewal::new(self.id().clone()).with_token(grant.token);
         let reply = self.client.store.renew(renewal).await?;
         Ok(reply.value.ok().map(|renewed| (reply.sent, renewed.ttl)))
     }
 
-    /// The grant is there: counts its deadline from `sent`, and renews it from now on. False if it is over already.
+    /// Granted: counts the deadline from `sent`, and renews from now on. False if the grant is over already.
     pub(crate) fn start(&mut self, grant: Grant, sent: Moment, ttl: Ttl) -> bool {
         self.presence = grant.presence;
-        self.hold().start(grant.token, sent, ttl);
-        if self.state() != GuardState::Held {
+        self.grant_state().start(grant.token, sent, ttl);
+        if self.status() != GuardStatus::Held {
             return false;
         }
-        self.client.keeper.keep(self.hold());
+        self.client.heartbeat.add(self.grant_state());
         true
     }
 
-    /// Nothing of it can be at the store: for a try that was refused and not retried.
+    /// Nothing of it can be at the store: for a first try that was refused and not retried.
     pub(crate) const fn forget(&mut self) {
         self.release_on_drop = false;
     }
 
-    /// Gives up a position whose time is over, and says who has the lock, if the store answers soon. If it does not,
-    /// the drop releases in the background.
+    /// Gives up the position of a wait that is over, and says who holds the lock, if the store answers soon. If it does
+    /// not, the drop releases in the background.
     pub(crate) async fn withdraw(&mut self) -> Option<HolderInfo> {
         let holder = self.client.store.withdraw(self.id()).await.ok()?;
         self.forget();
@@ -232,55 +333,49 @@ impl Guard {
         Ok(())
     }
 
-    /// What the work under this guard can take with it.
-    #[must_use]
-    pub fn standing(&self) -> Standing {
-        self.standing.clone()
-    }
-
-    /// The secret that proves who may renew and release.
+    /// The secret by which the store knows who may renew and release.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
-        self.hold().grant.owner
+        self.grant_state().grant.owner
     }
 
-    /// The open file that shows this holder lives, where the store uses one: let a child process inherit
-    /// it and the grant lives as long as the child.
+    /// The open file that shows that this holder lives, where the store uses one: a child process that inherits it keeps
+    /// the grant alive.
     #[must_use]
     pub const fn presence(&self) -> Option<&Presence> {
         self.presence.as_ref()
     }
 
-    /// Gives the lock back. `Lost` if it was not ours any more. When the store can not be reached the
-    /// release goes on in the background until the lease is over.
+    /// Releases the lock. `Lost` if the grant had ended before. If the store cannot be reached, the release is retried in
+    /// the background until the lease is over.
     pub async fn release(mut self) -> Result<()> {
-        let hold = Arc::clone(self.hold());
-        hold.report_unread();
-        let status = hold.status();
-        hold.released();
-        self.client.keeper.forget(&hold);
-        // Dropped here, the guard releases in the background: a cancelled release is still a release.
+        let grant_state = Arc::clone(self.grant_state());
+        grant_state.warn_if_unfenced();
+        let status = grant_state.status();
+        grant_state.released();
+        self.client.heartbeat.forget(&grant_state);
+        // If this future is dropped here, so is the guard, and that releases in the background.
         let lease_end = status.deadline.max(self.client.clock.now()) + LAST_RELEASE;
-        let released = self.client.store.release(&hold.grant, Some(lease_end)).await?;
+        let released = self.client.store.release(&grant_state.grant, Some(lease_end)).await?;
         self.forget();
-        tracing::debug!(name = %hold.grant.name, token = %self.own_token(), "released");
+        tracing::debug!(name = %grant_state.grant.name, token = %self.token(), "released");
         match (status.state, released) {
-            (GuardState::Lost(cause), _) => Err(Error::lost(&hold.grant.name, cause)),
+            (GuardStatus::Lost(cause), _) => Err(Error::lost(&grant_state.grant.name, cause)),
             (_, Err(NotHeld(cause))) => {
-                Err(Error::lost(&hold.grant.name, cause.unwrap_or(LossCause::Expired)))
+                Err(Error::lost(&grant_state.grant.name, cause.unwrap_or(LossCause::Expired)))
             }
             (_, Ok(())) => Ok(()),
         }
     }
 
-    /// Lets go of the guard without releasing: the grant stays until its lease ends or the returned owner
-    /// releases it. Meant for a [`lease_only`](crate::Lock::lease_only) lock.
+    /// Gives up the guard without a release: the grant stays until its lease ends or the returned owner releases it.
+    /// For a [`lease_only`](crate::Lock::lease_only) lock.
     #[must_use = "without the owner nobody can renew or release the grant"]
     pub fn detach(mut self) -> OwnerId {
-        // Over before it is forgotten, or a renewal under way would put it back on the wheel.
-        self.hold().released();
-        self.client.keeper.forget(self.hold());
-        // Whoever goes on with the grant has its own way to the token.
+        // Ended before it leaves the timer queue, or a renewal in flight would put it back.
+        self.grant_state().released();
+        self.client.heartbeat.forget(self.grant_state());
+        // No warning: the process that continues with the grant gets the token in another way.
         self.forget();
         self.owner()
     }
@@ -290,54 +385,90 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.release_on_drop {
             let ttl = self.ttl();
-            self.hold().report_unread();
-            self.hold().released();
-            self.client.keeper.forget(self.hold());
-            self.client.keeper.undo(self.id().clone(), ttl);
+            self.grant_state().warn_if_unfenced();
+            self.grant_state().released();
+            self.client.heartbeat.forget(self.grant_state());
+            self.client.heartbeat.undo(self.id().clone(), ttl);
         }
-    }
-}
-
-impl std::ops::Deref for Guard {
-    type Target = Standing;
-
-    fn deref(&self) -> &Standing {
-        &self.standing
     }
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.standing, f)
+        debug("Guard", &self.handle, f)
     }
 }
 
-impl fmt::Debug for Standing {
+impl fmt::Debug for GuardHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard")
-            .field("name", self.name())
-            .field("token", &self.hold.token())
-            .field("state", &self.state())
-            .field("remaining", &short(self.remaining()))
-            .finish_non_exhaustive()
+        debug("GuardHandle", self, f)
     }
 }
 
-/// What happens to a guard, one thing after the other. Made by [`Standing::changes`].
-#[derive(Debug)]
+fn debug(name: &str, handle: &GuardHandle, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.debug_struct(name)
+        .field("name", handle.name())
+        .field("token", &handle.grant_state.token())
+        .field("status", &handle.status())
+        .field("remaining", &short(handle.remaining()))
+        .finish_non_exhaustive()
+}
+
+/// The changes of a guard, one after the other; as a stream it ends after the loss or the release. Made by
+/// [`GuardHandle::changes`].
 pub struct Changes {
-    hold: Arc<Hold>,
+    grant_state: Arc<GrantState>,
     status: watch::Receiver<Status>,
+    /// What a poll of the stream waits for. It changes nothing here, so that nothing is lost if it is dropped.
+    changed: Option<BoxFuture<'static, ()>>,
+    /// The last status was seen: the stream has ended.
+    over: bool,
 }
 
 impl Changes {
-    /// Resolves with the state and the deadline once either has changed since the last call. Changes that
-    /// came and went in between may be skipped. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> (GuardState, Moment) {
-        // Can not fail: the sender lives in our hold.
+    /// Resolves with the status and the deadline once either has changed since the last call. Changes in between may be
+    /// skipped. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> (GuardStatus, Moment) {
+        // It may have seen the change that we return now.
+        self.changed = None;
+        // Cannot fail: the sender is in our state.
         let _ = self.status.changed().await;
-        self.hold.settle();
+        self.latest()
+    }
+
+    fn latest(&mut self) -> (GuardStatus, Moment) {
+        self.grant_state.expire_if_due();
         let status = self.status.borrow_and_update();
+        self.over = status.over();
         (status.state, status.end())
+    }
+}
+
+impl Stream for Changes {
+    type Item = (GuardStatus, Moment);
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let changed = this.changed.get_or_insert_with(|| {
+            // A clone has seen what the original has, and sees the same changes.
+            let mut status = this.status.clone();
+            Box::pin(async move {
+                let _ = status.changed().await;
+            })
+        });
+        std::task::ready!(changed.as_mut().poll(context));
+        this.changed = None;
+        Poll::Ready(Some(this.latest()))
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes")
+            .field("name", &self.grant_state.grant.name)
+            .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,9 @@
 //! Distributed locks that stay safe when a process pauses.
 //!
-//! A lock with a TTL is not enough: its holder can freeze past the lease, wake, and write over the next
-//! holder's work. So every grant carries a fencing [`Token`] that only rises, and the resource refuses a
-//! stale one. And a guard knows its own end: it turns lost on a clock that counts suspend, before the
-//! store can give the lock away, without asking the network.
+//! A lock with a TTL is not enough: its holder can freeze past the lease, wake, and overwrite the next holder's work. So
+//! every grant has a fencing [`Token`] that only rises, and a fence at the resource refuses a stale one. And a guard knows
+//! its own deadline: it turns lost before the store can grant the lock again, by a clock that runs on during suspend,
+//! without a call to the network.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -12,21 +12,45 @@
 //!
 //! let fp = Fencepost::connect("memory:").await?; // or Fencepost::from_env()
 //!
-//! // Wait for the lock, at most five seconds; an error of kind `Held` says who has it.
-//! let guard = fp.lock("invoice/42").acquire_within(Duration::from_secs(5)).await?;
+//! // Wait for the lock, at most five seconds; an error of kind `Held` says who holds it.
+//! let guard = fp.lock("invoice/42").wait_timeout(Duration::from_secs(5)).acquire().await?;
 //!
-//! // The work is cancelled the moment the guard is lost. Send the token with every write.
-//! let token = guard.token();
-//! guard.run(async { println!("writing under token {token}") }).await?;
+//! // The work is cancelled the moment the guard is lost. Pass `fencing` to a fence with every write.
+//! let fencing = guard.fencing();
+//! guard.run(async { println!("writing under token {}", fencing.token()) }).await?;
 //!
 //! guard.release().await?;
 //! # Ok::<(), fencepost::Error>(()) }).unwrap();
 //! ```
 //!
-//! The resource's side, which refuses a stale token, is in [`fences`].
+//! | you want | use |
+//! |---|---|
+//! | one holder at a time | [`Fencepost::lock`] |
+//! | one active instance, and the others to know it | [`Fencepost::election`] |
+//! | work done once per key, such as a nightly job | [`Fencepost::once`]; for many keys [`Fencepost::claim`] |
+//! | one computation for many callers | [`Fencepost::single_flight`] |
+//! | a database, store or file that refuses a stale token | [`fences`] |
+//! | the same without async | [`blocking`] |
+//! | locks on a store of your own | [`Backend`], and the suite of the crate `fencepost-conformance` |
 //!
-//! Without async, the same in [`blocking`]. To put locks on a store of your own, implement [`Backend`] and
-//! run the suite of the crate `fencepost-conformance` against it.
+//! In the repository, `examples/` has a file for each, and `examples/service` is an HTTP service with most of them on one
+//! PostgreSQL.
+//!
+//! # Cargo features
+//!
+//! | feature | stores | fences |
+//! |---|---|---|
+//! | `sqlite`, on by default | `sqlite:` | `fences::sqlite` |
+//! | `postgres` | `postgres://` | `fences::postgres` |
+//! | `redis` | `redis://`, `redlock://` | `fences::redis` |
+//! | `etcd` | `etcd://` | |
+//! | `zookeeper` | `zookeeper://` | |
+//! | `object-store` | | `fences::object` |
+//!
+//! `memory:` and `fences::file` need none; `fences::column` and `fences::cas` come with `sqlite` and with `postgres`. With
+//! `default-features = false` no SQLite is compiled.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
 pub mod backends;
@@ -35,21 +59,21 @@ pub mod blocking;
 pub mod bounded_store;
 mod claims;
 mod client;
-mod counts;
 mod election;
 mod fencepost;
 pub mod fences;
 mod flight;
+mod grant_state;
 mod guard;
-mod hold;
-mod keeper;
+mod heartbeat;
 pub mod ledger;
 mod lock;
+mod metrics;
 mod once;
 mod options;
 mod outage;
 mod owner;
-mod store_url;
+mod store_options;
 mod transaction;
 mod watch;
 
@@ -58,36 +82,29 @@ mod watch;
 use fencepost_base::disk;
 #[cfg(feature = "postgres")]
 use fencepost_base::postgres;
-use fencepost_base::{block_on, error, race, retry, store_error};
+use fencepost_base::{block_on, error, race, random, retry, store_error};
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use fencepost_base::{tls, url};
 
 pub use crate::fencepost::Fencepost;
 pub use backend::{Backend, LossCause, Observe, Store};
 pub use claims::Claims;
-pub use counts::Counts;
 pub use election::{Election, Leader, Leadership, Observer, Term};
 pub use error::{Error, ErrorKind, Result};
 pub use fencepost_base::{clock, guarantees};
-pub use fencepost_core::{Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value};
+pub use fencepost_core::{
+    FencingToken, Invalid, Label, LockName, Moment, OwnerId, Token, Ttl, Value,
+};
 pub use flight::SingleFlight;
-pub use guard::{Changes, Guard, Standing};
-pub use hold::GuardState;
+pub use grant_state::GuardStatus;
+pub use guard::{Changes, Guard, GuardHandle};
 pub use ledger::Ledger;
 pub use lock::Lock;
-pub use once::{Begun, DEFAULT_KEEP, LONGEST_KEEP, OnFailure, Once, Recorded, Run, Turn};
+pub use metrics::Metrics;
+pub use once::{
+    DEFAULT_RETENTION, MAX_RETENTION, OnFailure, Once, Recorded, RunGuard, RunHandle, Start,
+};
 pub use options::DEFAULT_TTL;
-pub use store_url::{default_url, env_url, server_of};
+pub use store_options::{StoreOptions, default_url, env_url, server_of};
 pub use transaction::Transaction;
 pub use watch::Watch;
-
-// A fence works in the caller's own transaction, on the caller's own connection or store, so the caller needs the
-// same version of these.
-#[cfg(feature = "object-store")]
-pub use object_store;
-#[cfg(feature = "redis")]
-pub use redis;
-#[cfg(feature = "sqlite")]
-pub use rusqlite;
-#[cfg(feature = "postgres")]
-pub use tokio_postgres;

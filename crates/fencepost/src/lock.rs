@@ -1,5 +1,6 @@
-//! Describes a lock and takes it.
+//! Describes a lock and acquires it.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,17 +11,19 @@ use tracing::Instrument as _;
 use crate::backend::{Acquired, Grant, Liveness, Request, short};
 use crate::bounded_store::Wait;
 use crate::client::Client;
-use crate::counts::{RAILS, up};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::options::{AcquireOptions, acquire_options};
+use crate::metrics::{NEAR_MISS, increment};
+use crate::options::{AcquireOptions, acquire_options, wait_option};
 use crate::outage::Outage;
 use crate::race::{First, race};
 
-/// How often a waiter asks whether a store is back.
+/// How often a waiter checks whether the store is back.
 const OUTAGE_RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// A lock that is not taken yet. Made by [`Fencepost::lock`](crate::Fencepost::lock).
+/// A lock to acquire, once or many times. Made by [`Fencepost::lock`](crate::Fencepost::lock).
+///
+/// Each acquire is a new owner: two guards of one `Lock` exclude each other like those of two processes.
 #[derive(Clone)]
 #[must_use = "nothing is locked until an acquire is awaited"]
 pub struct Lock {
@@ -30,11 +33,12 @@ pub struct Lock {
 }
 
 acquire_options!(Lock, options);
+wait_option!(Lock, options);
 
 /// What came of one owner's pass.
 enum Pass {
     Granted,
-    /// The position ended while we waited. A fresh owner gets a fresh one.
+    /// The position ended while we waited. A new owner gets a new one.
     PositionLost,
     /// The grant ended before it could be trusted.
     GrantedTooLate,
@@ -45,8 +49,8 @@ impl Lock {
         Self { client, name: LockName::new(name), options: AcquireOptions::default() }
     }
 
-    /// The grant does not end with this process, only with its lease or a release. For scripts that
-    /// acquire in one process and release in another.
+    /// The grant does not end with this process, only with its lease or a release: for scripts that acquire in one
+    /// process and release in another.
     pub fn lease_only(mut self) -> Self {
         self.options.liveness = Liveness::LeaseOnly;
         self
@@ -58,7 +62,7 @@ impl Lock {
         self
     }
 
-    /// What a person will read as the holder.
+    /// What a person reads as the holder.
     pub(crate) fn shown_label(&self) -> Result<Label> {
         match &self.options.label {
             Some(label) => Ok(Label::new(label)?),
@@ -66,37 +70,37 @@ impl Lock {
         }
     }
 
-    /// Stands as a candidate that says this of itself.
+    /// Acquires as a candidate that publishes this value.
     pub(crate) fn value(mut self, value: Value) -> Self {
         self.options.value = Some(value);
         self
     }
 
-    /// Waits for the lock without limit. Dropping the future gives up the place in the queue.
-    pub async fn acquire(self) -> Result<Guard> {
-        self.take(Wait::Forever).await
+    /// Waits for the lock, for as long as [`wait_timeout`](Self::wait_timeout) allows. Dropping the future gives up the
+    /// position in the queue. The future does not borrow the lock, so that it can be spawned.
+    pub fn acquire(&self) -> impl Future<Output = Result<Guard>> + Send + use<> {
+        let lock = self.clone();
+        async move { lock.take(lock.options.wait(lock.client.clock.now())).await }
     }
 
-    /// Waits for the lock at most this long; then the error's kind is `Held` and says who has it.
-    pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
-        let until = self.client.clock.now() + limit;
-        self.take(Wait::Until(until)).await
-    }
-
-    /// Takes the lock if it is free; `None` if somebody else has it.
-    pub async fn try_acquire(self) -> Result<Option<Guard>> {
-        match self.take(Wait::No).await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(error) if matches!(error.kind(), ErrorKind::Held(_)) => Ok(None),
-            Err(error) => Err(error),
+    /// Acquires the lock if it is free; `None` if another client holds it. Does not wait, whatever
+    /// [`wait_timeout`](Self::wait_timeout) says.
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>>> + Send + use<> {
+        let lock = self.clone();
+        async move {
+            match lock.take(Wait::No).await {
+                Ok(guard) => Ok(Some(guard)),
+                Err(error) if error.kind() == ErrorKind::Held => Ok(None),
+                Err(error) => Err(error),
+            }
         }
     }
 
     /// Checks the options once, then makes one pass per owner until the lock is granted or the wait is over.
-    pub(crate) async fn take(self, wait: Wait) -> Result<Guard> {
+    pub(crate) async fn take(&self, wait: Wait) -> Result<Guard> {
         let name = self.name.clone()?;
         let label = self.shown_label()?;
-        let ttl = self.options.check(&self.client.store, self.client.longest)?;
+        let ttl = self.options.check(&self.client.store, self.client.max_ttl)?;
         let span = tracing::debug_span!("acquire", %name, ?wait);
         self.make_passes(&name, ttl, &label, wait).instrument(span).await
     }
@@ -110,7 +114,7 @@ impl Lock {
     ) -> Result<Guard> {
         let mut outage = Outage::default();
         loop {
-            // A wait may outlast the client.
+            // The client may be closed during the wait.
             self.client.check_open()?;
             let mut guard = Guard::pending(&self.client, name, ttl, self.options.bounds)?;
             match self.pass(&mut guard, ttl, label, wait).await {
@@ -120,7 +124,7 @@ impl Lock {
                 Ok(Pass::GrantedTooLate) => {
                     return Err(Error::unreachable(format!(
                         "the store granted \"{name}\" later than its TTL of {} allows: use a \
-                         longer TTL, or see why the store is slow",
+                         longer TTL, or find out why the store is slow",
                         short(ttl.as_duration())
                     )));
                 }
@@ -133,30 +137,27 @@ impl Lock {
     }
 
     async fn pass(&self, guard: &mut Guard, ttl: Ttl, label: &Label, wait: Wait) -> Result<Pass> {
-        let request = Request {
-            grant: guard.id().clone(),
-            ttl,
-            label: label.clone(),
-            value: self.options.value.clone(),
-            liveness: self.options.liveness,
-            loss: guard.loss_signal(),
-        };
+        let request = Request::new(guard.id().clone(), ttl, label.clone())
+            .with_value(self.options.value.clone())
+            .with_liveness(self.options.liveness)
+            .with_loss(guard.loss_signal());
         let name = &request.grant.name;
         let reply = self.client.store.acquire(&request, wait).await?;
         match reply.value {
             Acquired::Granted(grant) => self.start(guard, grant, reply.sent).await,
-            Acquired::PlaceLost => Ok(Pass::PositionLost),
+            Acquired::PositionLost => Ok(Pass::PositionLost),
             // The wait is over.
             Acquired::Queued { .. } => Err(Error::held(name, guard.withdraw().await)),
             Acquired::Held(holder) => {
                 if !reply.retried {
                     guard.forget();
                 } else if let Err(error) = guard.undo().await {
-                    // The first request may still arrive. The guard's drop goes on to release it.
+                    // The first request may still arrive. The guard's drop continues to release it.
                     return Err(Error::unreachable(format!(
-                        "\"{name}\" is held by another, and an earlier acquire of it that was not answered \
-                         cannot be withdrawn: {error}"
-                    )));
+                        "\"{name}\" is held by another client, and an earlier acquire that was not answered \
+                         cannot be withdrawn"
+                    ))
+                    .with_source(error));
                 }
                 Err(Error::held(name, holder))
             }
@@ -170,6 +171,14 @@ impl Lock {
         grant: Grant,
         sent: fencepost_core::Moment,
     ) -> Result<Pass> {
+        let age = self.client.clock.now().since(sent);
+        let grant =
+            if self.options.liveness == Liveness::LeaseOnly && age > grant.ttl.as_duration() / 50 {
+                // Nobody renews for a script, which counts the TTL from when it learns of the grant.
+                grant.with_needs_confirmation(true)
+            } else {
+                grant
+            };
         let Some((sent, ttl)) = guard.confirm(&grant, sent).await? else {
             return Ok(Pass::GrantedTooLate);
         };
@@ -177,18 +186,18 @@ impl Lock {
         if let Some(warning) = self.options.check_granted(&self.client.store, &name, ttl)?
             && !self.client.ttl_warned.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(target: RAILS, %name, "{warning}");
+            tracing::warn!(target: NEAR_MISS, %name, "{warning}");
         }
         if !guard.start(grant, sent, ttl) {
             return Ok(Pass::GrantedTooLate);
         }
-        up(&self.client.tally.grants);
+        increment(&self.client.counters.grants);
         tracing::debug!(%name, %token, ?ttl, "granted");
         Ok(Pass::Granted)
     }
 
-    /// Waits until the store answers again: it is asked to release what the failed acquire may have left, so that
-    /// nothing of it is in the way of the next one. Returns the error if the caller's wait ends first.
+    /// Waits until the store answers again: retries the release of what the failed acquire may have left, so that this
+    /// does not block the next acquire. Returns the error if the caller's wait ends first.
     async fn sit_out(
         &self,
         outage: &mut Outage,
@@ -198,14 +207,14 @@ impl Lock {
     ) -> Result<()> {
         let (clock, limit) = (&self.client.clock, wait.limit());
         loop {
-            outage.log(clock.now(), &guard.id().name, &error);
+            outage.log(clock.now(), &guard.id().name, &error.one_line());
             clock.alarm((clock.now() + OUTAGE_RETRY_DELAY).min(limit)).await;
             if !self.may_go_on(wait) {
                 return Err(error);
             }
             match race(guard.undo(), clock.alarm(limit)).await {
                 First::Left(Err(failed)) if failed.is_outage() => error = failed,
-                // Refused too: the next acquire says why.
+                // A refusal is an answer too: the next acquire reports it.
                 First::Left(_) => {
                     outage.end();
                     return Ok(());

@@ -1,16 +1,15 @@
 //! One recorded success per key, over all processes that use the store.
 //!
 //! A run of KEY holds the lock `once/KEY` and has a record of that name in the store's ledger (ledger.rs):
-//! absent, then running under the grant's token, then done. The lock keeps two from working at once, gives the
-//! runner a heartbeat, and frees the key when the runner dies. The record is what counts: it turns done only
-//! where it is running with the runner's own token, so whoever was paused and overtaken can not mark it.
+//! absent, then running under the grant's token, then done. The lock keeps two runners from working at once, gives the
+//! runner a heartbeat, and frees the key when the runner dies. The record is what counts: it turns done only if it is
+//! running under the runner's own token, so a runner that was paused and overtaken cannot finish it.
 //!
-//! *What is not promised:* a runner that dies after its effect and before its mark leaves a record that says
-//! running, and the next one repeats the effect. So does one that lives but can not reach the store before its
-//! lease ends. Where the effect is a transaction of PostgreSQL or SQLite,
-//! [`Run::done_in`] puts the mark into it, and both happen or neither.
+//! *Not promised:* a runner that dies between its effect and the record leaves a record that says running, and the next
+//! runner repeats the effect. The same holds for a runner that cannot reach the store before its lease ends. If the effect
+//! is a transaction of PostgreSQL or SQLite, [`RunHandle::done_in`] finishes the record in it: both happen, or neither.
 
-mod turn;
+mod run;
 
 use std::fmt;
 use std::future::Future;
@@ -20,25 +19,25 @@ use std::time::Duration;
 
 use fencepost_core::{LockName, Token};
 
-pub use self::turn::{Run, Turn};
+pub use self::run::{RunGuard, RunHandle};
 use crate::bounded_store::Wait;
 use crate::client::Client;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, one_line};
 use crate::guard::Guard;
-use crate::ledger::{Claim, Claimed, Entry, LONGEST_RUN, Ledger, State};
+use crate::ledger::{Claim, Claimed, LONGEST_RUN, Ledger, RecordInfo, State};
 use crate::lock::Lock;
-use crate::options::acquire_options;
+use crate::options::{acquire_options, wait_option};
 use crate::race::{First, race};
 use crate::retry::MAX_RETRY_DELAY;
 
-/// What the locks and records of keys begin with.
+/// The prefix of the names of locks and records.
 pub(crate) const PREFIX: &str = "once/";
-/// How long a record is kept that names no time.
-pub const DEFAULT_KEEP: Duration = Duration::from_hours(7 * 24);
-/// The longest time that a record is kept: ten years.
-pub const LONGEST_KEEP: Duration = Duration::from_hours(10 * 366 * 24);
-/// How often one who waits looks whether it is done.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// The default retention of a record.
+pub const DEFAULT_RETENTION: Duration = Duration::from_hours(7 * 24);
+/// The longest retention of a record: ten years.
+pub const MAX_RETENTION: Duration = Duration::from_hours(10 * 366 * 24);
+/// How often a waiter looks up the record.
+pub(crate) const LOOK_UP_EVERY: Duration = Duration::from_millis(250);
 
 /// Work that is done once per key. Made by [`Fencepost::once`](crate::Fencepost::once).
 ///
@@ -48,7 +47,7 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// use fencepost::Fencepost;
 ///
 /// let fp = Fencepost::connect("memory:once").await?;
-/// let billing = fp.once("billing/2026-11-16").keep(Duration::from_hours(7 * 24));
+/// let billing = fp.once("billing/2026-11-16").retain_for(Duration::from_hours(7 * 24));
 /// # let billing = billing.may_repeat();
 ///
 /// let first = billing.run(|run| async move {
@@ -63,210 +62,220 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// # Ok::<(), fencepost::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "nothing is run until `run` or `begin` is awaited"]
+#[must_use = "nothing runs until `run` or `begin` is awaited"]
 pub struct Once {
     client: Arc<Client>,
     key: String,
-    keep: Duration,
-    /// Whatever the key: its TTL, label and bounds.
+    retention: Duration,
+    /// Whatever the key: TTL, label, bounds, wait.
     pub(crate) lock: Lock,
-    wait: Option<Duration>,
     on_failure: OnFailure,
     may_repeat: bool,
 }
 
-/// What becomes of a key whose work failed.
+/// What happens to a key whose work failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// The next one to come tries again.
+    /// The next runner runs it.
     #[default]
     Retry,
-    /// It is recorded as failed, and not tried again until it is forgotten or its time is over.
+    /// It is recorded as failed: nobody runs it again until the record is forgotten or its retention is over.
     Record,
 }
 
-/// How a key stands after [`Once::run`].
+/// The record of a key after [`Once::run`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// What the one run gave.
+    /// The result of the one run.
     pub result: Vec<u8>,
-    /// Whether it was this call that ran.
+    /// Whether this call ran it.
     pub ran: bool,
     /// The token of the one run.
     pub token: Token,
 }
 
-/// What comes of [`Once::begin`].
+/// The outcome of [`Once::begin`].
 #[derive(Debug)]
-pub enum Begun {
-    /// It is ours to do.
-    Ours(Turn),
-    /// It is done, or has failed for good.
-    Settled(Entry),
+pub enum Start {
+    /// The caller runs it now.
+    Claimed(RunGuard),
+    /// It is done, or recorded as failed.
+    Finished(RecordInfo),
 }
 
 acquire_options!(Once, lock.options);
+wait_option!(Once, lock.options);
 
 impl Once {
     pub(crate) fn new(client: &Arc<Client>, key: &str) -> Self {
         Self {
             client: Arc::clone(client),
             key: key.to_owned(),
-            keep: DEFAULT_KEEP,
+            retention: DEFAULT_RETENTION,
             lock: Lock::new(Arc::clone(client), PREFIX),
-            wait: None,
             on_failure: OnFailure::Retry,
             may_repeat: false,
         }
     }
 
-    /// How long the record is kept once it is done or failed; seven days unless set.
-    pub fn keep(mut self, keep: Duration) -> Self {
-        self.keep = keep;
+    /// How long the record stays once it is done or failed; seven days by default.
+    pub fn retain_for(mut self, retention: Duration) -> Self {
+        self.retention = retention;
         self
     }
 
-    /// Waits at most this long for somebody else's run; then the error's kind is `Held` and says who runs.
-    /// Zero for not at all. Without this it waits as long as that takes.
-    pub fn wait_at_most(mut self, limit: Duration) -> Self {
-        self.wait = Some(limit);
-        self
-    }
-
-    /// What becomes of the key if the work fails.
+    /// What happens to the key if the work fails.
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.on_failure = on_failure;
         self
     }
 
-    /// Takes a store that may lose its records: to do the work once more then is a waste, and no harm.
+    /// Accepts a store that can lose records: the work must be safe to run twice.
     pub fn may_repeat(mut self) -> Self {
         self.may_repeat = true;
         self
     }
 
-    /// Runs `work` unless it is done, and gives its result, or that of the one run there was. If somebody else
-    /// is at it, waits for the outcome, and takes over if they fail or die.
+    /// Runs `work` unless it is done, and returns the result of the one run. If another runner is working, waits for the
+    /// outcome, and takes over if that runner fails or dies.
     ///
-    /// The work is dropped at its next await if its lock is lost. Its error makes this one of kind `Failed`.
-    pub async fn run<R, E, F>(&self, work: impl FnOnce(Run) -> F) -> Result<Recorded>
+    /// If the lock is lost, the work is dropped at its next await. If the work fails, the error's kind is `Failed`.
+    pub async fn run<R, E, F>(&self, work: impl FnOnce(RunHandle) -> F) -> Result<Recorded>
     where
         F: Future<Output = Result<R, E>>,
         R: Into<Vec<u8>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let turn = match self.begin().await? {
-            Begun::Ours(turn) => turn,
-            Begun::Settled(entry) => return self.settled(entry),
+        // Boxed: the caller's future would be large.
+        let run_guard = match Box::pin(self.begin()).await? {
+            Start::Claimed(run_guard) => run_guard,
+            Start::Finished(record) => return self.recorded(record),
         };
-        let (run, token) = (turn.run.clone(), turn.own_token());
-        let ran = |entry: Entry| Recorded { result: entry.result, ran: true, token };
-        // Not even entered if the guard is lost by now.
-        let worked = match turn.guard.run(async { work(run).await }).await {
+        let (run, token) = (run_guard.handle(), run_guard.token());
+        let ran = |record: RecordInfo| Recorded { result: record.result, ran: true, token };
+        // Not even started if the guard is lost by now.
+        let worked = match run_guard.guard.run(Box::pin(async { work(run).await })).await {
             Ok(worked) => worked,
             // The lock is lost, but its transaction may have been committed before.
-            Err(lost) => return turn.run.marked_entry().await.ok().flatten().map(ran).ok_or(lost),
+            Err(lost) => {
+                return run_guard.run.committed_record().await.ok().flatten().map(ran).ok_or(lost);
+            }
         };
         match worked {
-            Ok(_) if turn.run.in_transaction.load(Ordering::Acquire) => {
-                turn.committed().await.map(ran)
+            Ok(_) if run_guard.run.in_transaction.load(Ordering::Acquire) => {
+                run_guard.committed().await.map(ran)
             }
             Ok(result) => {
                 let result = result.into();
-                turn.done(result.clone()).await?;
+                run_guard.done(result.clone()).await?;
                 Ok(Recorded { result, ran: true, token })
             }
             Err(error) => {
-                // A commit whose answer got lost may be what it failed of.
-                if let Some(entry) = turn.run.marked_entry().await? {
-                    turn.let_go().await;
-                    return Ok(ran(entry));
+                // It may have failed because the answer to a commit was lost.
+                if let Some(record) = run_guard.run.committed_record().await? {
+                    run_guard.release().await;
+                    return Ok(ran(record));
                 }
-                let (error, run) = (error.into(), turn.run.clone());
-                let message = error.to_string();
+                let (error, run) = (error.into(), run_guard.handle());
+                let message = one_line(&*error);
                 let recorded = match self.on_failure {
-                    OnFailure::Retry => turn.give_up().await,
-                    OnFailure::Record => turn.failed(&message).await,
+                    OnFailure::Retry => run_guard.give_up().await,
+                    OnFailure::Record => run_guard.failed(&message).await,
                 };
                 if let Err(error) = recorded {
+                    let error = error.one_line();
                     tracing::warn!(key = self.key, %error, "the failure could not be recorded");
                 }
-                // That waited for a commit which was under way at the first look: it may be there by now.
-                if let Ok(Some(entry)) = run.marked_entry().await {
-                    return Ok(ran(entry));
+                // The attempt to record waited for any commit in flight: the record may be there now.
+                if let Ok(Some(record)) = run.committed_record().await {
+                    return Ok(ran(record));
                 }
-                Err(self.failure("failed").because(error))
+                Err(self.failure("failed").with_source(error))
             }
         }
     }
 
-    fn settled(&self, entry: Entry) -> Result<Recorded> {
-        if entry.state == State::Failed {
+    fn recorded(&self, record: RecordInfo) -> Result<Recorded> {
+        if record.state == State::Failed {
             // An error is one line.
-            let message = String::from_utf8_lossy(&entry.result).replace(char::is_control, " ");
+            let message = String::from_utf8_lossy(&record.result).replace(char::is_control, " ");
             let how = "failed before, and was recorded as failed: forget it to let it run again";
-            return Err(self.failure(how).because(message));
+            return Err(self.failure(how).with_source(message));
         }
-        Ok(Recorded { result: entry.result, ran: false, token: entry.token })
+        Ok(Recorded { result: record.result, ran: false, token: record.token })
     }
 
     fn failure(&self, how: &str) -> Error {
         Error::new(ErrorKind::Failed, format!("the work of once \"{}\" {how}", self.key))
     }
 
-    /// Makes the key ours to run, or says how it stands: for work that is no future. If somebody else is at
-    /// it, waits as [`wait_at_most`](Self::wait_at_most) says.
-    pub async fn begin(&self) -> Result<Begun> {
-        let ledger = self.client.ledger(self.may_repeat)?;
-        let name = self.name()?;
-        check_keep(self.keep)?;
-        if let Some(entry) = self.client.store.look_up(&*ledger, &name).await?
-            && entry.is_settled()
+    /// Claims the key, or returns its record: for work that is not a future. If another runner is working, waits for as
+    /// long as [`wait_timeout`](Self::wait_timeout) allows.
+    pub async fn begin(&self) -> Result<Start> {
+        let (ledger, name) = (self.checked_ledger()?, self.name()?);
+        if let Some(record) = self.client.store.look_up(&*ledger, &name).await?
+            && record.is_finished()
         {
-            return Ok(Begun::Settled(entry));
+            return Ok(Start::Finished(record));
         }
-        let now = self.client.clock.now();
-        let wait = match self.wait {
-            None => Wait::Forever,
-            Some(limit) if limit.is_zero() => Wait::No,
-            Some(limit) => Wait::Until(now + limit),
-        };
+        self.begin_unfinished(ledger, name).await
+    }
+
+    /// Where this key is recorded, if its options are valid for that.
+    pub(crate) fn checked_ledger(&self) -> Result<Arc<dyn Ledger>> {
+        let ledger = self.client.ledger(self.may_repeat)?;
+        check_retention(self.retention)?;
+        Ok(ledger)
+    }
+
+    /// [`begin`](Self::begin) without its first look-up: nothing was recorded a moment ago.
+    pub(crate) async fn begin_unfinished(
+        &self,
+        ledger: Arc<dyn Ledger>,
+        name: LockName,
+    ) -> Result<Start> {
+        let wait = self.lock.options.wait(self.client.clock.now());
         loop {
-            let settled = settled(&self.client, &*ledger, &name, LOOK_AGAIN, Entry::is_settled);
-            // The place in line is given up if others have done it meanwhile: one who stands there frozen
-            // would hold up all behind it.
-            let guard = match race(settled, self.lock.clone().named(&name).take(wait)).await {
-                First::Left(entry) => return Ok(Begun::Settled(entry)),
-                First::Right(Err(error)) if matches!(error.kind(), ErrorKind::Held(_)) => {
-                    // It may have been done since the last look.
-                    let entry = self.client.store.look_up(&*ledger, &name).await?;
-                    let settled = entry.filter(Entry::is_settled);
-                    return settled.map(Begun::Settled).ok_or(error);
+            let finished = until_recorded(
+                &self.client,
+                &*ledger,
+                &name,
+                LOOK_UP_EVERY,
+                RecordInfo::is_finished,
+            );
+            // The position is given up if another runner has done it meanwhile: a frozen waiter would block all behind it.
+            let guard = match race(finished, self.lock.clone().named(&name).take(wait)).await {
+                First::Left(record) => return Ok(Start::Finished(record)),
+                First::Right(Err(error)) if error.kind() == ErrorKind::Held => {
+                    // It may have been done since the last look-up.
+                    let record = self.client.store.look_up(&*ledger, &name).await?;
+                    let finished = record.filter(RecordInfo::is_finished);
+                    return finished.map(Start::Finished).ok_or(error);
                 }
                 First::Right(guard) => guard?,
             };
             let claimed = self.claim(&*ledger, &guard, wait).await?;
             match (claimed, guard.trusted()) {
-                (Claimed::Settled(entry), _) => return Ok(Begun::Settled(entry)),
-                // Others may have had the key since: what we claimed is the next one's to claim.
+                (Claimed::Finished(record), _) => return Ok(Start::Finished(record)),
+                // Another runner may have claimed the key since.
                 (_, Err(lost)) if wait == Wait::No => return Err(lost),
                 (_, Err(_)) => {}
                 (Claimed::Ours, Ok(())) => {
-                    let run = Run {
+                    let run = RunHandle {
                         client: Arc::clone(&self.client),
                         ledger,
-                        standing: guard.standing(),
-                        keep: self.keep,
+                        handle: guard.handle(),
+                        retention: self.retention,
                         label: self.lock.shown_label()?,
                         in_transaction: Arc::default(),
                     };
-                    return Ok(Begun::Ours(Turn { key: self.key.clone(), run, guard }));
+                    return Ok(Start::Claimed(RunGuard { key: self.key.clone(), run, guard }));
                 }
                 (Claimed::Overtaken, Ok(())) => {
-                    let token = guard.own_token();
+                    let token = guard.token();
                     return Err(Error::refused(format!(
-                        "the record of once \"{}\" bears a higher token than {token}, which the store \
-                         hands out now: its tokens have fallen; forget the record",
+                        "the record of once \"{}\" has a higher token than {token}, which the store \
+                         grants now: its tokens have fallen; forget the record",
                         self.key
                     )));
                 }
@@ -275,24 +284,25 @@ impl Once {
     }
 
     /// The record of this key, if there is one.
-    pub async fn entry(&self) -> Result<Option<Entry>> {
+    pub async fn record(&self) -> Result<Option<RecordInfo>> {
         let ledger = self.client.ledger(true)?;
         self.client.store.look_up(&*ledger, &self.name()?).await
     }
 
-    /// Removes the record, so that the work can be done again. False if there was none. Refused, with the kind
-    /// `Held`, while somebody is at it.
+    /// Removes the record, so that the work can be done again. False if there was none. While a runner is working, the
+    /// error's kind is `Held`.
     pub async fn forget(&self) -> Result<bool> {
         let ledger = self.client.ledger(true)?;
         let name = self.name()?;
-        // Under the lock: a runner at work must not find its record gone.
+        // Under the lock: a runner that is working must not find its record gone.
         let guard = self.lock.clone().named(&name).take(Wait::No).await?;
-        let Some(entry) = self.client.store.look_up(&*ledger, &name).await? else {
+        let Some(record) = self.client.store.look_up(&*ledger, &name).await? else {
             return Ok(false);
         };
-        let forgotten = self.client.store.forget(&*ledger, name, entry.token).await?;
+        let forgotten = self.client.store.forget(&*ledger, name, record.token).await?;
         if let Err(error) = guard.release().await {
-            tracing::debug!(key = self.key, %error, "the lock was gone before it was forgotten");
+            let error = error.one_line();
+            tracing::debug!(key = self.key, %error, "the lock was gone before it was released");
         }
         Ok(forgotten)
     }
@@ -306,21 +316,15 @@ impl Once {
         name_of(PREFIX, &self.key)
     }
 
-    /// Claims the record; again if that fails while the lock is ours and there is time, since a transaction that is
-    /// about to mark it may keep it for a while.
+    /// Claims the record. Retries while the lock is ours and there is time: a transaction that is about to finish the
+    /// record may block it for a while.
     async fn claim(&self, ledger: &dyn Ledger, guard: &Guard, wait: Wait) -> Result<Claimed> {
-        let claim = Claim {
-            name: guard.name().clone(),
-            token: guard.own_token(),
-            label: self.lock.shown_label()?,
-            keep: self.keep.max(LONGEST_RUN),
-        };
+        let (name, retention) = (guard.name().clone(), self.retention.max(LONGEST_RUN));
+        let claim = Claim::new(name, guard.token(), self.lock.shown_label()?, retention);
         let clock = &self.client.clock;
         loop {
             match self.client.store.claim(ledger, claim.clone()).await {
-                Err(error)
-                    if *error.kind() == ErrorKind::Unreachable && guard.trusted().is_ok() =>
-                {
+                Err(error) if error.kind() == ErrorKind::Unreachable && guard.trusted().is_ok() => {
                     let again = clock.now() + MAX_RETRY_DELAY;
                     match wait {
                         Wait::No => return Err(error),
@@ -340,7 +344,7 @@ impl fmt::Debug for Once {
     }
 }
 
-/// The lock of a key, under which its record lies.
+/// The name of a key's lock and record.
 pub(crate) fn name_of(prefix: &str, key: &str) -> Result<LockName> {
     let most = LockName::MAX_BYTES - prefix.len();
     if key.is_empty() || key.len() > most {
@@ -355,30 +359,30 @@ pub(crate) fn name_of(prefix: &str, key: &str) -> Result<LockName> {
     Ok(LockName::new(&format!("{prefix}{key}"))?)
 }
 
-pub(crate) fn check_keep(keep: Duration) -> Result<()> {
-    if keep < Duration::from_secs(1) || keep > LONGEST_KEEP {
+pub(crate) fn check_retention(retention: Duration) -> Result<()> {
+    if retention < Duration::from_secs(1) || retention > MAX_RETENTION {
         return Err(Error::invalid(format!(
-            "a record can not be kept for {keep:?}: give 1s to ten years"
+            "a record cannot be kept for {retention:?}: give 1s to ten years"
         )));
     }
     Ok(())
 }
 
-/// Resolves once the record is one that `will_do`; looks this often.
-pub(crate) async fn settled(
+/// Resolves once the record is one that `will_do`; looks it up this often.
+pub(crate) async fn until_recorded(
     client: &Client,
     ledger: &dyn Ledger,
     name: &LockName,
     every: Duration,
-    will_do: impl Fn(&Entry) -> bool,
-) -> Entry {
+    will_do: impl Fn(&RecordInfo) -> bool,
+) -> RecordInfo {
     loop {
         client.clock.alarm(client.clock.now() + every).await;
-        // A store that can not be reached is the acquire's matter.
-        if let Ok(Some(entry)) = client.store.look_up(ledger, name).await
-            && will_do(&entry)
+        // If the store cannot be reached, the acquire reports it.
+        if let Ok(Some(record)) = client.store.look_up(ledger, name).await
+            && will_do(&record)
         {
-            return entry;
+            return record;
         }
     }
 }

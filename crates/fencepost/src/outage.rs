@@ -1,4 +1,4 @@
-//! An outage of the store during a wait: the wait goes on, and says so now and then.
+//! An outage of the store during a wait: the wait continues, and logs the outage once a minute.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use fencepost_core::{LockName, Moment};
 
 use crate::backend::short;
 
-/// What an outage is logged under, so that a program can show it.
+/// The target of the log lines, to filter the log by.
 pub(crate) const OUTAGE: &str = "fencepost::outage";
 
-/// How often an outage that goes on is logged.
+/// How often a long outage is logged.
 const LOG_EVERY: Duration = Duration::from_mins(1);
 
-/// Since when the store has not answered a waiter.
+/// An outage as one waiter sees it.
 #[derive(Default)]
 pub(crate) struct Outage {
     start: Option<Moment>,

@@ -1,16 +1,17 @@
-//! Owner ids: secrets, one for each acquisition.
+//! Owner ids: secrets, one for each acquire.
 
 use std::cell::RefCell;
 
 use fencepost_core::OwnerId;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::random;
 
-/// Random bytes of the system's, drawn ahead: a call for each id would be a good part of a lock's cost.
+/// Random bytes from the system, drawn in advance: one call for each id would be a good part of a lock's cost.
 struct Drawn {
     bytes: [u8; 1024],
     used: usize,
-    /// In which process: a fork has the same bytes, and must not use them.
+    /// The process that drew them: a fork has the same bytes, and must not use them.
     process: u32,
 }
 
@@ -18,23 +19,20 @@ thread_local! {
     static DRAWN: RefCell<Drawn> = const { RefCell::new(Drawn { bytes: [0; 1024], used: 1024, process: 0 }) };
 }
 
-/// An id that nobody can guess, made for one acquisition.
+/// An id that nobody can guess, for one acquire.
 pub(crate) fn draw_owner() -> Result<OwnerId> {
     DRAWN.with_borrow_mut(|drawn| {
         let process = std::process::id();
         if drawn.process != process || drawn.used + 16 > drawn.bytes.len() {
-            // Until it is filled, nothing of it may be used.
+            // If the next line fails, nothing may be used.
             drawn.used = drawn.bytes.len();
-            getrandom::fill(&mut drawn.bytes).map_err(|error| {
-                Error::unreachable("the system has no random numbers for an owner id")
-                    .because(error)
-            })?;
+            random::fill(&mut drawn.bytes)?;
             (drawn.process, drawn.used) = (process, 0);
         }
         let mut bits = [0; 16];
         let next = &mut drawn.bytes[drawn.used..drawn.used + 16];
         bits.copy_from_slice(next);
-        // An id is a secret of its owner: it does not stay behind.
+        // An id is a secret: it does not stay in memory.
         next.fill(0);
         drawn.used += 16;
         Ok(OwnerId::from_bits(u128::from_ne_bytes(bits)))

@@ -1,4 +1,4 @@
-//! The docs show what `guarantees()` says, word for word. `UPDATE_DOCS=1 cargo test --test docs` rewrites.
+//! The docs quote `guarantees()` exactly. `UPDATE_DOCS=1 cargo test --test docs` rewrites them.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -30,21 +30,21 @@ fn check(page: &str, generated: &str) {
 }
 
 #[tokio::test]
-async fn the_docs_agree_with_the_code() {
-    // What a file keeps depends on where it lies: the docs show a disk, as ext4, and memory, as tmpfs.
+async fn docs_agree_with_guarantees() {
+    // The guarantees of a file depend on the file system: the docs show a disk (ext4) and tmpfs.
     let (disk, memory) = (sqlite::guarantees_of(0xef53), sqlite::guarantees_of(0x0102_1994));
     let mut stores: Vec<Guarantees> = vec![disk];
-    // What a Redis keeps depends on how it is set up: the docs show both ends.
-    let as_it_comes = Redis::builder().start().unwrap();
-    let _replica = Redis::builder().replica_of(&as_it_comes).start().unwrap();
+    // The guarantees of Redis depend on its settings: the docs show both extremes.
+    let default_redis = Redis::builder().start().unwrap();
+    let _replica = Redis::builder().replica_of(&default_redis).start().unwrap();
     let synced = Redis::builder().persist(Persistence::Always).start().unwrap();
-    let (plain, redis) = (as_it_comes.url(), synced.url());
+    let (plain, redis) = (default_redis.url(), synced.url());
     let plain = Fencepost::connect(&plain).await.unwrap().guarantees();
-    let redlock = format!("redlock://{},{}", synced.address(), as_it_comes.address());
+    let redlock = format!("redlock://{},{}", synced.address(), default_redis.address());
     let etcd = Etcd::builder().start().unwrap();
     let zookeeper = ZooKeeper::builder().start().unwrap();
     let postgres = Postgres::builder().start().unwrap();
-    // What a PostgreSQL keeps, too.
+    // Likewise those of PostgreSQL.
     let followed = Postgres::builder().setting("synchronous_commit", "off").start().unwrap();
     let _standby = followed.standby("standby").unwrap();
     let followed = Fencepost::connect(&followed.url()).await.unwrap().guarantees();
@@ -56,8 +56,8 @@ async fn the_docs_agree_with_the_code() {
     let mut overview = String::from(
         "| store | reaches | for correctness | waiters | a lease ends by |\n|---|---|---|---|---|\n",
     );
-    // What etcd keeps depends on its version: the docs show two.
-    let (etcd_older, etcd_mended) = (guarantees_of("3.4.23", 3), guarantees_of("3.5.13", 3));
+    // The guarantees of etcd depend on its version: the docs show two.
+    let (etcd_older, etcd_fixed) = (guarantees_of("3.4.23", 3), guarantees_of("3.5.13", 3));
     for store in &stores {
         let mut page = store.markdown();
         let mut fit = if store.correctness == Correctness::Fit { "yes" } else { "no" };
@@ -72,14 +72,14 @@ async fn the_docs_agree_with_the_code() {
             fit = "only if it syncs every write and has no replicas";
             page = format!(
                 "### A server that syncs every write and has no replicas\n\n{page}\n\
-                 ### A server as it comes, with a replica\n\n{}",
+                 ### A server with default settings and a replica\n\n{}",
                 plain.markdown()
             );
         }
         if store.backend == "postgres" {
             fit = "yes, if it syncs and no standby is behind";
             page = format!(
-                "### A server as it comes\n\n{page}\n\
+                "### A server with default settings\n\n{page}\n\
                  ### With `synchronous_commit = off`, and a standby\n\n{}",
                 followed.markdown()
             );
@@ -87,12 +87,12 @@ async fn the_docs_agree_with_the_code() {
         if store.backend == "etcd" {
             page = format!(
                 "### etcd 3.4.31, 3.5.13 and later\n\n{}\n### Before that\n\n{}",
-                etcd_mended.markdown(),
+                etcd_fixed.markdown(),
                 etcd_older.markdown()
             );
         }
         check(&format!("backends/{}.md", store.backend), &page);
-        let order = if store.fifo { "FIFO" } else { "no order" };
+        let order = if store.fifo { "in order" } else { "not ordered" };
         let (name, scope, clock) = (store.backend, store.scope, store.clock);
         writeln!(
             overview,

@@ -1,157 +1,157 @@
-//! The holder is killed: when does the lock come free for the next?
+//! The holder is killed: when is the next waiter granted the lock?
 //!
-//! Where the store sees the holder's process (`sqlite:`, by a file that the kernel unlocks with the process), at
-//! once. Elsewhere nobody can tell a dead holder from a slow one, and the next one waits for the lease's end, or for that
-//! of the session which carries it.
+//! If the store detects the end of the holder's process (`sqlite:`, by a presence file that the kernel unlocks), at once.
+//! Other stores cannot tell a dead holder from a slow one, so the next waiter waits for the end of the lease, or of the
+//! session that carries it.
 
 use std::time::Duration;
 
 use fencepost::ErrorKind;
 
-use crate::event::{Event, What, Who, millis, token};
-use crate::fault::{Fault, Result};
-use crate::lanes::Picture;
-use crate::process::Duo;
-use crate::scene::{SOON, Scene, alarm, now, within};
+use crate::environment::{Environment, STEP_TIMEOUT, alarm, now, within};
+use crate::error::{LabError, Result};
+use crate::event::{Action, Actor, Event, millis, token};
+use crate::process::WorkerPair;
+use crate::timeline::Picture;
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
-/// How the lab is carried out.
+/// The options of the lab.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The lease.
+    /// The requested TTL.
     pub ttl: Duration,
-    /// How often.
+    /// The number of rounds.
     pub rounds: u32,
-    /// Kill A. Without it nothing comes free, and the lab says so.
+    /// Whether A is killed. If not, the lock stays held, and the lab fails.
     pub kill: bool,
 }
 
-/// How long the next one waits at least where nobody is killed: longer than any store makes a short TTL.
-const IN_VAIN: Duration = Duration::from_secs(5);
+/// How long the next waiter waits at least if nobody is killed: longer than any store's minimum TTL.
+const MIN_WAIT: Duration = Duration::from_secs(5);
 
-/// What the lab tells while it goes on.
+/// What the lab reports while it runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// A round begins.
+    /// A round starts.
     Round(u32),
     /// Something happened.
     Event(&'a Event),
 }
 
-/// What happened, as a whole.
+/// The result of the lab.
 #[derive(Debug)]
-pub struct Account {
+pub struct Outcome {
     /// The lock store.
     pub store: String,
-    /// Whether the store sees the holder's process end.
+    /// Whether the store detects the end of the holder's process.
     pub presence: bool,
     /// When the lock of a dead holder is free on this store.
     pub frees: &'static str,
-    /// The TTL that the store kept.
+    /// The TTL that the store granted.
     pub ttl: Duration,
-    /// How it was carried out.
+    /// The options of this run.
     pub options: Options,
-    /// Each time.
+    /// The rounds.
     pub rounds: Vec<Round>,
-    /// Whether it shows what it should.
+    /// Whether the lab shows what it should.
     pub verdict: Verdict,
 }
 
-/// One time.
+/// One round.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// From the kill to the grant of the next one, if that came.
+    /// The time from the kill to the next grant, if there was one.
     pub free_after: Option<Duration>,
-    /// How long the next one waited for it.
+    /// How long the next waiter waited.
     pub waited: Duration,
-    /// How long the dead holder's lease had still to run when it was killed, as far as it had said.
+    /// How long the holder's lease still ran when it was killed, as far as it had reported.
     pub lease_left: Duration,
-    /// The tokens of the two, of those who were granted.
+    /// The tokens of A and B, if they were granted.
     pub tokens: [Option<u64>; 2],
-    /// What happened.
+    /// The events.
     pub events: Vec<Event>,
     killed: bool,
     presence: bool,
     ttl: Duration,
 }
 
-/// Carries it out.
+/// Runs the lab.
 pub async fn crash(
-    scene: &Scene,
+    env: &Environment,
     options: &Options,
-    say: &mut dyn FnMut(Progress<'_>),
-) -> Result<Account> {
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Outcome> {
     let mut rounds = Vec::new();
     for number in 1..=options.rounds {
-        say(Progress::Round(number));
-        let mut event = |event: &Event| say(Progress::Event(event));
-        rounds.push(round(scene, options, number, &mut event).await?);
+        progress(Progress::Round(number));
+        let mut event = |event: &Event| progress(Progress::Event(event));
+        rounds.push(round(env, options, number, &mut event).await?);
     }
     let presence = rounds.iter().any(|round| round.presence);
-    let verdict = judge(&rounds, scene.frees_late());
-    let (store, frees, options) = (scene.store_name(), scene.frees(), options.clone());
+    let verdict = judge(&rounds, env.frees_late());
+    let (store, frees, options) = (env.store_name(), env.frees(), options.clone());
     let ttl = rounds.first().map_or(options.ttl, |round| round.ttl);
-    Ok(Account { store, presence, frees, ttl, options, rounds, verdict })
+    Ok(Outcome { store, presence, frees, ttl, options, rounds, verdict })
 }
 
 async fn round(
-    scene: &Scene,
+    env: &Environment,
     options: &Options,
     number: u32,
-    say: &mut dyn FnMut(&Event),
+    progress: &mut dyn FnMut(&Event),
 ) -> Result<Round> {
-    let name = format!("{}/{number}", scene.name("crash"));
-    // A store may keep a lease longer than it was asked to. Without the kill we wait only long enough to see that
-    // the lock does not come free by itself.
-    let patience = options.ttl * 2;
-    let patience = if options.kill { patience + SOON } else { patience.max(IN_VAIN) };
-    let task = |_| (name.clone(), options.ttl, patience, Role::Hold);
-    let mut duo = Duo::start(scene, task, say).await?;
-    let granted = |what: &What| matches!(what, What::Granted { .. });
-    duo.a.tell("begin")?;
-    duo.until(Who::A, SOON, granted).await?;
-    duo.b.tell("begin")?;
-    // B is in the queue, as the store has it: so what is measured is the hand-off and not B's start.
-    duo.until(Who::B, SOON, |what| *what == What::Asked).await?;
-    if scene.store.guarantees().fifo {
-        in_line(scene, &name).await?;
+    let name = format!("{}/{number}", env.name("crash"));
+    // A store can raise the TTL. Without the kill, wait only long enough to see that the lock stays held.
+    let wait_timeout = options.ttl * 2;
+    let wait_timeout =
+        if options.kill { wait_timeout + STEP_TIMEOUT } else { wait_timeout.max(MIN_WAIT) };
+    let task = |_| (name.clone(), options.ttl, wait_timeout, Role::Hold);
+    let mut pair = WorkerPair::start(env, task, progress).await?;
+    let granted = |what: &Action| matches!(what, Action::Granted { .. });
+    pair.a.send("begin")?;
+    pair.wait_for(Actor::A, STEP_TIMEOUT, granted).await?;
+    pair.b.send("begin")?;
+    // B is in the store's queue before the kill, so that the handoff is measured and not B's start.
+    pair.wait_for(Actor::B, STEP_TIMEOUT, |what| *what == Action::Asked).await?;
+    if env.store.guarantees().fifo {
+        wait_until_queued(env, &name).await?;
     }
     let killed = now();
     if options.kill {
-        duo.note(killed, Who::A, What::Killed);
-        duo.a.kill()?;
+        pair.report(killed, Actor::A, Action::Killed);
+        pair.a.kill()?;
     }
-    let lease_left = duo.good_until.map_or(Duration::ZERO, |until| until.since(killed));
-    match duo.until(Who::B, patience + SOON, granted).await {
+    let lease_left = pair.deadline.map_or(Duration::ZERO, |until| until.since(killed));
+    match pair.wait_for(Actor::B, wait_timeout + STEP_TIMEOUT, granted).await {
         Ok(_) => {
-            duo.b.tell("release")?;
-            duo.until(Who::B, SOON, |what| matches!(what, What::Released)).await?;
+            pair.b.send("release")?;
+            pair.wait_for(Actor::B, STEP_TIMEOUT, |what| matches!(what, Action::Released)).await?;
         }
-        // It did not come free: for the verdict to say.
-        Err(Fault::Lock(error)) if matches!(error.kind(), ErrorKind::Held(_)) => {}
-        Err(fault) => return Err(fault),
+        // The lock was not freed: the verdict reports that.
+        Err(LabError::Lock(error)) if matches!(error.kind(), ErrorKind::Held) => {}
+        Err(error) => return Err(error),
     }
-    let (presence, until) = (duo.presence, duo.good_until);
-    let freed = duo.first(Who::B, granted);
+    let (presence, until) = (pair.presence, pair.deadline);
+    let freed = pair.first(Actor::B, granted);
     if let (Some(until), Some(freed)) = (until, freed)
         && until < freed
     {
-        duo.know(until, Who::A, What::LeaseOver { session_goes_on: scene.frees_late() });
+        pair.record(until, Actor::A, Action::LeaseEnded { session_continues: env.frees_late() });
     }
     let free_after = freed.map(|freed| freed.since(killed));
     let waited = free_after.unwrap_or_else(|| now().since(killed));
-    let ttl = duo.ttl;
-    let events = duo.into_events();
-    let tokens = [token(&events, Who::A), token(&events, Who::B)];
+    let ttl = pair.ttl;
+    let events = pair.into_events();
+    let tokens = [token(&events, Actor::A), token(&events, Actor::B)];
     let killed = options.kill;
     Ok(Round { free_after, waited, lease_left, tokens, events, killed, presence, ttl })
 }
 
-/// Waits until somebody waits for `name` at the store.
-async fn in_line(scene: &Scene, name: &str) -> Result<()> {
-    within(SOON, "B stands in the store's queue", async {
-        while scene.store.inspect(name).await?.waiting == 0 {
+/// Waits until `name` has a waiter at the store.
+async fn wait_until_queued(env: &Environment, name: &str) -> Result<()> {
+    within(STEP_TIMEOUT, "B to join the store's queue", async {
+        while env.store.inspect(name).await?.waiting == 0 {
             alarm(now() + Duration::from_millis(5)).await;
         }
         Ok(())
@@ -164,7 +164,7 @@ fn judge(rounds: &[Round], late: bool) -> Verdict {
     let each =
         |figure: fn(&Round) -> String| rounds.iter().map(figure).collect::<Vec<_>>().join(", ");
     verdict.check(
-        "the lock comes free for the next by itself, with a higher token",
+        "the next waiter is granted the lock without help, with a higher token",
         rounds.iter().all(|round| round.tokens[1].is_some() && round.tokens[0] < round.tokens[1]),
         each(|round| {
             let [a, b] = round
@@ -177,7 +177,7 @@ fn judge(rounds: &[Round], late: bool) -> Verdict {
         let left = millis(round.lease_left);
         match round.free_after {
             Some(free) => format!("{:.0} ms, lease {left:.0} ms left", millis(free)),
-            None => format!("not free after {:.0} ms, held by one who lives", millis(round.waited)),
+            None => format!("not free after {:.0} ms, the holder is alive", millis(round.waited)),
         }
     });
     let free = |fits: fn(Duration, Duration) -> bool| {
@@ -185,17 +185,18 @@ fn judge(rounds: &[Round], late: bool) -> Verdict {
     };
     if rounds.iter().any(|round| round.presence) {
         let before = free(|free, left| free < left);
-        verdict.check("the next does not wait for the lease's end", before, times);
+        verdict.check("the next waiter does not wait for the end of the lease", before, times);
     } else {
         let after = free(|free, left| free >= left);
-        let session = if late { ", and for the session's" } else { "" };
-        verdict.check(format!("the next waits for the lease's end{session}"), after, times);
+        let session = if late { ", and of the session" } else { "" };
+        let what = format!("the next waiter waits for the end of the lease{session}");
+        verdict.check(what, after, times);
     }
     verdict
 }
 
 impl Round {
-    /// The lanes of this round.
+    /// The timeline of this round.
     #[must_use]
     pub fn picture(&self) -> Picture {
         let title = if self.killed { "The holder is killed" } else { "The holder lives" };
@@ -203,8 +204,8 @@ impl Round {
     }
 }
 
-impl Account {
-    /// All of it, for programs.
+impl Outcome {
+    /// The result for programs.
     #[must_use]
     pub fn as_json(&self) -> serde_json::Value {
         let rounds: Vec<serde_json::Value> = self

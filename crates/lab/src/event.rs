@@ -1,4 +1,4 @@
-//! What happened, to whom, and when: the list that everything shown is made from.
+//! The events of a lab, from which all output is made.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize, Serializer};
 
 /// One of the two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Who {
+pub enum Actor {
     /// The one that is frozen or killed.
     A,
     /// The next one.
     B,
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::A => "A",
@@ -23,19 +23,19 @@ impl fmt::Display for Who {
     }
 }
 
-/// What happened.
+/// What happened to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum What {
-    /// It asks for the lock.
+pub enum Action {
+    /// It requested the lock.
     Asked,
-    /// It has the lock.
+    /// It was granted the lock.
     Granted {
         /// The fencing token.
         token: u64,
     },
-    /// It read the resource, in a transaction of its own.
+    /// It read the resource.
     Read {
         /// What it read.
         value: i64,
@@ -44,14 +44,14 @@ pub enum What {
     Frozen,
     /// The lab killed its process (SIGKILL).
     Killed,
-    /// The last moment for which its guard was good, as it was told with its last renewal.
-    LeaseOver {
-        /// The store keeps the lock until the holder's session has timed out, which is later.
-        session_goes_on: bool,
+    /// The deadline of its guard, as of its last renewal, has passed.
+    LeaseEnded {
+        /// The store frees the lock only when the holder's session has timed out, which is later.
+        session_continues: bool,
     },
-    /// The lab let its process go on (SIGCONT).
+    /// The lab continued its process (SIGCONT).
     Woken,
-    /// Its guard tells that the lock is lost. The worker does not look.
+    /// Its guard is lost. The worker does not check it.
     Lost {
         /// Why.
         cause: String,
@@ -65,40 +65,40 @@ pub enum What {
     Refused {
         /// What it would have written.
         value: i64,
-        /// What the fence said.
+        /// The error of the fence.
         why: String,
     },
-    /// It gave the lock back.
+    /// It released the lock.
     Released,
-    /// It wanted to give the lock back, and had lost it.
+    /// Its release failed, because it had lost the lock.
     NotHeld {
-        /// What the library said.
+        /// The error of the library.
         why: String,
     },
 }
 
-/// Something that happened. For programs it is an object: `at_ms`, `who`, `what` and what belongs to it.
+/// An event. In JSON it is an object with `at_ms`, `who`, `what` and the fields of that kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// Since the beginning.
+    /// The time since the start.
     #[serde(rename = "at_ms", serialize_with = "as_millis")]
     pub at: Duration,
-    /// To whom.
-    pub who: Who,
-    /// What.
+    /// The worker.
+    pub who: Actor,
+    /// What happened.
     #[serde(flatten)]
-    pub what: What,
+    pub what: Action,
 }
 
-/// The first of these that happened to `who`.
-pub(crate) fn first(events: &[Event], who: Who, is: impl Fn(&What) -> bool) -> Option<&Event> {
+/// The first event of `who` that `is` accepts.
+pub(crate) fn first(events: &[Event], who: Actor, is: impl Fn(&Action) -> bool) -> Option<&Event> {
     events.iter().find(|event| event.who == who && is(&event.what))
 }
 
 /// The token that `who` was granted.
-pub(crate) fn token(events: &[Event], who: Who) -> Option<u64> {
+pub(crate) fn token(events: &[Event], who: Actor) -> Option<u64> {
     events.iter().find_map(|event| match event.what {
-        What::Granted { token } if event.who == who => Some(token),
+        Action::Granted { token } if event.who == who => Some(token),
         _ => None,
     })
 }
@@ -117,27 +117,27 @@ impl fmt::Display for Event {
         let who = self.who;
         write!(f, "{:>7.2}s  {who} ", self.at.as_secs_f64())?;
         match &self.what {
-            What::Asked => write!(f, "asks for the lock"),
-            What::Granted { token } => write!(f, "has the lock, token {token}"),
-            What::Read { value } => write!(f, "reads {value}"),
-            What::Frozen => write!(f, "is frozen (SIGSTOP)"),
-            What::Killed => write!(f, "is killed (SIGKILL)"),
-            What::LeaseOver { session_goes_on } => {
-                let till = if *session_goes_on {
-                    ", but has a session: the store waits for its end"
+            Action::Asked => write!(f, "asks for the lock"),
+            Action::Granted { token } => write!(f, "is granted the lock, token {token}"),
+            Action::Read { value } => write!(f, "reads {value}"),
+            Action::Frozen => write!(f, "is frozen (SIGSTOP)"),
+            Action::Killed => write!(f, "is killed (SIGKILL)"),
+            Action::LeaseEnded { session_continues } => {
+                let session = if *session_continues {
+                    ", but the store waits for the end of its session"
                 } else {
                     ""
                 };
-                write!(f, "can not be sure of the lock any longer{till}")
+                write!(f, "can no longer be sure of the lock{session}")
             }
-            What::Woken => write!(f, "wakes (SIGCONT)"),
-            What::Lost { cause } => {
-                write!(f, "is told by its guard: lost, {cause}. It does not look")
+            Action::Woken => write!(f, "wakes (SIGCONT)"),
+            Action::Lost { cause } => {
+                write!(f, "has a lost guard ({cause}), but does not check it")
             }
-            What::Wrote { value } => write!(f, "writes {value}"),
-            What::Refused { value, why } => write!(f, "would write {value}. Refused: {why}"),
-            What::Released => write!(f, "gives the lock back"),
-            What::NotHeld { why } => write!(f, "wants to give the lock back: {why}"),
+            Action::Wrote { value } => write!(f, "writes {value}"),
+            Action::Refused { value, why } => write!(f, "would write {value}. Refused: {why}"),
+            Action::Released => write!(f, "releases the lock"),
+            Action::NotHeld { why } => write!(f, "tries to release the lock: {why}"),
         }
     }
 }

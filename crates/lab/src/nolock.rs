@@ -1,164 +1,148 @@
-//! The same job on many copies, by insert-if-absent alone, measured against the lock (R31).
+//! The same job on many copies: by insert-if-absent alone, and with the lock, measured (R31).
 //!
-//! Twelve instances start the nightly job at the same time, and it shall run once. With a key that is unique per
-//! run one statement does it: whoever inserts the key runs the job. A lock does it too, with more steps, and
-//! not alone: one who comes after the release has to look whether the job is done.
+//! Twelve instances start the nightly job at the same time, and it must run once. With a key that is unique per tick,
+//! one statement is enough: the copy that inserts the key runs the job. A lock needs more steps, and a check: a copy
+//! that acquires the lock later must find that the job is done.
 
 use std::time::Duration;
 
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::unbounded_channel;
 
+use crate::environment::{Environment, STEP_TIMEOUT, now};
+use crate::error::{LabError, Result};
 use crate::event::millis;
-use crate::fault::{Fault, Result};
-use crate::process::{Worker, failed};
-use crate::scene::{SOON, Scene, now, within};
+use crate::process::{Reports, Worker};
 use crate::verdict::Verdict;
-use crate::worker::{Report, Role, Task, Way};
+use crate::worker::{Method, Report, Role, Task};
 
-/// How the lab is carried out.
+/// The options of the lab.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many copies of the job.
+    /// The number of copies of the job.
     pub copies: u32,
-    /// How many ticks of the clock.
+    /// The number of ticks at which the job is due.
     pub ticks: u32,
-    /// Whether the key is unique. Without that every copy runs the job, and the lab says so.
+    /// Whether the key is unique. If not, every copy runs the job, and the lab fails.
     pub unique: bool,
-    /// Whether the lock is taken. Without it two copies find at once that the job is not done, and the lab says so.
+    /// Whether the lock is used. If not, two copies can both find that the job is not done, and the lab fails.
     pub lock: bool,
 }
 
-/// What happened, as a whole.
+/// The result of the lab.
 #[derive(Debug)]
-pub struct Account {
+pub struct Outcome {
     /// The lock store.
     pub store: String,
     /// The resource.
     pub resource: &'static str,
-    /// How it was carried out.
+    /// The options of this run.
     pub options: Options,
-    /// By the key alone.
+    /// With the key alone.
     pub key: Measured,
-    /// By the lock.
+    /// With the lock.
     pub lock: Measured,
-    /// Whether it shows what it should.
+    /// Whether the lab shows what it should.
     pub verdict: Verdict,
 }
 
-/// One way to run the job once.
+/// The measurements of one method to run the job once.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// How often the job ran, per tick.
     pub runs: Vec<u64>,
-    /// How many copies said that it was they who ran it, per tick.
+    /// How many copies reported that they ran it, per tick.
     pub claims: Vec<u64>,
-    /// Until all copies were done, per tick.
+    /// The time until all copies were done, per tick.
     pub ticks: Vec<Duration>,
-    /// What each copy took, sorted.
+    /// The time of each copy, sorted.
     pub copies: Vec<Duration>,
     /// The calls of all copies to store and resource, per tick.
     pub steps: Vec<u64>,
 }
 
-/// Carries it out. `say` hears which way is on: by the lock, or by the key.
+/// Runs the lab. `progress` gets the name of each method when it starts.
 pub async fn nolock(
-    scene: &Scene,
+    env: &Environment,
     options: &Options,
-    say: &mut dyn FnMut(&str),
-) -> Result<Account> {
-    let mut session = scene.make(true).await?;
-    session.make_ledger(options.unique).await?;
+    progress: &mut dyn FnMut(&str),
+) -> Result<Outcome> {
+    let mut session = env.open(true).await?;
+    session.create_ledger(options.unique).await?;
     let (mut measured, mut verdict) = (Vec::new(), Verdict::default());
-    let lock = if options.lock { Way::Lock } else { Way::Look };
-    for (way, words) in [(Way::Key, "insert-if-absent alone"), (lock, "the lock")] {
-        say(words);
-        let mut crew = Crew::start(scene, options.copies, way).await?;
-        // The first tick is not counted: connections and files are opened there.
-        crew.tick(&format!("{words}, tick 0"), &mut Measured::default()).await?;
-        let mut way = Measured::default();
+    let lock = if options.lock { Method::Lock } else { Method::CheckOnly };
+    for (method, name) in [(Method::Key, "insert-if-absent alone"), (lock, "the lock")] {
+        progress(name);
+        let mut copies = Copies::start(env, options.copies, method).await?;
+        // The first tick opens connections and files, so it is not counted.
+        copies.tick(&format!("{name}, tick 0"), &mut Measured::default()).await?;
+        let mut series = Measured::default();
         for number in 1..=options.ticks {
-            let tick = format!("{words}, tick {number}");
-            crew.tick(&tick, &mut way).await?;
-            way.runs.push(session.runs(&tick).await?);
+            let tick = format!("{name}, tick {number}");
+            copies.tick(&tick, &mut series).await?;
+            series.runs.push(session.runs(&tick).await?);
         }
-        way.copies.sort();
-        let once = way.runs.iter().chain(&way.claims).all(|runs| *runs == 1);
-        let runs: Vec<String> = way.runs.iter().map(u64::to_string).collect();
+        series.copies.sort();
+        let once = series.runs.iter().chain(&series.claims).all(|runs| *runs == 1);
+        let runs: Vec<String> = series.runs.iter().map(u64::to_string).collect();
         let seen = format!("runs per tick: {}", runs.join(" "));
-        verdict.check(format!("by {words} the job runs once per tick"), once, seen);
-        measured.push(way);
+        verdict.check(format!("by {name} the job runs once per tick"), once, seen);
+        measured.push(series);
     }
     let lock = measured.pop().unwrap_or_default();
     let key = measured.pop().unwrap_or_default();
-    let (store, resource) = (scene.store_name(), scene.resource()?.kind());
-    Ok(Account { store, resource, options: options.clone(), key, lock, verdict })
+    let (store, resource) = (env.store_name(), env.resource()?.kind());
+    Ok(Outcome { store, resource, options: options.clone(), key, lock, verdict })
 }
 
 /// All copies of the job.
-struct Crew {
+struct Copies {
     workers: Vec<Worker>,
-    heard: UnboundedReceiver<(u32, Option<Report>)>,
+    reports: Reports<u32>,
 }
 
-impl Crew {
-    async fn start(scene: &Scene, copies: u32, way: Way) -> Result<Self> {
-        let (mouth, heard) = unbounded_channel();
-        let resource = scene.resource()?;
+impl Copies {
+    async fn start(env: &Environment, copies: u32, method: Method) -> Result<Self> {
+        let (sender, reports) = unbounded_channel();
+        let resource = env.resource()?;
         let start = |number: u32| {
             let task = Task {
-                store: scene.url.clone(),
-                name: scene.name("nolock"),
+                store: env.url.clone(),
+                name: env.name("nolock"),
                 label: format!("copy {number}"),
                 ttl_ms: 30_000,
-                patience_ms: SOON.as_millis() as u64,
-                role: Role::Job { resource: resource.clone(), way },
+                wait_timeout_ms: STEP_TIMEOUT.as_millis() as u64,
+                role: Role::Job { resource: resource.clone(), method },
             };
-            Worker::start(scene, &task, number, mouth.clone())
+            Worker::start(env, &task, number, sender.clone())
         };
         let workers = (1..=copies).map(start).collect::<Result<Vec<_>>>()?;
-        let mut crew = Self { workers, heard };
-        for _ in 0..copies {
-            match crew.hear().await? {
-                Report::Ready => {}
-                other => return Err(Fault::System(format!("a copy began with {other:?}"))),
-            }
-        }
-        Ok(crew)
+        let mut reports = Reports(reports);
+        reports.all_ready(copies).await?;
+        Ok(Self { workers, reports })
     }
 
-    async fn hear(&mut self) -> Result<Report> {
-        let heard = &mut self.heard;
-        let next = within(SOON, "a copy says something", async { Ok(heard.recv().await) }).await?;
-        match next {
-            Some((copy, Some(Report::Failed { kind, message }))) => {
-                Err(failed(copy, kind, &message))
-            }
-            Some((_, Some(report))) => Ok(report),
-            Some((copy, None)) => Err(Fault::System(format!("copy {copy} ended unasked"))),
-            None => Err(Fault::System("all copies are gone".into())),
-        }
-    }
-
-    /// The clock strikes: all copies start, and all have ended.
-    async fn tick(&mut self, tick: &str, way: &mut Measured) -> Result<()> {
-        let began = now();
+    /// Starts all copies, and waits until all are done.
+    async fn tick(&mut self, tick: &str, series: &mut Measured) -> Result<()> {
+        let start = now();
         for worker in &mut self.workers {
-            worker.tell(tick)?;
+            worker.send(tick)?;
         }
         let (mut claims, mut all_steps) = (0, 0);
         for _ in 0..self.workers.len() {
-            match self.hear().await? {
-                Report::Ticked { ran, steps, micros } => {
+            match self.reports.next(STEP_TIMEOUT, |_| false).await? {
+                (_, Report::Ticked { ran, steps, micros }) => {
                     claims += u64::from(ran);
                     all_steps += steps;
-                    way.copies.push(Duration::from_micros(micros));
+                    series.copies.push(Duration::from_micros(micros));
                 }
-                other => return Err(Fault::System(format!("a copy said {other:?}"))),
+                (id, other) => {
+                    return Err(LabError::System(format!("worker {id} reported {other:?}")));
+                }
             }
         }
-        way.claims.push(claims);
-        way.steps.push(all_steps);
-        way.ticks.push(now().since(began));
+        series.claims.push(claims);
+        series.steps.push(all_steps);
+        series.ticks.push(now().since(start));
         Ok(())
     }
 }
@@ -167,7 +151,7 @@ impl Measured {
     /// The median and the longest time of a copy.
     #[must_use]
     pub fn copy_times(&self) -> (Duration, Duration) {
-        (middle(&self.copies), self.copies.last().copied().unwrap_or_default())
+        (median(&self.copies), self.copies.last().copied().unwrap_or_default())
     }
 
     /// The median time until all copies were done.
@@ -175,7 +159,7 @@ impl Measured {
     pub fn tick_time(&self) -> Duration {
         let mut ticks = self.ticks.clone();
         ticks.sort();
-        middle(&ticks)
+        median(&ticks)
     }
 
     /// The calls to store and resource per tick, of all copies together.
@@ -199,12 +183,12 @@ impl Measured {
     }
 }
 
-fn middle(sorted: &[Duration]) -> Duration {
+fn median(sorted: &[Duration]) -> Duration {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
-impl Account {
-    /// All of it, for programs.
+impl Outcome {
+    /// The result for programs.
     #[must_use]
     pub fn as_json(&self) -> serde_json::Value {
         serde_json::json!({

@@ -1,58 +1,57 @@
 //! A holder freezes past its lease, wakes, and writes: first without the fence, then with it.
 //!
-//! A takes the lock and reads a balance. The lab freezes A's process. The lease ends, B gets the lock with a
-//! higher token, reads, works, writes, and gives the lock back. The lab wakes A, which writes what it had worked
-//! out from the old balance. Without the fence B's addition is gone. With it A's write is refused, because A's
-//! token is lower than the one that B has entered with.
+//! A acquires the lock and reads a balance. The lab freezes A's process. The lease ends, and B is granted the lock with
+//! a higher token, reads, works, writes and releases. The lab wakes A, which writes a sum based on the old balance.
+//! Without the fence B's addition is lost. With it A's write is refused, because B has entered with a higher token.
 
-mod account;
+mod outcome;
 
 use std::time::Duration;
 
 use fencepost::{ErrorKind, OwnerId};
 
-pub use account::{Account, Half};
+pub use outcome::{Half, Outcome};
 
-use crate::event::{Event, What, Who, first};
-use crate::fault::Result;
-use crate::process::Duo;
+use crate::environment::{Environment, STEP_TIMEOUT, alarm, now};
+use crate::error::Result;
+use crate::event::{Action, Actor, Event, first};
+use crate::process::WorkerPair;
 use crate::resource::Session;
-use crate::scene::{SOON, Scene, alarm, now};
 use crate::verdict::Verdict;
 use crate::worker::Role;
 
-/// What is on the account at first, and what each of the workers adds.
+/// The balance at the start. Each worker adds its amount.
 const START: i64 = 100;
-const fn amount(who: Who) -> i64 {
+const fn amount(who: Actor) -> i64 {
     match who {
-        Who::A => 30,
-        Who::B => 50,
+        Actor::A => 30,
+        Actor::B => 50,
     }
 }
 
-/// How often we freeze A anew if it stood in the middle of a step at the store.
-const ATTEMPTS: usize = 20;
-const PROBE: Duration = Duration::from_millis(500);
+/// How often to freeze A again if it was in a transaction at the store.
+const FREEZE_ATTEMPTS: usize = 20;
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How the lab is carried out.
+/// The options of the lab.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The lease.
+    /// The requested TTL.
     pub ttl: Duration,
     /// How long a worker works between its read and its write.
     pub work: Duration,
-    /// Freeze A. Without it nothing goes wrong, and the lab says that it shows nothing.
+    /// Whether A is frozen. If not, nothing is lost, and the lab fails.
     pub freeze: bool,
-    /// Which halves have the fence: the second alone, unless somebody checks that the lab can fail.
+    /// Which halves use the fence: the second one, except in tests that the lab can fail.
     pub fenced: [bool; 2],
 }
 
-/// What the lab tells while it goes on.
+/// What the lab reports while it runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// The fence was not in the user's database, and is there now.
+    /// The lab has installed the fence in the user's database.
     Installed,
-    /// A half begins, with or without the fence.
+    /// A half starts.
     Half {
         /// Whether the workers use the fence.
         fence: bool,
@@ -61,109 +60,114 @@ pub enum Progress<'a> {
     Event(&'a Event),
 }
 
-/// Carries it out.
+/// Runs the lab.
 pub async fn pause(
-    scene: &Scene,
+    env: &Environment,
     options: &Options,
-    say: &mut dyn FnMut(Progress<'_>),
-) -> Result<Account> {
-    // Before anything is told: the resource may be out of reach.
-    let installed = scene.fence().await?;
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Outcome> {
+    // Before any progress: the resource may be unreachable.
+    let installed = env.install_fence().await?;
     if installed {
-        say(Progress::Installed);
+        progress(Progress::Installed);
     }
-    let mut session = scene.make(false).await?;
+    let mut session = env.open(false).await?;
     session.set_balance(START).await?;
     let mut halves = Vec::new();
     for fence in options.fenced {
-        say(Progress::Half { fence });
-        let mut event = |event: &Event| say(Progress::Event(event));
-        halves.push(half(scene, &mut session, options, fence, &mut event).await?);
+        progress(Progress::Half { fence });
+        let mut event = |event: &Event| progress(Progress::Event(event));
+        halves.push(half(env, &mut session, options, fence, &mut event).await?);
     }
     let [first, second]: [Half; 2] =
-        halves.try_into().map_err(|_| crate::Fault::System("a half is missing".into()))?;
+        halves.try_into().map_err(|_| crate::LabError::System("a half is missing".into()))?;
     let mut verdict = Verdict::default();
     first.judge(false, &mut verdict);
     second.judge(true, &mut verdict);
-    let (store, resource) = (scene.store_name(), scene.resource()?.kind());
-    let late = scene.frees_late().then(|| scene.frees());
+    let (store, resource) = (env.store_name(), env.resource()?.kind());
+    let frees_late = env.frees_late().then(|| env.frees());
     let (options, ttl, halves) = (options.clone(), first.ttl, [first, second]);
-    Ok(Account { store, resource, installed, ttl, late, options, halves, verdict })
+    Ok(Outcome { store, resource, installed, ttl, frees_late, options, halves, verdict })
 }
 
 async fn half(
-    scene: &Scene,
+    env: &Environment,
     session: &mut Session,
     options: &Options,
     fence: bool,
-    say: &mut dyn FnMut(&Event),
+    progress: &mut dyn FnMut(&Event),
 ) -> Result<Half> {
     session.set_balance(START).await?;
-    let resource = scene.resource()?;
-    let name = scene.name("pause");
+    let resource = env.resource()?;
+    let name = env.name("pause");
     if fence {
-        scene.will_enter(&name)?;
+        env.will_enter(&name)?;
     }
-    // A store may keep a lease longer than it was asked to.
-    let patience = options.ttl * 2 + options.work + SOON;
+    // A store can raise the TTL.
+    let wait_timeout = options.ttl * 2 + options.work + STEP_TIMEOUT;
     let work_ms = options.work.as_millis() as u64;
     let task = |who| {
         let resource = resource.clone();
         let role = Role::Add { resource, amount: amount(who), work_ms, fence };
-        (name.clone(), options.ttl, patience, role)
+        (name.clone(), options.ttl, wait_timeout, role)
     };
-    let mut duo = Duo::start(scene, task, say).await?;
-    let ended = |what: &What| matches!(what, What::Released | What::NotHeld { .. });
-    duo.a.tell("begin")?;
-    duo.until(Who::A, SOON, |what| matches!(what, What::Read { .. })).await?;
+    let mut pair = WorkerPair::start(env, task, progress).await?;
+    let ended = |what: &Action| matches!(what, Action::Released | Action::NotHeld { .. });
+    pair.a.send("begin")?;
+    pair.wait_for(Actor::A, STEP_TIMEOUT, |what| matches!(what, Action::Read { .. })).await?;
     if options.freeze {
-        freeze(scene, &mut duo).await?;
+        freeze(env, &mut pair).await?;
     }
-    // A finds it when it wakes. For B it is only a word: it is there to hold A until it is frozen.
-    duo.a.tell("write")?;
-    duo.b.tell("begin")?;
-    duo.b.tell("write")?;
+    // A reads this when it wakes. The order exists to stop A before its write until it is frozen; B does not wait.
+    pair.a.send("write")?;
+    pair.b.send("begin")?;
+    pair.b.send("write")?;
     if options.freeze {
-        duo.until(Who::B, patience, |what| matches!(what, What::Granted { .. })).await?;
-        if let Some(until) = duo.good_until {
-            duo.know(until, Who::A, What::LeaseOver { session_goes_on: scene.frees_late() });
+        pair.wait_for(Actor::B, wait_timeout, |what| matches!(what, Action::Granted { .. }))
+            .await?;
+        if let Some(until) = pair.deadline {
+            pair.record(
+                until,
+                Actor::A,
+                Action::LeaseEnded { session_continues: env.frees_late() },
+            );
         }
-        duo.until(Who::B, patience, ended).await?;
-        duo.note(now(), Who::A, What::Woken);
-        duo.a.wake()?;
-        duo.until(Who::A, patience, ended).await?;
+        pair.wait_for(Actor::B, wait_timeout, ended).await?;
+        pair.report(now(), Actor::A, Action::Woken);
+        pair.a.wake()?;
+        pair.wait_for(Actor::A, wait_timeout, ended).await?;
     } else {
-        duo.until(Who::A, patience, ended).await?;
-        duo.until(Who::B, patience, ended).await?;
+        pair.wait_for(Actor::A, wait_timeout, ended).await?;
+        pair.wait_for(Actor::B, wait_timeout, ended).await?;
     }
     let end = session.read(None).await?;
-    let ttl = duo.ttl;
-    let events = duo.into_events();
-    let accepted = |who| first(&events, who, |what| matches!(what, What::Wrote { .. })).is_some();
-    let sum: i64 = [Who::A, Who::B].into_iter().filter(|who| accepted(*who)).map(amount).sum();
+    let ttl = pair.ttl;
+    let events = pair.into_events();
+    let accepted = |who| first(&events, who, |what| matches!(what, Action::Wrote { .. })).is_some();
+    let sum: i64 = [Actor::A, Actor::B].into_iter().filter(|who| accepted(*who)).map(amount).sum();
     Ok(Half { fence, start: START, expected: START + sum, end, events, ttl })
 }
 
-/// Freezes A where it holds nobody up. A process that stands still inside a transaction keeps the others out of an
-/// embedded store; that is another story than the one we tell, so A goes on for a moment and is frozen again.
-async fn freeze(scene: &Scene, duo: &mut Duo<'_>) -> Result<()> {
+/// Freezes A where it blocks nobody. A process that is frozen inside a transaction blocks an embedded store for the
+/// others. That is not what this lab shows, so then A is woken for a moment and frozen again.
+async fn freeze(env: &Environment, pair: &mut WorkerPair<'_>) -> Result<()> {
     for attempt in 1.. {
-        duo.a.freeze().await?;
+        pair.a.freeze().await?;
         let at = now();
-        // Changes nothing: nobody is that owner. But to find that out is to write.
+        // Probes whether the store can be written: a release by an unknown owner changes nothing.
         let nobody = OwnerId::from_bits(at.as_nanos().into());
-        let name = scene.name("probe");
+        let name = env.name("probe");
         let free = tokio::select! {
-            answer = scene.store.release(&name, nobody) => {
-                !answer.is_err_and(|error| *error.kind() == ErrorKind::Unreachable)
+            answer = env.store.release(&name, nobody) => {
+                !answer.is_err_and(|error| error.kind() == ErrorKind::Unreachable)
             }
-            () = alarm(at + PROBE) => false,
+            () = alarm(at + PROBE_TIMEOUT) => false,
         };
-        if free || attempt == ATTEMPTS {
-            duo.note(at, Who::A, What::Frozen);
+        if free || attempt == FREEZE_ATTEMPTS {
+            pair.report(at, Actor::A, Action::Frozen);
             break;
         }
-        duo.a.wake()?;
+        pair.a.wake()?;
     }
     Ok(())
 }

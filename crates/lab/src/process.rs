@@ -1,5 +1,6 @@
-//! The lab's end of its workers. Each is killed, by its id, on every path.
+//! The lab's handles of its workers. Each worker is killed, by its process id, on every path.
 
+use std::fmt::Display;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
@@ -8,49 +9,49 @@ use fencepost::{Error, ErrorKind, Moment};
 use fencepost_process::Process;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::event::{Event, What, Who, first};
-use crate::fault::{Fault, Result};
-use crate::scene::{SOON, Scene, alarm, now, within};
-use crate::worker::{Kind, Report, Role, Task, WORKER};
+use crate::environment::{Environment, STEP_TIMEOUT, alarm, now, within};
+use crate::error::{LabError, Result};
+use crate::event::{Action, Actor, Event, first};
+use crate::worker::{FailureKind, Report, Role, Task, WORKER};
 
-/// A worker that runs.
+/// A running worker.
 pub(crate) struct Worker(Process);
 
 impl Worker {
-    /// Starts one. What it says comes out of `heard` with `mark` on it; `None` is its end.
-    pub(crate) fn start<M: Copy + Send + 'static>(
-        scene: &Scene,
+    /// Starts a worker. Its reports go to `sender` with its `id`; `None` is the end of the process.
+    pub(crate) fn start<Id: Copy + Send + 'static>(
+        env: &Environment,
         task: &Task,
-        mark: M,
-        heard: UnboundedSender<(M, Option<Report>)>,
+        id: Id,
+        sender: UnboundedSender<(Id, Option<Report>)>,
     ) -> Result<Self> {
-        let fault = |error: std::io::Error| Fault::system("start a worker", &error);
-        let task = serde_json::to_string(task).map_err(|error| fault(error.into()))?;
-        let mut command = Command::new(&scene.program);
-        // What a terminal sends at ^C is for the lab, which ends its workers itself.
+        let failed = |error: std::io::Error| LabError::system("start a worker", &error);
+        let task = serde_json::to_string(task).map_err(|error| failed(error.into()))?;
+        let mut command = Command::new(&env.program);
+        // The terminal must not send ^C to the workers: the lab ends them itself.
         command.arg(WORKER).process_group(0);
         let process = Process::start(command, move |line| {
             let report = line.and_then(|line| serde_json::from_str(&line).ok());
             let goes_on = report.is_some();
-            heard.send((mark, report)).is_ok() && goes_on
+            sender.send((id, report)).is_ok() && goes_on
         });
-        let mut worker = Self(process.map_err(fault)?);
-        worker.tell(&task)?;
+        let mut worker = Self(process.map_err(failed)?);
+        worker.send(&task)?;
         Ok(worker)
     }
 
-    /// Sends a line. A frozen worker finds it when it wakes.
-    pub(crate) fn tell(&mut self, order: &str) -> Result<()> {
-        self.0.tell(order).map_err(|error| Fault::system("talk to a worker", &error))
+    /// Sends a line. A frozen worker reads it when it wakes.
+    pub(crate) fn send(&mut self, order: &str) -> Result<()> {
+        self.0.send(order).map_err(|error| LabError::system("write to a worker", &error))
     }
 
-    /// Freezes the worker, and waits until it stands.
+    /// Freezes the worker, and waits until it is frozen.
     pub(crate) async fn freeze(&self) -> Result<()> {
         signalled(self.0.freeze())?;
-        within(SOON, "a worker stands still", async {
+        within(STEP_TIMEOUT, "a worker to freeze", async {
             while !self.0.is_frozen() {
                 if !self.0.is_running() {
-                    return Err(Fault::System("a worker ended unasked".into()));
+                    return Err(LabError::System("a worker ended unexpectedly".into()));
                 }
                 alarm(now() + Duration::from_millis(1)).await;
             }
@@ -59,109 +60,115 @@ impl Worker {
         .await
     }
 
-    /// Lets it go on.
     pub(crate) fn wake(&self) -> Result<()> {
         signalled(self.0.wake())
     }
 
-    /// Ends it as a crash would, and waits until it is gone.
+    /// Kills the worker, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> Result<()> {
         signalled(self.0.kill())
     }
 }
 
 fn signalled(sent: std::io::Result<()>) -> Result<()> {
-    sent.map_err(|error| Fault::system("send a signal to a worker", &error))
+    sent.map_err(|error| LabError::system("send a signal to a worker", &error))
 }
 
-/// The two workers of one lock, what they do, and a clock that began with them.
-pub(crate) struct Duo<'a> {
-    pub(crate) a: Worker,
-    pub(crate) b: Worker,
-    heard: UnboundedReceiver<(Who, Option<Report>)>,
-    /// What happened so far, in the order in which it was heard.
-    pub(crate) events: Vec<Event>,
-    /// Until when A's guard is good, as far as A said.
-    pub(crate) good_until: Option<Moment>,
-    /// Whether the store sees A's process end.
-    pub(crate) presence: bool,
-    /// The TTL that the store keeps for A; what it was asked for until A has said.
-    pub(crate) ttl: Duration,
-    began: Moment,
-    say: &'a mut dyn FnMut(&Event),
-}
+/// The reports of several workers.
+pub(crate) struct Reports<Id>(pub(crate) UnboundedReceiver<(Id, Option<Report>)>);
 
-impl<'a> Duo<'a> {
-    /// Starts both and waits until they are connected.
-    pub(crate) async fn start(
-        scene: &Scene,
-        task: impl Fn(Who) -> (String, Duration, Duration, Role),
-        say: &'a mut dyn FnMut(&Event),
-    ) -> Result<Self> {
-        let (mouth, heard) = unbounded_channel();
-        let start = |who: Who| {
-            let (name, ttl, patience, role) = task(who);
-            let task = Task {
-                store: scene.url.clone(),
-                name,
-                label: format!("worker {who}"),
-                ttl_ms: ttl.as_millis() as u64,
-                patience_ms: patience.as_millis() as u64,
-                role,
-            };
-            Worker::start(scene, &task, who, mouth.clone())
-        };
-        let (a, b) = (start(Who::A)?, start(Who::B)?);
-        let (events, began, ttl) = (Vec::new(), now(), task(Who::A).1);
-        let mut duo =
-            Self { a, b, heard, events, good_until: None, presence: false, ttl, began, say };
-        for _ in 0..2 {
-            match duo.hear(SOON).await? {
-                (_, Report::Ready) => {}
-                (who, other) => {
-                    return Err(Fault::System(format!("worker {who} began with {other:?}")));
-                }
-            }
-        }
-        duo.began = now();
-        Ok(duo)
-    }
-
-    async fn hear(&mut self, limit: Duration) -> Result<(Who, Report)> {
-        within(limit, "a worker says something", async {
+impl<Id: Copy + Display> Reports<Id> {
+    /// The next report. A worker may end only if `may_end` says so.
+    pub(crate) async fn next(
+        &mut self,
+        timeout: Duration,
+        may_end: impl Fn(Id) -> bool,
+    ) -> Result<(Id, Report)> {
+        within(timeout, "a report from a worker", async {
             loop {
-                match self.heard.recv().await {
-                    Some((who, Some(Report::Failed { kind, message }))) => {
-                        return Err(failed(who, kind, &message));
+                match self.0.recv().await {
+                    Some((id, Some(Report::Failed { kind, message }))) => {
+                        return Err(failed(id, kind, &message));
                     }
-                    Some((who, Some(report))) => return Ok((who, report)),
-                    Some((who, None)) if self.has_ended(who) => {}
-                    Some((who, None)) => {
-                        return Err(Fault::System(format!("worker {who} ended unasked")));
+                    Some((id, Some(report))) => return Ok((id, report)),
+                    Some((id, None)) if may_end(id) => {}
+                    Some((id, None)) => {
+                        return Err(LabError::System(format!("worker {id} ended unexpectedly")));
                     }
-                    None => return Err(Fault::System("both workers are gone".into())),
+                    None => return Err(LabError::System("all workers have ended".into())),
                 }
             }
         })
         .await
     }
 
-    /// Whether `who` has done all it had to do, or was killed.
-    fn has_ended(&self, who: Who) -> bool {
-        let last =
-            |what: &What| matches!(what, What::Released | What::NotHeld { .. } | What::Killed);
-        first(&self.events, who, last).is_some()
+    /// Waits until this many workers are connected.
+    pub(crate) async fn all_ready(&mut self, workers: u32) -> Result<()> {
+        for _ in 0..workers {
+            match self.next(STEP_TIMEOUT, |_| false).await? {
+                (_, Report::Ready) => {}
+                (id, other) => {
+                    return Err(LabError::System(format!("worker {id} began with {other:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The two workers of one lock, their events, and a clock that started with them.
+pub(crate) struct WorkerPair<'a> {
+    pub(crate) a: Worker,
+    pub(crate) b: Worker,
+    reports: Reports<Actor>,
+    /// The events so far, in the order of their reports.
+    pub(crate) events: Vec<Event>,
+    /// The deadline of A's guard, as A last reported it.
+    pub(crate) deadline: Option<Moment>,
+    /// Whether the store detects the end of A's process.
+    pub(crate) presence: bool,
+    /// The TTL that the store granted A; the requested one until A has reported it.
+    pub(crate) ttl: Duration,
+    start: Moment,
+    progress: &'a mut dyn FnMut(&Event),
+}
+
+impl<'a> WorkerPair<'a> {
+    /// Starts both workers, and waits until they are connected.
+    pub(crate) async fn start(
+        env: &Environment,
+        task: impl Fn(Actor) -> (String, Duration, Duration, Role),
+        progress: &'a mut dyn FnMut(&Event),
+    ) -> Result<Self> {
+        let (sender, reports) = unbounded_channel();
+        let start = |who: Actor| {
+            let (name, ttl, wait_timeout, role) = task(who);
+            let task = Task {
+                store: env.url.clone(),
+                name,
+                label: format!("worker {who}"),
+                ttl_ms: ttl.as_millis() as u64,
+                wait_timeout_ms: wait_timeout.as_millis() as u64,
+                role,
+            };
+            Worker::start(env, &task, who, sender.clone())
+        };
+        let (a, b) = (start(Actor::A)?, start(Actor::B)?);
+        let mut reports = Reports(reports);
+        reports.all_ready(2).await?;
+        let (events, ttl, start) = (Vec::new(), task(Actor::A).1, now());
+        Ok(Self { a, b, reports, events, deadline: None, presence: false, ttl, start, progress })
     }
 
-    /// Waits until something happens to `who` that `is` says it waits for.
-    pub(crate) async fn until(
+    /// Waits for the first event of `who` that `is` accepts, counting past events too.
+    pub(crate) async fn wait_for(
         &mut self,
-        who: Who,
-        limit: Duration,
-        is: impl Fn(&What) -> bool,
-    ) -> Result<What> {
+        who: Actor,
+        timeout: Duration,
+        is: impl Fn(&Action) -> bool,
+    ) -> Result<Action> {
         let mut seen = 0;
-        let give_up = now() + limit;
+        let limit = now() + timeout;
         loop {
             while let Some(event) = self.events.get(seen) {
                 if event.who == who && is(&event.what) {
@@ -169,53 +176,61 @@ impl<'a> Duo<'a> {
                 }
                 seen += 1;
             }
-            match self.hear(give_up.since(now())).await? {
+            let events = &self.events;
+            let next = self.reports.next(limit.since(now()), |who| has_ended(events, who));
+            match next.await? {
                 (who, Report::Happened { at, what }) => {
-                    self.note(Moment::from_nanos(at), who, what);
+                    self.report(Moment::from_nanos(at), who, what);
                 }
-                (Who::A, Report::Good { until, presence, ttl_ms }) => {
-                    self.good_until = Some(Moment::from_nanos(until));
+                (Actor::A, Report::Deadline { at, presence, ttl_ms }) => {
+                    self.deadline = Some(Moment::from_nanos(at));
                     self.presence = presence;
                     self.ttl = Duration::from_millis(ttl_ms.into());
                 }
-                // `hear` has told of a failure.
                 _ => {}
             }
         }
     }
 
-    /// Something that the lab did, or heard of.
-    pub(crate) fn note(&mut self, at: Moment, who: Who, what: What) {
-        self.know(at, who, what);
+    /// Records an event, and shows it.
+    pub(crate) fn report(&mut self, at: Moment, who: Actor, what: Action) {
+        self.record(at, who, what);
         if let Some(event) = self.events.last() {
-            (self.say)(event);
+            (self.progress)(event);
         }
     }
 
-    /// Something that the lab knows afterwards.
-    pub(crate) fn know(&mut self, at: Moment, who: Who, what: What) {
-        self.events.push(Event { at: at.since(self.began), who, what });
+    /// Records an event that is only known later.
+    pub(crate) fn record(&mut self, at: Moment, who: Actor, what: Action) {
+        self.events.push(Event { at: at.since(self.start), who, what });
     }
 
-    /// When that happened to `who` first.
-    pub(crate) fn first(&self, who: Who, is: impl Fn(&What) -> bool) -> Option<Moment> {
-        first(&self.events, who, is).map(|event| self.began + event.at)
+    /// When the first such event of `who` happened.
+    pub(crate) fn first(&self, who: Actor, is: impl Fn(&Action) -> bool) -> Option<Moment> {
+        first(&self.events, who, is).map(|event| self.start + event.at)
     }
 
-    /// What happened, in the order in which it did.
+    /// The events in the order in which they happened.
     pub(crate) fn into_events(mut self) -> Vec<Event> {
         self.events.sort_by_key(|event| event.at);
         self.events
     }
 }
 
-pub(crate) fn failed(who: impl std::fmt::Display, kind: Kind, message: &str) -> Fault {
+/// Whether `who` has finished its task, or was killed.
+fn has_ended(events: &[Event], who: Actor) -> bool {
+    let last =
+        |what: &Action| matches!(what, Action::Released | Action::NotHeld { .. } | Action::Killed);
+    first(events, who, last).is_some()
+}
+
+fn failed(who: impl Display, kind: FailureKind, message: &str) -> LabError {
     let message = format!("worker {who}: {message}");
     match kind {
-        Kind::Held => Error::new(ErrorKind::Held(None), message).into(),
-        Kind::Unreachable => Error::unreachable(message).into(),
-        Kind::Refused => Error::refused(message).into(),
-        Kind::Invalid => Error::invalid(message).into(),
-        Kind::System => Fault::System(message),
+        FailureKind::Held => Error::new(ErrorKind::Held, message).into(),
+        FailureKind::Unreachable => Error::unreachable(message).into(),
+        FailureKind::Refused => Error::refused(message).into(),
+        FailureKind::Invalid => Error::invalid(message).into(),
+        FailureKind::System => LabError::System(message),
     }
 }

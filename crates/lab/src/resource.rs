@@ -1,24 +1,24 @@
 //! What the lock protects: a balance that two workers add to, and the ledger of a job's runs.
 //!
-//! The tables are made for one lab and dropped with it, however it ends; the mark of its lock name is forgotten. In a
-//! database of the user's the fence itself stays, if the lab had to install it, and the lab says so. Nothing else of
-//! such a database is changed: not its journal mode either.
+//! The tables are created for one lab and dropped when it ends, in whatever way; the mark of its lock name is forgotten.
+//! In a user's database the fence stays if the lab had to install it, and the lab reports that. Nothing else in such a
+//! database is changed, not even its journal mode.
 
 mod postgres;
 mod sqlite;
 
 use std::path::{Path, PathBuf};
 
-use fencepost::{Error, LockName, Token};
+use fencepost::{Error, FencingToken, LockName};
 use serde::{Deserialize, Serialize};
 
-use crate::fault::{Fault, Result};
+use crate::error::{LabError, Result};
 
-/// Which resource: what a worker is told.
+/// Names a resource, for the workers.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Resource {
     database: Database,
-    /// The end of the names of its tables.
+    /// The suffix of the table names.
     tag: String,
 }
 
@@ -26,15 +26,15 @@ pub(crate) struct Resource {
 enum Database {
     Sqlite {
         path: PathBuf,
-        /// It is the lab's own file, and goes with it.
+        /// It is the lab's own file, and is removed with it.
         own: bool,
     },
-    /// Its URL, which may carry a password.
+    /// The URL, which can contain a password.
     Postgres(String),
 }
 
-/// The fence of a transaction: the lock's name and the holder's token. `None` is a program without one.
-pub(crate) type Fence<'a> = Option<(&'a LockName, Token)>;
+/// What a transaction enters its fence with. `None` is a transaction without a fence.
+pub(crate) type Fence<'a> = Option<&'a FencingToken>;
 
 /// The names of the lab's tables.
 struct Tables {
@@ -44,26 +44,25 @@ struct Tables {
 }
 
 impl Resource {
-    /// The one that `url` names.
-    pub(crate) fn named(url: &str, tag: &str) -> Result<Self> {
+    pub(crate) fn from_url(url: &str, tag: &str) -> Result<Self> {
         let remedy = "give sqlite:PATH or postgres://HOST/DATABASE, or leave --resource out";
         let bad = |what: String| Err(Error::invalid(format!("{what}: {remedy}")).into());
         match url.split_once(':') {
             Some(("sqlite", path)) => {
                 let path = path.strip_prefix("//").unwrap_or(path);
                 if path.is_empty() {
-                    return bad("the resource sqlite: names no file".to_owned());
+                    return bad("the resource sqlite: has no path".to_owned());
                 }
                 let path = std::path::absolute(path)
-                    .map_err(|error| Fault::system("find the resource's file", &error))?;
-                Ok(Self::at(Database::Sqlite { path, own: false }, tag))
+                    .map_err(|error| LabError::system("find the resource's file", &error))?;
+                Ok(Self::new(Database::Sqlite { path, own: false }, tag))
             }
             Some(("postgres" | "postgresql", _)) => {
-                Ok(Self::at(Database::Postgres(url.to_owned()), tag))
+                Ok(Self::new(Database::Postgres(url.to_owned()), tag))
             }
-            // The rest of a URL may carry a password; its scheme does not.
+            // Show only the scheme: the rest of a URL can contain a password.
             Some((scheme, _)) if !scheme.is_empty() => {
-                bad(format!("the resource \"{}:...\" is unknown here", scheme.escape_debug()))
+                bad(format!("the resource \"{}:...\" is not supported", scheme.escape_debug()))
             }
             _ if url.is_empty() => bad("the resource is empty".to_owned()),
             _ => bad("the resource has no scheme".to_owned()),
@@ -71,15 +70,15 @@ impl Resource {
     }
 
     /// A SQLite file of the lab's own.
-    pub(crate) fn own(path: &Path, tag: &str) -> Self {
-        Self::at(Database::Sqlite { path: path.to_owned(), own: true }, tag)
+    pub(crate) fn own_file(path: &Path, tag: &str) -> Self {
+        Self::new(Database::Sqlite { path: path.to_owned(), own: true }, tag)
     }
 
-    fn at(database: Database, tag: &str) -> Self {
+    fn new(database: Database, tag: &str) -> Self {
         Self { database, tag: tag.replace(|c: char| !c.is_ascii_alphanumeric(), "_") }
     }
 
-    /// What kind of database it is.
+    /// The name of the kind of database.
     pub(crate) const fn kind(&self) -> &'static str {
         match self.database {
             Database::Sqlite { .. } => "sqlite",
@@ -87,7 +86,7 @@ impl Resource {
         }
     }
 
-    /// Whether it is there for the lab alone.
+    /// Whether it belongs to the lab.
     pub(crate) const fn is_own(&self) -> bool {
         matches!(self.database, Database::Sqlite { own: true, .. })
     }
@@ -103,7 +102,7 @@ impl Resource {
         Tables { account: table("account"), run: table("run"), effect: table("effect") }
     }
 
-    /// Connects to it.
+    /// Connects to the database.
     pub(crate) async fn open(&self) -> Result<Session> {
         let tables = self.names();
         match &self.database {
@@ -117,101 +116,80 @@ impl Resource {
     }
 }
 
-/// A connection to the resource. Each call is a transaction of its own.
+/// A connection to the resource. Each call is one transaction.
 pub(crate) enum Session {
     Sqlite(sqlite::Session),
     Postgres(postgres::Session),
 }
 
+/// Forwards a call to the session of the database. SQLite answers at once.
+macro_rules! forward {
+    ($session:ident.$call:ident($($argument:ident),*)) => {
+        match $session {
+            Session::Sqlite(session) => session.$call($($argument),*),
+            Session::Postgres(session) => session.$call($($argument),*).await,
+        }
+    };
+}
+
 impl Session {
-    /// Installs the fence unless it is there, whoever its owner is. Whether it was not.
+    /// Installs the fence if it is missing. Returns whether it was missing.
     pub(crate) async fn install_fence(&mut self) -> Result<bool> {
-        match self {
-            Self::Sqlite(session) => session.install_fence(),
-            Self::Postgres(session) => session.install_fence().await,
-        }
+        forward!(self.install_fence())
     }
 
-    /// Makes the account, or sets it back.
+    /// Creates the account, or resets its balance.
     pub(crate) async fn set_balance(&mut self, balance: i64) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.set_balance(balance),
-            Self::Postgres(session) => session.set_balance(balance).await,
-        }
+        forward!(self.set_balance(balance))
     }
 
-    /// Reads the balance. With a fence it enters first, which raises the mark before anything is read: without that
-    /// a read-modify-write is still lost (P8).
+    /// Reads the balance. With a fence it first enters, which raises the mark before the read: without that, an update
+    /// can still be lost (P8).
     pub(crate) async fn read(&mut self, fence: Fence<'_>) -> Result<i64> {
-        match self {
-            Self::Sqlite(session) => session.read(fence),
-            Self::Postgres(session) => session.read(fence).await,
-        }
+        forward!(self.read(fence))
     }
 
-    /// Writes the balance.
     pub(crate) async fn write(&mut self, balance: i64, fence: Fence<'_>) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.write(balance, fence),
-            Self::Postgres(session) => session.write(balance, fence).await,
-        }
+        forward!(self.write(balance, fence))
     }
 
-    /// Makes the ledger of a job's runs and the place where its effects show. Without `unique` the ledger is
-    /// no ledger: the control.
-    pub(crate) async fn make_ledger(&mut self, unique: bool) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.make_ledger(unique),
-            Self::Postgres(session) => session.make_ledger(unique).await,
-        }
+    /// Creates the ledger of a job's runs, and the table of its effects. Without `unique` the ledger excludes nothing:
+    /// the control.
+    pub(crate) async fn create_ledger(&mut self, unique: bool) -> Result<()> {
+        forward!(self.create_ledger(unique))
     }
 
-    /// Runs the job of `tick` unless somebody has: the key is inserted if it is absent, and the effect lies in
-    /// the same transaction. Whether it was us.
+    /// Runs the job of `tick` unless it has run: inserts the key if it is absent, and the effect in the same transaction.
+    /// Returns whether it ran.
     pub(crate) async fn run_if_absent(&mut self, tick: &str) -> Result<bool> {
-        match self {
-            Self::Sqlite(session) => session.run_if_absent(tick),
-            Self::Postgres(session) => session.run_if_absent(tick).await,
-        }
+        forward!(self.run_if_absent(tick))
     }
 
-    /// Runs the job of `tick`, whoever else has. Who holds the lock has looked before, with [`Self::runs`]: in a
-    /// transaction of its own, so that it is the lock and not the database that keeps others out between the two.
-    pub(crate) async fn act(&mut self, tick: &str) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.act(tick),
-            Self::Postgres(session) => session.act(tick).await,
-        }
+    /// Runs the job of `tick`, even if it has run. The holder of the lock has called [`Self::runs`] before, in another
+    /// transaction, so that the lock and not the database excludes others between the two.
+    pub(crate) async fn run(&mut self, tick: &str) -> Result<()> {
+        forward!(self.run(tick))
     }
 
     /// How often the job of `tick` ran.
     pub(crate) async fn runs(&mut self, tick: &str) -> Result<u64> {
-        match self {
-            Self::Sqlite(session) => session.runs(tick),
-            Self::Postgres(session) => session.runs(tick).await,
-        }
+        forward!(self.runs(tick))
     }
 
     /// Drops the tables of this lab.
-    pub(crate) async fn clear(&mut self) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.clear(),
-            Self::Postgres(session) => session.clear().await,
-        }
+    pub(crate) async fn drop_tables(&mut self) -> Result<()> {
+        forward!(self.drop_tables())
     }
 
-    /// Forgets the mark of a lock that nobody will take again. Without the record of a reset where that can be: it
-    /// would be as much of a leftover as the mark.
+    /// Forgets the mark of a lock that is not used again. Where possible this leaves no record of a reset, which would
+    /// also be a leftover.
     pub(crate) async fn forget(&mut self, name: &LockName) -> Result<()> {
-        match self {
-            Self::Sqlite(session) => session.forget(name),
-            Self::Postgres(session) => session.forget(name).await,
-        }
+        forward!(self.forget(name))
     }
 }
 
 impl Tables {
-    fn made(&self, balance: i64) -> String {
+    fn create_account(&self, balance: i64) -> String {
         let account = &self.account;
         format!(
             "CREATE TABLE IF NOT EXISTS {account} (id INTEGER PRIMARY KEY, balance BIGINT NOT NULL);
@@ -220,7 +198,7 @@ impl Tables {
         )
     }
 
-    fn ledger(&self, unique: bool) -> String {
+    fn create_ledger(&self, unique: bool) -> String {
         let Self { run, effect, .. } = self;
         let unique = if unique { "PRIMARY KEY" } else { "" };
         format!(
@@ -229,7 +207,7 @@ impl Tables {
         )
     }
 
-    fn dropped(&self) -> String {
+    fn drop_all(&self) -> String {
         [&self.account, &self.run, &self.effect]
             .map(|table| format!("DROP TABLE IF EXISTS {table};"))
             .concat()
@@ -243,15 +221,15 @@ impl Tables {
         format!("UPDATE {} SET balance = $1 WHERE id = 1", self.account)
     }
 
-    fn claim(&self) -> String {
+    fn insert_run(&self) -> String {
         format!("INSERT INTO {} VALUES ($1) ON CONFLICT DO NOTHING", self.run)
     }
 
-    fn act(&self) -> String {
+    fn insert_effect(&self) -> String {
         format!("INSERT INTO {} VALUES ($1)", self.effect)
     }
 
-    fn count(&self) -> String {
+    fn count_effects(&self) -> String {
         format!("SELECT count(*) FROM {} WHERE tick = $1", self.effect)
     }
 }

@@ -1,21 +1,21 @@
-//! What a lab set out to show, point by point, and whether it happened.
+//! The checks of a lab: what it should show, and whether it happened.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One point.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// What should have happened.
     pub what: String,
     /// Whether it did.
     pub holds: bool,
-    /// The figures.
+    /// What was observed.
     pub seen: String,
 }
 
-/// All points of a lab.
+/// All checks of a lab.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Verdict(Vec<Check>);
@@ -25,28 +25,22 @@ impl Verdict {
         self.0.push(Check { what: what.into(), holds, seen: seen.into() });
     }
 
-    /// Whether everything happened.
+    /// Whether all checks hold.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.0.iter().all(|check| check.holds)
     }
 
-    /// The points.
+    /// One line with the checks that failed.
     #[must_use]
-    pub fn checks(&self) -> &[Check] {
-        &self.0
-    }
-
-    /// One line that names what did not happen.
-    #[must_use]
-    pub fn complaint(&self) -> String {
-        let missing: Vec<String> = self
+    pub fn failure(&self) -> String {
+        let failed: Vec<String> = self
             .0
             .iter()
             .filter(|check| !check.holds)
             .map(|check| format!("{} ({})", check.what, check.seen))
             .collect();
-        format!("what this lab shows did not happen: {}", missing.join("; "))
+        format!("the expected result did not happen: {}", failed.join("; "))
     }
 }
 

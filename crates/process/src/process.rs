@@ -9,27 +9,27 @@ use crate::spawner;
 
 /// A child process that is killed when this is dropped.
 ///
-/// A signal reaches this process or nobody: its id is free for others once it has been waited for, and from then on
-/// no signal is sent. Looking whether it runs does not wait for it.
+/// A signal reaches this process or none: after the process was reaped its id can be used again, so no signal is sent.
+/// [`is_running`](Self::is_running) does not reap it.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     pid: Pid,
-    waited_for: bool,
+    reaped: bool,
 }
 
 impl Process {
-    /// Starts the command, from the thread that starts all of them.
+    /// Starts the command, on the thread that starts all processes.
     pub fn spawn(command: Command) -> io::Result<Self> {
         let child = spawner::spawn(command)?;
-        Ok(Self { pid: Pid::from_child(&child), child, waited_for: false })
+        Ok(Self { pid: Pid::from_child(&child), child, reaped: false })
     }
 
-    /// Starts a worker. `hear` is given each line that it writes, and `None` after the last one, on a thread of its
-    /// own, until it returns false.
+    /// Starts a worker. A thread calls `receive` with each line that the worker writes, and with `None` after the last
+    /// one, until it returns false.
     pub fn start(
         mut command: Command,
-        mut hear: impl FnMut(Option<String>) -> bool + Send + 'static,
+        mut receive: impl FnMut(Option<String>) -> bool + Send + 'static,
     ) -> io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut worker = Self::spawn(command)?;
@@ -37,7 +37,7 @@ impl Process {
         let lines = lines.map_while(io::Result::ok).map(Some).chain([None]);
         std::thread::Builder::new().name("fencepost-worker".into()).spawn(move || {
             for line in lines {
-                if !hear(line) {
+                if !receive(line) {
                     return;
                 }
             }
@@ -45,25 +45,27 @@ impl Process {
         Ok(worker)
     }
 
-    /// Tells a worker something. A frozen one finds it when it wakes.
-    pub fn tell(&mut self, line: &str) -> io::Result<()> {
+    /// Sends a line to a worker. A frozen worker reads it when it wakes.
+    pub fn send(&mut self, line: &str) -> io::Result<()> {
         match &mut self.child.stdin {
             Some(stdin) => writeln!(stdin, "{line}"),
-            None => Err(io::Error::new(io::ErrorKind::BrokenPipe, "it has no standard input")),
+            None => {
+                Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process has no standard input"))
+            }
         }
     }
 
-    /// Its standard input, if that is a pipe and was not taken before.
+    /// Takes its standard input, if that is a pipe.
     pub fn stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// The same of its standard output.
+    /// Takes its standard output, if that is a pipe.
     pub fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// The same of its standard error.
+    /// Takes its standard error, if that is a pipe.
     pub fn stderr(&mut self) -> Option<ChildStderr> {
         self.child.stderr.take()
     }
@@ -76,40 +78,40 @@ impl Process {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        if self.waited_for {
+        if self.reaped {
             let message = format!("process {} has ended", self.id());
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
         Ok(kill_process(self.pid, signal)?)
     }
 
-    /// Freezes it (SIGSTOP). That takes effect when [`is_frozen`](Self::is_frozen) says so.
+    /// Freezes it (SIGSTOP). It is frozen when [`is_frozen`](Self::is_frozen) says so.
     pub fn freeze(&self) -> io::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Continues it (SIGCONT).
     pub fn wake(&self) -> io::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Whether none of its threads runs, until it is woken.
+    /// Whether all its threads are stopped.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
-        matches!(self.look(WaitIdOptions::STOPPED), Ok(Some(status)) if status.stopped())
+        matches!(self.status(WaitIdOptions::STOPPED), Ok(Some(status)) if status.stopped())
     }
 
-    /// Whether it has not ended. A frozen process runs.
+    /// Whether it has not ended. A frozen process counts as running.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        matches!(self.look(WaitIdOptions::EXITED), Ok(None))
+        matches!(self.status(WaitIdOptions::EXITED), Ok(None))
     }
 
-    fn look(&self, at: WaitIdOptions) -> io::Result<Option<rustix::process::WaitIdStatus>> {
-        if self.waited_for {
+    fn status(&self, of: WaitIdOptions) -> io::Result<Option<rustix::process::WaitIdStatus>> {
+        if self.reaped {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let flags = at | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let flags = of | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(self.pid), flags)?)
     }
 
@@ -119,17 +121,17 @@ impl Process {
         self.wait().map(|_| ())
     }
 
-    /// Waits for its end, without a limit: [`is_running`](Self::is_running) is for those who have one.
+    /// Waits for its end, without a limit. With a limit, poll [`is_running`](Self::is_running).
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         let status = self.child.wait()?;
-        self.waited_for = true;
+        self.reaped = true;
         Ok(status)
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Harmless if it has ended already: until it is waited for, its id is not used again.
+        // Harmless if it has ended: its id is not used again before it is reaped.
         let _ = self.kill();
     }
 }
@@ -143,23 +145,23 @@ mod tests {
 
     #[test]
     fn frozen_worker_answers_after_waking_and_killed_one_gets_no_signal() {
-        let (heard, lines) = channel();
+        let (sender, lines) = channel();
         let next = || lines.recv_timeout(Duration::from_secs(30)).unwrap();
         let mut command = Command::new("sh");
-        command.args(["-c", "while read line; do echo heard $line; done"]);
-        let mut worker = Process::start(command, move |line| heard.send(line).is_ok()).unwrap();
-        worker.tell("one").unwrap();
-        assert_eq!(next().as_deref(), Some("heard one"));
+        command.args(["-c", "while read line; do echo received $line; done"]);
+        let mut worker = Process::start(command, move |line| sender.send(line).is_ok()).unwrap();
+        worker.send("one").unwrap();
+        assert_eq!(next().as_deref(), Some("received one"));
 
         worker.freeze().unwrap();
         while !worker.is_frozen() {
             std::thread::yield_now();
         }
         assert!(worker.is_running());
-        worker.tell("two").unwrap();
-        assert!(lines.recv_timeout(Duration::from_millis(50)).is_err(), "it stands still");
+        worker.send("two").unwrap();
+        assert!(lines.recv_timeout(Duration::from_millis(50)).is_err(), "it is frozen");
         worker.wake().unwrap();
-        assert_eq!(next().as_deref(), Some("heard two"));
+        assert_eq!(next().as_deref(), Some("received two"));
 
         worker.freeze().unwrap();
         worker.kill().unwrap();

@@ -1,7 +1,7 @@
 //! One thread starts all processes.
 //!
-//! A process that asked the kernel to be killed with its parent (`PR_SET_PDEATHSIG`) is killed when the *thread*
-//! ends that started it. A test's thread ends with the test; this one lives as long as the program.
+//! With `PR_SET_PDEATHSIG` the kernel kills a process when the *thread* that started it ends. A test's thread ends with
+//! the test; this thread lives as long as the program.
 
 use std::io;
 use std::process::{Child, Command};
@@ -17,7 +17,6 @@ static SPAWNER: LazyLock<io::Result<Sender<Order>>> = LazyLock::new(|| {
     let (sender, orders) = channel::<Order>();
     let start = move || {
         for mut order in orders {
-            // Whoever asked waits for the answer.
             let _ = order.answer.send(order.command.spawn());
         }
     };

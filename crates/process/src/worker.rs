@@ -4,7 +4,7 @@ use std::io::{self, BufRead as _, Write as _};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Has the kernel kill this process when its parent ends. A frozen process does not see its input end.
+/// Makes the kernel kill this process when its parent ends. A frozen process does not notice that its input is closed.
 pub fn end_with_parent() {
     #[cfg(target_os = "linux")]
     {
@@ -13,13 +13,13 @@ pub fn end_with_parent() {
     }
 }
 
-/// What the parent says, line by line. When the parent goes away this process ends, as if it had crashed.
+/// The lines from the parent. When the parent ends, this process exits as after a crash.
 #[must_use]
 pub fn orders() -> UnboundedReceiver<String> {
-    let (said, orders) = unbounded_channel();
+    let (sender, orders) = unbounded_channel();
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(io::Result::ok) {
-            if said.send(line).is_err() {
+            if sender.send(line).is_err() {
                 return;
             }
         }
@@ -28,9 +28,9 @@ pub fn orders() -> UnboundedReceiver<String> {
     orders
 }
 
-/// Says something to the parent, in one line.
+/// Sends a line to the parent.
 pub fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // Whoever would hear of a failure here is the one who is gone.
+    // A failure means that the parent is gone.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

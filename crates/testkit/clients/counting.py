@@ -5,7 +5,7 @@ import time
 
 
 def count(acquire, release, directory, who, pause_ms):
-    """Reads the counter, dawdles, writes it back; says when it begins and when it is through; rests."""
+    """Reads the counter, pauses, writes it back; reports when it begins and when it ends; rests."""
 
     def record(moment):
         with open(f"{directory}/record", "a") as file:

@@ -32,7 +32,7 @@ def call(connection, path, message):
 
 
 def keep_alive():
-    """The service does not: a lease is its user's matter."""
+    """The service does not: its users must renew their leases."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     while True:
         call(connection, "lease/keepalive", {"ID": lease})

@@ -1,4 +1,4 @@
-"""Stands for election with kazoo as a program of its users would.
+"""Campaigns with kazoo as a program of its users would.
 
 usage: kazoo_election.py HOSTS PATH SESSION_MS VALUE
 Says `ready`, then does what each line on stdin asks: `acquire` campaigns, and says `granted` and the token when it

@@ -1,9 +1,9 @@
 // Uses the lock of npm redlock as a program of its users would.
 //
 // usage: npm_redlock.js PORT,PORT,... NAME TTL_MS
-// Says `ready`, then does what each line on stdin asks and answers with one line: `acquire` waits and says
-// `granted`; `try` does not wait and may say `refused`; `extend` and `release` say `extended` and
-// `released`, or the error; `count DIRECTORY` counts there until there is a file `enough`, and says how often
+// Prints `ready`, then executes each line on stdin and answers with one line: `acquire` waits and prints
+// `granted`; `try` does not wait and may print `refused`; `extend` and `release` print `extended` and
+// `released`, or the error; `count DIRECTORY` counts there until there is a file `enough`, and prints how often
 // it did. Ends when stdin does.
 
 "use strict";
@@ -37,7 +37,7 @@ const verbs = {
     await lock.unlock();
     return "released";
   },
-  // Reads the counter, dawdles, writes it back; then says who did, and rests.
+  // Reads the counter, pauses, writes it back; then logs who did, and rests.
   async count(directory) {
     let rounds = 0;
     for (; !fs.existsSync(`${directory}/enough`); rounds++) {

@@ -39,7 +39,7 @@ def release():
 
 
 def count(directory):
-    """Reads the counter, dawdles, writes it back; then says who did, and rests."""
+    """Reads the counter, pauses, writes it back; then logs who did, and rests."""
     rounds = 0
     while not os.path.exists(f"{directory}/enough"):
         with lock:

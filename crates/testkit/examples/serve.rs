@@ -1,4 +1,4 @@
-//! `serve STORE`: starts a store of its own for a script, prints its URL, and serves until its input ends.
+//! `serve STORE`: starts a store for a script, prints its URL, and serves until its input ends.
 
 use std::io::{self, Read as _};
 

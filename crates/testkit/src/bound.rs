@@ -1,20 +1,20 @@
 //! Starting servers so that none outlives the test run.
 //!
-//! A handle kills its server when it is dropped, but a test process that is killed, or ends with a server
-//! in a `static`, drops nothing. So servers are started through `setpriv --pdeathsig KILL` (util-linux): it
-//! asks the kernel to kill this process when its parent ends, and then becomes the server; the pid stays.
-//! Doing the same between fork and exec ourselves would need unsafe code.
+//! A handle kills its server on drop, but a test process that is killed, or ends with a server in a `static`, drops nothing.
+//! So servers are started through `setpriv --pdeathsig KILL` (util-linux): it asks the kernel to kill this process when its
+//! parent ends, and then becomes the server, with the same pid. Doing that between fork and exec ourselves would need
+//! unsafe code.
 //!
-//! Without `setpriv` a server is started as it is, and only its handle ends it.
+//! Without `setpriv` only the handle ends a server.
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The same command, through `setpriv` where there is one.
+/// The same command, through `setpriv` if it is installed.
 pub(crate) fn bound(command: &Command) -> io::Result<Command> {
-    // Looked up here because a failure inside `setpriv` would be an exit status, not an error.
+    // Looked up here, because a failure inside `setpriv` would be an exit status, not an error.
     let program = find(command.get_program())?;
     let mut bound = match find(OsStr::new("setpriv")) {
         Ok(setpriv) if cfg!(target_os = "linux") => {
@@ -37,7 +37,7 @@ pub(crate) fn bound(command: &Command) -> io::Result<Command> {
     Ok(bound)
 }
 
-/// The program's file: as named if the name is a path, else the first of that name on `PATH`.
+/// The program's file: the name itself if it is a path, otherwise the first of that name on `PATH`.
 fn find(program: &OsStr) -> io::Result<PathBuf> {
     let named = Path::new(program);
     let path = std::env::var_os("PATH").unwrap_or_default();

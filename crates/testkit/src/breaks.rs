@@ -1,4 +1,4 @@
-//! How soon a broken holder learns of it.
+//! How soon a broken holder learns of the break.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use fencepost::{Fencepost, LossCause};
 
 use crate::time::{LIMIT, now, pass, within};
 
-/// Breaks the grant of a holder that has had it for a moment, as often as `FENCEPOST_BREAK_ROUNDS` says (5 without it), and
-/// prints how long it took until the guard was lost. The next renewal is too far away for it to have been that.
+/// Breaks the grant of a holder that has had it for a moment, `FENCEPOST_BREAK_ROUNDS` times (default 5), and prints how long
+/// it took until the guard was lost. The next renewal is too far away to be the cause.
 pub async fn broken_holder_learns_at_once(holder: &Fencepost, operator: &Fencepost, ttl: Duration) {
     let rounds = std::env::var("FENCEPOST_BREAK_ROUNDS").ok().and_then(|it| it.parse().ok());
     let (mut took, mut confirmed) = (Vec::new(), 0);
     for _ in 0..rounds.unwrap_or(5) {
-        let guard = holder.lock("notified").ttl(ttl).acquire_within(LIMIT).await.unwrap();
+        let guard = holder.lock("notified").ttl(ttl).wait_timeout(LIMIT).acquire().await.unwrap();
         assert!(guard.ttl().as_duration() / 3 > LIMIT, "the store keeps {:?}", guard.ttl());
-        // The holder subscribes in the background, for a grant that it has had for a moment.
+        // The holder subscribes in the background, once it has had the grant for a moment.
         pass(Duration::from_millis(500)).await;
         let start = now();
         let (broken, lost) = tokio::join!(operator.break_lock("notified"), async {
@@ -29,7 +29,7 @@ pub async fn broken_holder_learns_at_once(holder: &Fencepost, operator: &Fencepo
         }
         took.push(lost.1);
     }
-    // On a machine that stands still for a second one may not be.
+    // On a machine that stalls for a second a break may be unconfirmed.
     assert!(confirmed > 0, "every holder learned of it, and no break was confirmed");
     took.sort();
     let at = |share: usize| took[(took.len() * share).div_ceil(100).saturating_sub(1)];

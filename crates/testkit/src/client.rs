@@ -1,8 +1,8 @@
-//! A tiny blocking Redis client: enough to look at a server from outside the client under test.
+//! A tiny blocking Redis client, to inspect a server without the client under test.
 //!
-//! It speaks RESP2 over one TCP connection, never connects again by itself, and never waits without limit:
-//! a frozen server is a `WouldBlock` or `TimedOut` error. If nothing of the answer had come by then, a later
-//! [`receive`](Client::receive) still gets it.
+//! It speaks RESP2 over one TCP connection, never reconnects, and never waits without a limit: a frozen server is a
+//! `WouldBlock` or `TimedOut` error. If no byte of the reply had come by then, a later [`receive`](Client::receive) still
+//! gets it.
 
 use std::io::{self, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects. Every step of this connection may take [`SOON`], until [`set_timeout`](Self::set_timeout).
+    /// Connects. Every step of this connection may take [`SOON`], unless [`set_timeout`](Self::set_timeout) changes that.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, SOON)?;
         stream.set_nodelay(true)?;
@@ -27,19 +27,19 @@ impl Client {
         Ok(client)
     }
 
-    /// How long each read and write may take.
+    /// Sets how long each read and write may take.
     pub fn set_timeout(&self, limit: Duration) -> io::Result<()> {
         let stream = self.stream.get_ref();
         stream.set_read_timeout(Some(limit))?;
         stream.set_write_timeout(Some(limit))
     }
 
-    /// Gives the password.
+    /// Logs in with the password.
     pub fn authenticate(&mut self, password: &str) -> io::Result<()> {
         self.command(&["AUTH", password])?.text().map(|_| ())
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for its reply.
     pub fn command(&mut self, words: &[&str]) -> io::Result<Reply> {
         self.send(words)?;
         self.receive()
@@ -54,7 +54,7 @@ impl Client {
         self.stream.get_mut().write_all(&request)
     }
 
-    /// Waits for the next answer.
+    /// Waits for the next reply.
     pub fn receive(&mut self) -> io::Result<Reply> {
         Reply::read(&mut self.stream)
     }

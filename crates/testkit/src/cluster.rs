@@ -1,7 +1,7 @@
 //! Three servers that are one store, and the network between them.
 //!
-//! What must hold: who waits for the cluster waits for the members that can take part, that is, which run,
-//! are not frozen and are not cut off.
+//! What must hold: a wait for the cluster waits for the members that can take part: those that run, are not frozen and are
+//! not cut off.
 
 use std::io;
 use std::ops::Deref;
@@ -14,19 +14,19 @@ use crate::server::Server;
 use crate::wait::until;
 
 const MEMBERS: usize = 3;
-/// How long an election and what follows may take.
+/// How long an election and its consequences may take.
 const SETTLED: Duration = Duration::from_secs(30);
 
-/// A make of server, alone or as one of a cluster.
+/// A kind of server, alone or in a cluster.
 pub trait Clustered: Deref<Target = Server> + Sized {
-    /// What comes before the addresses in its URL.
+    /// The scheme of its URL.
     const SCHEME: &'static str;
 
-    /// Whether it is ours and serves reads as new as the leader's, asked once and for a short time. Fails if
-    /// nobody can ask.
+    /// Whether it is ours and serves reads as new as the leader's; asked once, with a short timeout. Fails if it cannot be
+    /// asked.
     fn serves(&self) -> io::Result<bool>;
 
-    /// Which of these leads, if all others of them follow it, asked once.
+    /// Which of these leads, if all the others follow it; asked once.
     fn leader_among(servers: &[&Self]) -> Option<usize>;
 
     /// Waits until a server that was launched serves.
@@ -50,8 +50,8 @@ pub struct Member<S> {
 }
 
 impl<S: Clustered> Cluster<S> {
-    /// Has `launch` launch the members, and waits until all serve. It is told the port of each for clients,
-    /// those of each for the others, and the doors through which they reach these.
+    /// Starts the members with `launch` and waits until all serve. `launch` gets the client port of each, the peer ports, and the
+    /// doors through which they reach each other.
     pub(crate) fn launch<const PORTS: usize>(
         launch: impl Fn(&[u16], &[[u16; PORTS]], &Peers) -> io::Result<Vec<S>>,
     ) -> io::Result<Self> {
@@ -68,7 +68,7 @@ impl<S: Clustered> Cluster<S> {
             let servers = launch(&for_clients, &for_peers, &peers)?.into_iter().enumerate();
             let member = |(index, server)| Member { server, index, peers: Arc::clone(&peers) };
             let members: Vec<_> = servers.map(member).collect();
-            // Not one after the other: none serves before most have started.
+            // Together: none serves before most have started.
             members.iter().try_for_each(|member| member.server.wait_until_up())?;
             Ok(Self { members })
         })?;
@@ -76,7 +76,7 @@ impl<S: Clustered> Cluster<S> {
         Ok(cluster)
     }
 
-    /// The members. They stay in this order.
+    /// The members, in a fixed order.
     #[must_use]
     pub fn members(&self) -> &[Member<S>] {
         &self.members
@@ -89,8 +89,7 @@ impl<S: Clustered> Cluster<S> {
         format!("{}://{}", S::SCHEME, addresses.collect::<Vec<_>>().join(","))
     }
 
-    /// Waits until one of the members that can take part leads and the others of them follow, and gives its
-    /// index.
+    /// Waits until one of the members that can take part leads and the others follow. Returns its index.
     pub fn leader(&self) -> io::Result<usize> {
         let mut leader = None;
         until(SETTLED, "one member leads and the others follow", || {
@@ -128,13 +127,13 @@ impl<S: Clustered> Cluster<S> {
 }
 
 impl<S: Clustered> Member<S> {
-    /// Cuts the member off from the others, in both directions: when this returns, their connections are
-    /// closed and new ones are refused. Clients still reach it; it needs a moment to notice that it is alone.
+    /// Cuts the member off from the others, in both directions: when this returns, their connections are closed and new ones are
+    /// refused. Clients still reach it; it needs a moment to notice.
     pub fn cut_off(&self) {
         self.peers.cut_off(self.index);
     }
 
-    /// Lets the member and the others reach each other again. They need a moment to notice.
+    /// Reconnects the member with the others. They need a moment to notice.
     pub fn heal(&self) {
         self.peers.heal(self.index);
     }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 /// Longer than anything here takes, even on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The command under test. Cargo names it to those that it runs; else it lies above the test program.
+/// The command under test. Cargo names it to the tests it runs; otherwise it is above the test program.
 fn program() -> PathBuf {
     let named = std::env::var_os("CARGO_BIN_EXE_fencepost").map(PathBuf::from);
     named.unwrap_or_else(|| {
@@ -23,9 +23,9 @@ fn program() -> PathBuf {
     })
 }
 
-/// A fresh embedded store in a directory that goes with it.
+/// A fresh embedded store in a temporary directory.
 pub struct Store {
-    /// Where its file lies, and what a test writes.
+    /// The directory of its file and of the test's files.
     pub dir: tempfile::TempDir,
 }
 
@@ -65,8 +65,8 @@ impl Store {
     }
 
     /// Runs it to its end and gives back its exit code and both outputs.
-    pub fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        heard(&self.output(arguments))
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        outcome_of(&self.output(arguments))
     }
 
     /// Starts it; it is killed if the test ends first.
@@ -76,16 +76,16 @@ impl Store {
         Running::new(command)
     }
 
-    /// Nobody holds or waits for anything.
+    /// The store has neither holders nor waiters.
     pub fn assert_empty(&self) {
-        let (code, out, err) = self.say(&["ls", "--json"]);
+        let (code, out, err) = self.run(&["ls", "--json"]);
         assert_eq!(code, Some(0), "{err}");
         assert!(out.contains(r#""locks":[]"#), "{out}");
     }
 
-    /// Whether `name` is held, by whom it says.
+    /// Whether `name` is held, with this label.
     pub fn holder(&self, name: &str) -> Option<String> {
-        let (code, out, err) = self.say(&["show", "--json", name]);
+        let (code, out, err) = self.run(&["show", "--json", name]);
         assert_eq!(code, Some(0), "{err}");
         let from = out.split_once(r#""label":""#)?.1;
         Some(from.split_once('"')?.0.to_owned()).filter(|_| out.contains(r#""holder":{"#))
@@ -93,7 +93,7 @@ impl Store {
 }
 
 /// Exit code as a shell shows it (128+N after signal N), stdout, stderr.
-pub fn heard(output: &Output) -> (Option<i32>, String, String) {
+pub fn outcome_of(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let code = output.status.code().or_else(|| Some(128 + output.status.signal()?));
     (code, text(&output.stdout), text(&output.stderr))
@@ -118,12 +118,12 @@ impl Running {
         self.0.signal(signal).unwrap();
     }
 
-    /// What it reads.
+    /// Its standard input.
     pub fn stdin(&mut self) -> ChildStdin {
         self.0.stdin().unwrap()
     }
 
-    /// What it prints on stdout, line by line as it comes.
+    /// Its standard output, line by line.
     pub fn lines(&mut self) -> Lines<BufReader<ChildStdout>> {
         BufReader::new(self.0.stdout().unwrap()).lines()
     }
@@ -137,7 +137,7 @@ impl Running {
         if let Some(mut stderr) = self.0.stderr() {
             stderr.read_to_end(&mut output.stderr).unwrap();
         }
-        heard(&output)
+        outcome_of(&output)
     }
 
     /// Waits for it to end; the signal that ended it.
@@ -156,7 +156,7 @@ impl Running {
     }
 }
 
-/// Looks again and again until `come` is true. The one place here that waits.
+/// Polls until `come` is true. The only wait in this file.
 #[expect(clippy::disallowed_methods, reason = "a test polls a condition, with a limit, only here")]
 pub fn wait_for(what: &str, limit: Duration, mut come: impl FnMut() -> bool) {
     let until = BootClock.now() + limit;
@@ -166,7 +166,7 @@ pub fn wait_for(what: &str, limit: Duration, mut come: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until `file` has something in it, and gives it back.
+/// Waits until `file` has content, and returns it.
 pub fn wait_for_text(file: &Path) -> String {
     let mut text = String::new();
     wait_for(&format!("text in {}", file.display()), LIMIT, || {
@@ -176,7 +176,7 @@ pub fn wait_for_text(file: &Path) -> String {
     text.trim().to_owned()
 }
 
-/// Those that do something: whoever started the tests may ignore some (`nohup`), and that is inherited.
+/// Signals with a default action: the parent of the tests may ignore some (`nohup`), and that is inherited.
 pub fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
@@ -189,12 +189,12 @@ pub fn not_ignored(signals: &[Signal]) -> Vec<Signal> {
     listening
 }
 
-/// What time it is, on the clock that the library reads.
+/// The current time on the library's clock.
 pub fn now() -> Moment {
     BootClock.now()
 }
 
-/// The processes of a group that run, zombies left out.
+/// The running processes of a group, without zombies.
 pub fn running_in_group(group: i32) -> Vec<i32> {
     processes().into_iter().filter(|p| p.group == group && !p.zombie).map(|p| p.id).collect()
 }
@@ -211,7 +211,7 @@ pub fn children_of(parent: i32, text: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Whether there is such a process, zombies left out.
+/// Whether this process exists and is not a zombie.
 pub fn is_running(id: i32) -> bool {
     processes().iter().any(|p| p.id == id && !p.zombie)
 }

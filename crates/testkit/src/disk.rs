@@ -1,15 +1,15 @@
-//! Where test files lie. On many systems `/tmp` is memory, and a store that is to outlast a reboot is not kept there.
+//! A directory for test files. On many systems `/tmp` is memory, where no store that must survive a reboot is allowed.
 
 use std::io;
 use std::path::Path;
 
 use tempfile::TempDir;
 
-/// tmpfs, ramfs, overlay and AUFS: what ends with a reboot or a container.
+/// tmpfs, ramfs, overlay and AUFS: file systems that end with a reboot or a container.
 const VOLATILE: [u64; 4] = [0x0102_1994, 0x8584_58f6, 0x794c_7630, 0x6175_6673];
 
-/// A new directory on a disk: among the temporary files, else beside the test program. Where neither is on a disk, as
-/// in a container without volumes, it says so, and what needs one will fail.
+/// A new directory on a disk: among the temporary files, otherwise beside the test program. If neither is on a disk, as in a
+/// container without volumes, it prints that, and tests that need a disk will fail.
 pub fn directory_on_disk() -> io::Result<TempDir> {
     let temporary = std::env::temp_dir();
     if is_on_disk(&temporary) {

@@ -1,4 +1,4 @@
-//! What must hold of elections on every store, between clients of ours.
+//! Elections between our clients, as every store must support them.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ pub async fn leader(client: &Fencepost, name: &str) -> Option<Leader> {
     client.election(name).leader().await.unwrap()
 }
 
-/// What the leader says of itself.
-pub async fn said(client: &Fencepost, name: &str) -> Option<Vec<u8>> {
+/// The leader's value.
+pub async fn value_of_leader(client: &Fencepost, name: &str) -> Option<Vec<u8>> {
     Some(leader(client, name).await?.value?.as_bytes().to_vec())
 }
 
-/// Observes until this is said, and nothing of another term in between.
+/// Observes until this value comes, and no other term in between.
 pub async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Option<Leader> {
     let wanted = value.map(|value| Value::new(value).unwrap());
     within(LIMIT, "the observer sees it", async {
@@ -48,23 +48,27 @@ pub async fn sees(observer: &mut Observer, value: Option<&[u8]>) -> Option<Leade
     .await
 }
 
-/// A leader says what it will, the next one waits with its own words, and each has the name in its turn.
+/// A leader changes its value, the next candidate waits with its own, and each leads in order.
 pub async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepost) {
     let mut observer = theirs.election("e").observe().unwrap();
     assert_eq!(within(LIMIT, "it looks", observer.next()).await.unwrap(), None);
     let first = leads(campaigns(ours, "e", b"first", LONG)).await;
     assert_eq!(sees(&mut observer, Some(b"first")).await.unwrap().term, Some(first.term()));
-    // Words of any kind, and none at all.
+    // Values of any content, and an empty one.
     let odd = [&[0, 255, b' ', b'\n', b'%'][..], &[7; Value::MAX_BYTES], b""];
     for words in odd {
         first.proclaim(words).await.unwrap();
-        assert_eq!(said(theirs, "e").await.as_deref(), Some(words));
+        assert_eq!(value_of_leader(theirs, "e").await.as_deref(), Some(words));
         assert_eq!(sees(&mut observer, Some(words)).await.unwrap().term, Some(first.term()));
     }
 
     let next = campaigns(theirs, "e", b"second", LONG);
     until_waiting(ours, "e", 1).await;
-    assert_eq!(said(ours, "e").await.as_deref(), Some(&b""[..]), "who waits does not lead");
+    assert_eq!(
+        value_of_leader(ours, "e").await.as_deref(),
+        Some(&b""[..]),
+        "a waiter does not lead"
+    );
     let term = first.term();
     first.resign().await.unwrap();
     let second = leads(next).await;
@@ -73,27 +77,27 @@ pub async fn one_leads_after_the_other(ours: &Fencepost, theirs: &Fencepost) {
     second.resign().await.unwrap();
     assert_eq!(sees(&mut observer, None).await, None);
 
-    // The words go with the grant.
+    // The value ends with the grant.
     let guard = ours.lock("e").ttl(LONG).acquire().await.unwrap();
     let shown = leader(theirs, "e").await.unwrap();
     assert_eq!((shown.term, shown.value), (Some(guard.token()), None));
     guard.release().await.unwrap();
 }
 
-/// Renewals leave the words as they are, and keep them as long as the lock.
-pub async fn renewals_keep_the_words(ours: &Fencepost, theirs: &Fencepost, ttl: Duration) {
+/// Renewals keep the value for as long as the lock.
+pub async fn renewals_keep_the_value(ours: &Fencepost, theirs: &Fencepost, ttl: Duration) {
     let leadership = leads(campaigns(ours, "kept", b"before", ttl)).await;
     leadership.proclaim("words").await.unwrap();
     for _ in 0..4 {
         let before = leadership.guard().deadline();
         until("it is renewed", async || leadership.guard().deadline() > before).await;
-        assert_eq!(said(theirs, "kept").await.as_deref(), Some(&b"words"[..]));
+        assert_eq!(value_of_leader(theirs, "kept").await.as_deref(), Some(&b"words"[..]));
     }
     leadership.check().unwrap();
 }
 
-/// Who has lost it has nothing to say any more.
-pub async fn a_deposed_leader_is_not_heard(ours: &Fencepost, theirs: &Fencepost) {
+/// A lost leader cannot change the value.
+pub async fn lost_leader_cannot_change_the_value(ours: &Fencepost, theirs: &Fencepost) {
     let old = leads(campaigns(ours, "deposed", b"old", LONG)).await;
     theirs.break_lock("deposed").await.unwrap().unwrap();
     let new = leads(campaigns(theirs, "deposed", b"new", LONG)).await;

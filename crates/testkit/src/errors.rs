@@ -1,20 +1,22 @@
-//! Errors, and the log: what they say, and what they must not show.
+//! Checks on errors and on the log: what they say, and what they must not show.
 
 use std::fmt::Debug;
 use std::io;
 use std::sync::Once;
 
-use fencepost::{Error, ErrorKind};
+use fencepost::{Error, ErrorKind, LossCause};
 use parking_lot::Mutex;
 
-/// The password of every server that has one: no error and no line of the log may show it.
+/// The password of every server that has one. No error and no log line may show it.
 pub const SECRET: &str = "hunter2/and more";
+/// A password with all that means something in a URL, and some that does elsewhere.
+pub const ODD_SECRET: &str = "hunter2@h:1/?a=b&c#[]%41+ \u{e9}\"'\\";
 
-/// The call failed like this, and says these words: on one line, without the password.
+/// The call failed with this kind and these words, on one line and without the password.
 #[track_caller]
-pub fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: &ErrorKind, words: &[&str]) -> Error {
+pub fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: ErrorKind, words: &[&str]) -> Error {
     let error = outcome.expect_err("it should fail");
-    let message = error.to_string();
+    let message = error.one_line();
     assert_eq!(error.kind(), kind, "{message}");
     for word in words {
         assert!(message.contains(word), "\"{message}\" does not say \"{word}\"");
@@ -26,8 +28,21 @@ pub fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: &ErrorKind, words: &
     error
 }
 
+/// The same, and the grant ended for this cause.
+#[track_caller]
+pub fn fails_because<T: Debug>(
+    outcome: fencepost::Result<T>,
+    kind: ErrorKind,
+    cause: LossCause,
+    words: &[&str],
+) -> Error {
+    let error = fails(outcome, kind, words);
+    assert_eq!(error.loss_cause(), Some(cause), "{error}");
+    error
+}
+
 fn shows_the_secret(text: &str) -> bool {
-    // Once as it is, once as a URL has it.
+    // Plain, and encoded as in a URL.
     text.contains(SECRET) || text.contains("hunter2")
 }
 
@@ -46,7 +61,7 @@ impl io::Write for Log {
     }
 }
 
-/// Takes down what the library logs, for all tests of this process.
+/// Records the library's log, for all tests of this process.
 pub(crate) fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -60,8 +75,7 @@ pub fn log() -> String {
     String::from_utf8_lossy(&LOG.lock()).into_owned()
 }
 
-/// Whether one line of the log has all these words. Tests run side by side: one of the words tells whose
-/// line it is.
+/// Whether one line of the log has all these words. Tests run side by side, so one of the words must identify the line.
 pub fn logged(words: &[&str]) -> bool {
     log().lines().any(|line| words.iter().all(|word| line.contains(word)))
 }

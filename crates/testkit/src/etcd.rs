@@ -1,12 +1,11 @@
 //! Real `etcd` servers: one alone, or a cluster of three.
 //!
-//! What must hold: whoever answers on the port is the process that we started. Each server has a name of its
-//! own, and a start is over only when the server that answers has said that name. Ports and data belong to a
-//! server until its handle is dropped: a crash and a new start keep them, and etcd has every write on disk
-//! before it answers, so nothing is lost.
+//! What must hold: our process answers on the port. Each server has its own name, and a start is over only when the server
+//! that answers has reported that name. Ports and data belong to a server until its handle is dropped: a restart after a
+//! crash keeps them, and etcd has every write on disk before it replies, so nothing is lost.
 //!
-//! Heartbeats and elections are quick, so that tests are. A lease lives at least one and a half election
-//! timeouts, rounded up to a second: with these settings one second is granted as it is asked for.
+//! Heartbeats and elections are quick, so that tests are. A lease lives at least one and a half election timeouts, rounded
+//! up to a second: with these settings one second is granted as requested.
 
 mod builder;
 mod cluster;
@@ -40,14 +39,14 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// A server alone, without TLS and passwords unless told otherwise.
+    /// A single server, without TLS and passwords by default.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// `etcd://127.0.0.1:PORT`, with user and password if there are any. With TLS it is the same port: a
-    /// server speaks TLS there or it does not.
+    /// `etcd://127.0.0.1:PORT`, with user and password if there are any. With TLS it is the same port: a server accepts either
+    /// TLS or plain connections there.
     #[must_use]
     pub fn url(&self) -> String {
         let login = self.credentials.as_ref().map(|Credentials { user, password }| {
@@ -56,39 +55,37 @@ impl Etcd {
         format!("etcd://{}127.0.0.1:{}", login.unwrap_or_default(), self.port())
     }
 
-    /// The certificate that a client has to trust.
+    /// The certificate that a client must trust.
     pub fn ca_path(&self) -> io::Result<PathBuf> {
         let without = || io::Error::other("this etcd was started without .tls()");
         self.certificates.as_ref().map(Certificates::ca).ok_or_else(without)
     }
 
-    /// Starts a server that was killed, with its port and its data, and waits until it serves linearizable
-    /// reads. In a cluster that takes a majority: see [`launch`](Server::launch).
+    /// Restarts a killed server, with its port and its data, and waits until it serves linearizable reads. In a cluster that needs
+    /// a majority: see [`launch`](Server::launch).
     pub fn start_again(&self) -> io::Result<()> {
         self.launch()?;
         self.wait_until_up()
     }
 
-    /// A crash and a new start.
+    /// A crash and a restart.
     pub fn restart(&self) -> io::Result<()> {
         self.kill()?;
         self.start_again()
     }
 
-    /// Runs `etcdctl` with these words and gives what it said. It has five seconds. An error says what it
-    /// complained of.
+    /// Runs `etcdctl` with these arguments and returns its output. The timeout is five seconds. An error has its message.
     pub fn etcdctl(&self, words: &[&str]) -> io::Result<String> {
         self.run(self.etcdctl_command().arg("--command-timeout=5s").args(words))
     }
 
-    /// `etcdctl` with the server's address, and with what it takes to be let in: with
-    /// [`auth`](Builder::auth) it is root, who may do everything. For a test that runs one which does not
-    /// end by itself, such as `lock`.
+    /// `etcdctl` with the server's address and login: with [`auth`](Builder::auth) it is root, who may do everything. For a test
+    /// that runs a command which does not end by itself, such as `lock`.
     #[must_use]
     pub fn etcdctl_command(&self) -> Command {
         let mut command = Command::new("etcdctl");
         for (name, _) in std::env::vars_os() {
-            // A setting that is given both here and there is an error to etcdctl.
+            // etcdctl refuses a setting that comes twice.
             if name.to_str().is_some_and(|name| name.starts_with("ETCDCTL_")) {
                 command.env_remove(name);
             }
@@ -107,7 +104,7 @@ impl Etcd {
         command
     }
 
-    /// Runs `etcdctl` for a second at most.
+    /// Runs `etcdctl` for at most a second.
     fn ask(&self, words: &[&str]) -> io::Result<String> {
         let mut command = self.etcdctl_command();
         self.run(command.args(["--command-timeout=1s", "--dial-timeout=1s"]).args(words))

@@ -1,7 +1,7 @@
-//! A gate in front of an HTTP server: it knows requests, so it can do something between one and its answer.
+//! An HTTP proxy in front of a server: it knows requests, so it can act between one and its response.
 //!
-//! The testkit's proxy knows bytes only. Here what is done to a request depends on which one it is, and a test's own
-//! code runs at that very moment. Each connection carries one request.
+//! The testkit's proxy knows bytes only. Here the action depends on the request, and a test's own code runs at that very
+//! moment. Each connection carries one request.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// What becomes of a request.
+/// What happens to a request.
 pub enum Act {
-    /// The hook runs, and then it is passed on.
+    /// The hook runs, and the request passes.
     Before(Hook),
-    /// It is carried out, the hook runs, and the connection is closed without an answer.
+    /// The request passes, the hook runs, and the connection is closed without a response.
     LoseAnswer(Hook),
     /// The same, and the connection is reset.
     ResetAfter(Hook),
@@ -25,7 +25,7 @@ pub enum Act {
     LoseRequest(Hook),
     /// The server never sees the request, and the connection is reset.
     ResetBefore,
-    /// The server never sees the request, and this is the answer: the status line, and more headers if any.
+    /// The server never sees the request; the client gets this response: the status line, and more headers if any.
     Instead(&'static str),
     /// The same, but the request is kept: the server sees it when [`Gate::deliver`] is called.
     GiveUp(&'static str),
@@ -45,11 +45,11 @@ pub struct Gate {
     given_up: Arc<GivenUp>,
 }
 
-/// Requests that were given up: head and body.
+/// Requests that were held back: head and body.
 type GivenUp = Mutex<Vec<(String, Vec<u8>)>>;
 
 impl Gate {
-    /// A gate that lets everything pass, before this server.
+    /// A gate in front of this server that lets everything pass.
     #[must_use]
     pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -60,14 +60,14 @@ impl Gate {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (rules, given_up) = known.clone();
-                // A client that goes away is no failure.
+                // A client may disconnect.
                 std::thread::spawn(move || serve(client, server, &rules, &given_up));
             }
         });
         Self { address, server, rules, given_up }
     }
 
-    /// The server sees what was given up. Returns the first lines of its answers.
+    /// Delivers the requests that were held back. Returns the first lines of the responses.
     pub fn deliver(&self) -> io::Result<Vec<String>> {
         let given_up = std::mem::take(&mut *self.given_up.lock());
         let deliver = |(request, body): &(String, Vec<u8>)| {
@@ -83,19 +83,19 @@ impl Gate {
         self.rules.lock().clear();
     }
 
-    /// Where clients find it.
+    /// The URL for clients.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Once, for a request with this method whose path has this in it.
+    /// Acts once, on a request with this method whose path contains this.
     pub fn once(&self, method: &'static str, path: impl Into<String>, act: Act) {
         let rule = Rule { method, path: path.into(), act };
         self.rules.lock().push(rule);
     }
 
-    /// How many requests are still waited for.
+    /// How many rules have not fired yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.rules.lock().len()
@@ -147,7 +147,7 @@ fn instead(client: &mut TcpStream, answer: &str) -> io::Result<()> {
     write!(client, "HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n")
 }
 
-/// Whoever drops the connection now resets it.
+/// Makes the drop of the connection reset it.
 fn reset(client: &TcpStream) -> io::Result<()> {
     let at_once = Some(std::time::Duration::ZERO);
     Ok(rustix::net::sockopt::set_socket_linger(client, at_once)?)

@@ -1,14 +1,14 @@
-//! Those who wait for a lock, and those who have it.
+//! Waiters and holders of a lock.
 
 use std::time::Duration;
 
 use crate::{Mode, Proxy};
-use fencepost::{Fencepost, Guard};
+use fencepost::{Fencepost, Guard, Moment};
 use tokio::task::JoinHandle;
 
-use crate::time::{LIMIT, until, within};
+use crate::time::{LIMIT, ms, until, within};
 
-/// Somebody waits for the lock, as long as it takes.
+/// Waits for the lock on a task.
 pub fn waits(
     client: &Fencepost,
     name: &str,
@@ -17,23 +17,27 @@ pub fn waits(
     tokio::spawn(client.lock(name).ttl(ttl).acquire())
 }
 
-/// The one who waited has the lock now.
+/// The waiter is granted.
 pub async fn granted(waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
     let guard = within(LIMIT, "the waiter is granted", waiter).await.unwrap().unwrap();
     guard.check().unwrap();
     guard
 }
 
-/// The call that was to be cut is carried out unheard, and the line stays silent until the next one has the lock.
-pub async fn granted_unheard(proxy: &Proxy, waiter: JoinHandle<fencepost::Result<Guard>>) -> Guard {
-    until("the call is carried out", async || proxy.fired() == 1).await;
-    proxy.set_mode(Mode::Silent);
+/// Replies are held back already, so the call under way is applied without its caller learning of it. Once the next client has
+/// the lock, the connection is cut. (A cut at the first bytes of a reply could come too early: servers also send unasked.)
+pub async fn granted_without_reply(
+    proxy: &Proxy,
+    waiter: JoinHandle<fencepost::Result<Guard>>,
+) -> Guard {
     let next = granted(waiter).await;
+    proxy.set_mode(Mode::Refuse);
+    until("the connection is cut", async || proxy.connections() == 0).await;
     proxy.set_mode(Mode::Pass);
     next
 }
 
-/// Waits until the guard was renewed that often, and never lost meanwhile.
+/// Waits until the guard was renewed this often without being lost.
 pub async fn until_renewed(guard: &Guard, times: usize) {
     for _ in 0..times {
         let before = guard.deadline();
@@ -43,4 +47,12 @@ pub async fn until_renewed(guard: &Guard, times: usize) {
         })
         .await;
     }
+}
+
+/// The moment that the guard's deadline counts from. Read before its first renewal, it is when the request left that
+/// confirmed the grant.
+#[must_use]
+pub fn counts_from(guard: &Guard) -> Moment {
+    let ttl = guard.ttl().as_duration();
+    guard.deadline().back(ttl) + ttl / 100 + ms(2)
 }

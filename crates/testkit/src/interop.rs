@@ -1,6 +1,6 @@
-//! Clients that are not ours beside our command, on the same locks: each in a process of its own.
+//! Third-party clients and our command on the same locks, each in a process of its own.
 //!
-//! `scripts/clients` installs what they need; their programs are in `clients/`.
+//! `scripts/clients` installs their packages; the programs are in `clients/`.
 
 pub mod contender;
 pub mod mixed;

@@ -1,12 +1,11 @@
-//! The Java libraries of the system: what runs ZooKeeper, and what compiles and runs a client of it.
+//! The system's Java libraries: to run ZooKeeper, and to compile and run its clients.
 
 use std::io;
 use std::path::Path;
 
 const JARS: &str = "/usr/share/java";
 
-/// What ZooKeeper needs. Its jar's own list of others is longer: those for its web page and its shell are
-/// neither used nor looked for.
+/// What ZooKeeper needs. The list in its jar is longer: it includes its web page and its shell, which are not used.
 const ZOOKEEPER: [&str; 14] = [
     "zookeeper",
     "zookeeper-jute",
@@ -26,7 +25,7 @@ const ZOOKEEPER: [&str; 14] = [
 
 const CURATOR: [&str; 4] = ["curator-client", "curator-framework", "curator-recipes", "guava"];
 
-/// What to install for a Java program at all.
+/// What to install for Java programs.
 pub(crate) const JAVA: &str = "default-jre-headless";
 
 /// The class path of a Java program that uses ZooKeeper, or Curator on top of it.

@@ -1,24 +1,22 @@
 //! What the tests share: real servers, a network that breaks on purpose, and helpers that know the library. This crate
 //! never ships.
 //!
-//! A store's rules are tested against the store itself, not against a picture of it. A [`Redis`] is the
-//! installed `redis-server`, on a loopback port and in a temporary directory of its own, so tests run side
-//! by side; an [`Etcd`], a [`ZooKeeper`] and a [`Postgres`] are likewise the installed ones, and
-//! [`SeaweedFs`] is an S3-compatible one. An [`EtcdCluster`] and a
-//! [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can be cut
-//! off. Tests that do them no harm may use [shared](shared()) ones. A [`Proxy`] stands between a client and any
-//! TCP server and holds back, delays or cuts what passes; a [`Valve`] knows scripts of Redis, a [`Gate`](gate::Gate)
-//! requests of HTTP, and [`fork_in_the_road`] has connections take different ways. [`Process`], [`ports`] and [`wait`] are what the
-//! next server is built from.
+//! A store's rules are tested against the store itself, not against a model of it. A [`Redis`] is the installed
+//! `redis-server`, on a loopback port and in its own temporary directory, so tests run side by side; an [`Etcd`], a
+//! [`ZooKeeper`] and a [`Postgres`] are likewise the installed ones, and [`SeaweedFs`] is an S3-compatible one. An
+//! [`EtcdCluster`] and a [`ZooKeeperEnsemble`] have three members each, and a network between them from which a member can
+//! be cut off. Tests that do not disturb them may use [shared](shared()) ones. A [`Proxy`] is between a client and any TCP
+//! server and holds back, delays or cuts what passes; a [`Valve`] knows scripts of Redis, a [`Gate`](gate::Gate) requests of
+//! HTTP, and [`switching_proxy()`] sends connections on different routes. [`Process`], [`ports`] and [`wait`] are the parts
+//! for the next server.
 //!
 //! What must hold:
 //!
 //! - Nothing outlives the test run. A server is killed by its pid when its handle is dropped, and by the
 //!   kernel when the test process ends in any other way: see [`Process`].
-//! - Nothing is driven by the caller. Servers are blocking code and the proxy has a thread of its own, so a
-//!   test may use any runtime, or none. Calls take milliseconds
-//!   (a start of a cluster, seconds); blocking a test's runtime with one is fine.
-//! - Nothing sleeps and hopes. What is waited for is a condition with a deadline ([`wait::until`]).
+//! - Servers are blocking code and the proxy has its own thread, so a test may use any runtime, or none. Calls take
+//!   milliseconds (starting a cluster, seconds); blocking a test's runtime with one is fine.
+//! - Nothing sleeps and hopes. Waits are for a condition, with a limit ([`wait::until`]).
 //! - Nothing is skipped. A missing program is an error that says what to install.
 //!
 //! The helpers that know the library ([`connect`], [`until`], [`within`], [`records`] and the like) panic where a test would.
@@ -49,7 +47,7 @@
 //! # }
 //! ```
 //!
-//! A member that is cut off still has its clients, and can not serve them:
+//! A member that is cut off still has its clients, and cannot serve them:
 //!
 //! ```no_run
 //! use fencepost_testkit::EtcdCluster;
@@ -84,7 +82,6 @@ mod disk;
 pub mod elections;
 mod errors;
 mod etcd;
-mod fork;
 pub mod gate;
 mod guards;
 pub mod interop;
@@ -99,15 +96,16 @@ mod proxy;
 pub mod records;
 mod redis;
 mod reply;
+mod routes;
 mod seaweed;
 mod server;
 mod shared;
+mod switching_proxy;
 mod time;
 mod tls;
 mod url;
 mod valve;
 pub mod wait;
-mod ways;
 mod worker;
 mod zookeeper;
 
@@ -116,10 +114,9 @@ pub use client::Client;
 pub use clients::{connect, has, nothing_is_left, try_connect, two, until_waiting};
 pub use cluster::{Cluster, Clustered, Member};
 pub use disk::directory_on_disk;
-pub use errors::{SECRET, fails, log, logged};
+pub use errors::{ODD_SECRET, SECRET, fails, fails_because, log, logged};
 pub use etcd::{Builder as EtcdBuilder, Etcd};
-pub use fork::fork_in_the_road;
-pub use guards::{granted, granted_unheard, until_renewed, waits};
+pub use guards::{counts_from, granted, granted_without_reply, until_renewed, waits};
 pub use java::java_classpath;
 pub use nginx::Nginx;
 pub use postgres::{Builder as PostgresBuilder, Database, PgBouncer, Postgres};
@@ -128,14 +125,15 @@ pub use program::own_program;
 pub use proxy::{Mode, Proxy, Trigger};
 pub use redis::{Builder as RedisBuilder, Persistence, Redis};
 pub use reply::Reply;
+pub use routes::{Fixture, Routes, Victim};
 pub use seaweed::SeaweedFs;
 pub use server::Server;
 pub use shared::{Slot, shared};
+pub use switching_proxy::switching_proxy;
 pub use time::{LONG, SOON, ms, now, pass, until, within};
 pub use tls::Certificates;
 pub use valve::Valve;
-pub use ways::{Scene, Victim, Ways};
-pub use worker::{GAP, Worker, lock_as_told, say};
+pub use worker::{GAP, Worker, report, run_worker};
 pub use zookeeper::{Builder as ZooKeeperBuilder, ZooKeeper};
 
 /// Three `etcd` servers that are one store.

@@ -1,7 +1,7 @@
-//! The installed `nginx`: a stock HTTP service to stand in front of, and a stock proxy to be compared with.
+//! The installed `nginx`: an HTTP service behind a gateway, and a reverse proxy for comparison.
 //!
-//! Each is one process without a master (`master_process off`): a master that is killed would leave its workers
-//! behind. Who wants two workers starts two that share a port (`reuseport`).
+//! Each is one process without a master (`master_process off`): a killed master would leave its workers behind. For two
+//! workers start two that share a port (`reuseport`).
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::ports::on_free_port;
 use crate::server::Server;
 
-/// Debian has it where only root's `PATH` leads.
+/// Debian installs it outside of most users' `PATH`.
 const PROGRAM: &str = "/usr/sbin/nginx";
 
 /// A running nginx. Dropping it kills it and removes its files.
@@ -34,7 +34,7 @@ impl Nginx {
         })
     }
 
-    /// One that listens on `port` and is configured by these lines, of the block `http` and of the block `server`.
+    /// One that listens on `port`, with these lines in its blocks `http` and `server`.
     pub fn start(port: u16, http: &str, server: &str) -> io::Result<Self> {
         let directory = tempfile::Builder::new().prefix("fencepost-nginx-").tempdir()?;
         let path = directory.path();

@@ -1,9 +1,9 @@
 //! The network between the members of a cluster, which can be cut while clients pass.
 //!
-//! Members of a cluster must agree on each other's addresses, so a proxy in front of a member sees all others
-//! alike: it can cut what comes to a member, not what comes from it. Therefore the members are told to leave
-//! through a door: each has a SOCKS5 server of its own (RFC 1928, as much of it as they use). Whoever comes
-//! through a door is known by it, and the port he wants says whom he wants to reach.
+//! Members must agree on each other's addresses, so a proxy in front of a member cannot tell the others apart: it can cut
+//! what comes to a member, not what comes from it. So each member has to leave through its own door, a SOCKS5 server (RFC
+//! 1928, as much of it as they use). The door identifies the member that connects, and the requested port the member that
+//! it connects to.
 //!
 //! ```text
 //! member 0 --> door 0 --+--> member 1
@@ -12,9 +12,9 @@
 //!
 //! What must hold:
 //!
-//! - When a member was [cut off](Peers::cut_off), its connections with the others are closed, both those it
-//!   had made and those they had made, and no new one comes to be until it is [healed](Peers::heal).
-//! - A door leads to members only, and on loopback, whatever address is asked for.
+//! - When a member was [cut off](Peers::cut_off), its connections with the others are closed, in both directions, and no new
+//!   one is made until it is [healed](Peers::heal).
+//! - A door leads only to members, on loopback, whatever address is requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
@@ -40,10 +40,10 @@ pub(crate) struct Peers {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Which member listens on a port for the others.
+    /// The port on which each member listens for the others.
     members: BTreeMap<u16, usize>,
     state: Mutex<State>,
-    /// Tells who waits that a connection was closed.
+    /// Notified when a connection was closed.
     closed: Condvar,
 }
 
@@ -56,7 +56,7 @@ struct State {
     ended: bool,
 }
 
-/// One connection, by which door it came and to whom it leads.
+/// One connection: its door and its target.
 #[derive(Debug)]
 struct Connection {
     from: usize,
@@ -65,7 +65,7 @@ struct Connection {
 }
 
 impl Peers {
-    /// Opens a door for each member; `ports` has those on which each listens for the others.
+    /// Opens a door for each member; `ports` are the peer ports.
     pub(crate) fn new<const N: usize>(ports: &[[u16; N]]) -> io::Result<Self> {
         let listens = |(member, ports): (usize, &[u16; N])| ports.map(|port| (port, member));
         let members = ports.iter().enumerate().flat_map(listens).collect();
@@ -76,12 +76,12 @@ impl Peers {
             peers.doors.push(door.local_addr()?);
             let shared = Arc::clone(&peers.shared);
             let name = format!("testkit-door-{member}");
-            thread::Builder::new().name(name).spawn(move || attend(&door, member, &shared))?;
+            thread::Builder::new().name(name).spawn(move || accept(&door, member, &shared))?;
         }
         Ok(peers)
     }
 
-    /// The SOCKS5 server through which this member has to reach the others.
+    /// The SOCKS5 server through which this member must reach the others.
     pub(crate) fn door(&self, member: usize) -> SocketAddr {
         self.doors[member]
     }
@@ -90,7 +90,7 @@ impl Peers {
         self.shared.lock().cut_off.contains(&member)
     }
 
-    /// Closes what connects this member with the others, and lets nothing new pass.
+    /// Closes the connections of this member with the others, and refuses new ones.
     pub(crate) fn cut_off(&self, member: usize) {
         let mut state = self.shared.lock();
         state.cut_off.insert(member);
@@ -115,7 +115,7 @@ impl Drop for Peers {
         state.open.values().for_each(Connection::close);
         drop(state);
         for door in &self.doors {
-            // Wakes the thread behind the door, and it ends.
+            // Wakes the thread behind the door, so that it ends.
             let _ = TcpStream::connect(door);
         }
     }
@@ -128,7 +128,7 @@ impl Connection {
 
     fn close(&self) {
         for socket in &self.sockets {
-            // An error says that it is closed already.
+            // An error means that it is closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -147,15 +147,15 @@ impl State {
     }
 }
 
-/// Serves who comes through a member's door, until all is over.
-fn attend(door: &TcpListener, member: usize, shared: &Arc<Shared>) {
-    for client in door.incoming() {
+/// Serves connections through a member's door, until the end.
+fn accept(listener: &TcpListener, member: usize, shared: &Arc<Shared>) {
+    for client in listener.incoming() {
         if shared.lock().ended {
             return;
         }
         let Ok(client) = client else { continue };
         let shared = Arc::clone(shared);
-        // What goes wrong ends the connection, and the member tries again.
+        // An error ends the connection, and the member retries.
         let serve = move || drop(serve(client, member, &shared));
         let _ = thread::Builder::new().name(format!("testkit-peer-{member}")).spawn(serve);
     }
@@ -199,15 +199,15 @@ fn serve(mut client: TcpStream, from: usize, shared: &Shared) -> io::Result<()> 
     Ok(())
 }
 
-/// Passes on what comes, until one end has closed; then both are closed. Members never half-close.
+/// Copies bytes until one end has closed; then both are closed. Members never half-close.
 fn pass(mut from: &TcpStream, mut to: &TcpStream) {
-    // Both are done with when this fails.
+    // If this fails, both ends are done.
     let _ = io::copy(&mut from, &mut to);
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Greets, and reads which port is asked for. None if something else is asked for.
+/// Does the handshake, and reads the requested port. None if something else is requested.
 fn wanted_port(client: &mut TcpStream) -> io::Result<Option<u16>> {
     let [version, methods] = take(client)?;
     if version != VERSION {
@@ -245,13 +245,13 @@ fn take<const N: usize>(client: &mut TcpStream) -> io::Result<[u8; N]> {
 mod tests {
     use super::*;
 
-    /// Asks a door for a port, as a member would. The second is what the door answers.
+    /// Requests a port from a door, as a member would. Returns the connection and the door's answer.
     fn ask(peers: &Peers, from: usize, port: u16) -> (TcpStream, u8) {
         let mut stream = TcpStream::connect(peers.door(from)).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.write_all(&[VERSION, 1, 0]).unwrap();
         assert_eq!(take(&mut stream).unwrap(), [VERSION, 0]);
-        // The address counts for nothing.
+        // The address is ignored.
         stream.write_all(&[VERSION, 1, 0, 1, 192, 0, 2, 1]).unwrap();
         stream.write_all(&port.to_be_bytes()).unwrap();
         let [_, code, ..] = take::<10>(&mut stream).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_cut_off_in_both_directions_and_healed() {
+    fn member_is_cut_off_in_both_directions_and_healed() {
         let listeners = [0; 3].map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         let ports = listeners.each_ref().map(|one| [one.local_addr().unwrap().port()]);
         let peers = Peers::new(&ports).unwrap();
@@ -276,17 +276,17 @@ mod tests {
         let (mut apart, mut far) = connect(1, 2);
 
         peers.cut_off(0);
-        assert_eq!(out.read(&mut [0]).unwrap(), 0, "what it had made is closed");
-        assert_eq!(back.read(&mut [0]).unwrap(), 0, "what was made to it is closed");
+        assert_eq!(out.read(&mut [0]).unwrap(), 0, "its connections are closed");
+        assert_eq!(back.read(&mut [0]).unwrap(), 0, "connections to it are closed");
         assert_eq!(ask(&peers, 0, ports[1][0]).1, NOT_ALLOWED);
         assert_eq!(ask(&peers, 1, ports[0][0]).1, NOT_ALLOWED);
         far.write_all(b"still").unwrap();
-        assert_eq!(&take::<5>(&mut apart).unwrap(), b"still", "the others are not touched");
+        assert_eq!(&take::<5>(&mut apart).unwrap(), b"still", "the others are not affected");
 
         peers.heal(0);
         connect(0, 1);
         connect(1, 0);
-        assert_eq!(ask(&peers, 0, 1).1, NOT_ALLOWED, "no door leads to a port of no member");
+        assert_eq!(ask(&peers, 0, 1).1, NOT_ALLOWED, "a door leads only to members");
         drop(peers);
         assert_eq!(apart.read(&mut [0]).unwrap(), 0);
     }

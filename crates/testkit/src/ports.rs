@@ -1,12 +1,11 @@
 //! Loopback ports for servers.
 //!
-//! A server can not be told to take any port and say which, so a port is chosen, tried and given to it; in
-//! between somebody may take it. Therefore [`on_free_port`] starts again on another port when the server
-//! says that its port is taken.
+//! A server cannot choose a free port and report it, so a port is chosen, checked and passed to it. Another process may
+//! take it meanwhile. So [`on_free_port`] retries on another port when the server reports that its port is taken.
 //!
-//! Ports are taken from below the range that the kernel gives to outgoing connections (32768 and up). Port
-//! 0 would give one from inside it, and a test that crashes a server and starts it again needs its port
-//! back: a client that retries meanwhile could be given that very port, and even connect to itself.
+//! Ports are taken from below the kernel's range for outgoing connections (32768 and up). Port 0 would give one from that
+//! range, and a test that crashes and restarts a server needs its port back: a client that retries meanwhile could be
+//! assigned that very port, and even connect to itself.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -14,13 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const FIRST: u32 = 10_000;
 const COUNT: u32 = 20_000;
-/// How many ports a server is tried on. Two test processes rarely meet once.
+/// How many ports to try. Two test processes rarely collide once.
 const TRIES: usize = 5;
 
-/// How many ports this process has looked at.
+/// How many ports this process has tried.
 static LOOKED: AtomicU32 = AtomicU32::new(0);
 
-/// A loopback port that nobody listens on. No two calls of one process give the same, until all were given.
+/// A free loopback port. Calls of one process return different ports, until all have been returned.
 pub fn free_port() -> io::Result<u16> {
     for _ in 0..COUNT {
         let port = candidate(LOOKED.fetch_add(1, Ordering::Relaxed));
@@ -46,7 +45,7 @@ pub fn on_free_port<T>(mut start: impl FnMut(u16) -> io::Result<T>) -> io::Resul
     }
 }
 
-/// The `n`th port that this process looks at. Processes start far apart, so that they rarely meet.
+/// The `n`th port that this process tries. Processes start far apart, so that they rarely collide.
 fn candidate(n: u32) -> u16 {
     let start = std::process::id().wrapping_mul(7919);
     (FIRST + start.wrapping_add(n) % COUNT) as u16
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_free_and_differ() {
+    fn free_ports_are_unused_and_differ() {
         let first = free_port().unwrap();
         let second = free_port().unwrap();
         assert_ne!(first, second);
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn another_port_is_tried_when_one_is_taken() {
+    fn taken_port_is_replaced_by_another() {
         let mut tried = Vec::new();
         let port = on_free_port(|port| {
             tried.push(port);
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn other_failures_are_not_tried_again() {
+    fn other_failures_are_not_retried() {
         let mut tries = 0;
         let result: io::Result<()> = on_free_port(|_| {
             tries += 1;

@@ -1,15 +1,14 @@
-//! One real PostgreSQL server, with a port and a directory of its own.
+//! A real PostgreSQL server with its own port and directory.
 //!
-//! What must hold: whoever answers on the port is the process that we started, so a start is over only when
-//! our server has written its own pid beside its data and says that it is ready. A crash and a new start keep
-//! port and data.
+//! What must hold: our process answers on the port, so a start is over only when our server has written its pid beside its
+//! data and reports that it is ready. A restart after a crash keeps port and data.
 //!
-//! A server is a family: the postmaster, and a child of it per connection. To freeze the postmaster alone
-//! would leave every connection served, so [`stop`](Postgres::stop) and [`kill`](Postgres::kill) mean all of
-//! them. Each child is in a session of its own, so they are found by their parent.
+//! A server is a family of processes: the postmaster and one child per connection. Freezing the postmaster alone would leave
+//! every connection served, so [`stop`](Postgres::stop) and [`kill`](Postgres::kill) affect all of them. Each child is in its
+//! own session, so they are found by their parent.
 //!
-//! PostgreSQL refuses to run as root. Where the tests do, the server runs as the user `postgres` (or `nobody`),
-//! and owns its directory.
+//! PostgreSQL refuses to run as root. If the tests do, the server runs as the user `postgres` (or `nobody`) and owns its
+//! directory.
 
 mod bouncer;
 mod builder;
@@ -37,7 +36,7 @@ use crate::wait::{SOON, until};
 use builder::Template;
 use family::Frozen;
 
-/// The one user, who may do everything. Nobody is asked for a password.
+/// The superuser, who needs no password.
 const SUPERUSER: &str = "postgres";
 
 /// A running server, or a crashed one that can be started again. Dropping it ends it and removes its files.
@@ -46,19 +45,18 @@ pub struct Postgres {
     server: Server,
     frozen: Mutex<Option<Frozen>>,
     certificates: Option<Certificates>,
-    /// Kept for the next server of this process, which is then made without `initdb`.
+    /// Kept for the next server of this process, which then needs no `initdb`.
     _template: Option<Arc<Template>>,
 }
 
 impl Postgres {
-    /// A server that syncs what it commits, unless told otherwise.
+    /// A server that syncs its commits by default.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The server that the tests of this process share: for those that do it no harm. See
-    /// [`Database::fresh`].
+    /// The server that the tests of this process share, if they do not disturb it. See [`Database::fresh`].
     pub fn shared() -> io::Result<Arc<Self>> {
         static SHARED: Slot<Postgres> = Slot::new(Weak::new());
         shared(&SHARED, || Self::builder().start())
@@ -76,32 +74,31 @@ impl Postgres {
         format!("postgres://{SUPERUSER}@127.0.0.1:{}/{database}", self.port())
     }
 
-    /// The certificate that a client has to trust. With [`tls`](Builder::tls) the server speaks TLS, and
-    /// without, on the same port.
+    /// The certificate that a client must trust. With [`tls`](Builder::tls) the server accepts TLS and plain connections on the
+    /// same port.
     pub fn ca_path(&self) -> io::Result<PathBuf> {
         let without = || io::Error::other("this PostgreSQL was started without .tls()");
         self.certificates.as_ref().map(Certificates::ca).ok_or_else(without)
     }
 
-    /// Where the server keeps its data.
+    /// The directory of the server's data.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.directory().join("data")
     }
 
-    /// Freezes the server with all its connections, and waits until they stand. The kernel still accepts
-    /// connections for it.
+    /// Freezes the server with all its connections, and waits until all are frozen. The kernel still accepts connections for it.
     pub fn stop(&self) -> io::Result<()> {
         let mut frozen = self.frozen();
         if frozen.is_none() {
-            // The postmaster first: then nobody joins the family, and no pid of it is given to others.
+            // The postmaster first: then no child is added, and no pid is reused.
             self.server.stop()?;
             *frozen = Some(Frozen::all(self.pid())?);
         }
         Ok(())
     }
 
-    /// Lets a frozen server go on.
+    /// Continues a frozen server.
     pub fn resume(&self) -> io::Result<()> {
         if let Some(frozen) = self.frozen().take() {
             frozen.thaw()?;
@@ -110,8 +107,8 @@ impl Postgres {
         Ok(())
     }
 
-    /// Ends the server as a crash of its machine would, with all its connections, and waits until they are
-    /// gone: whoever is left would keep a new start out.
+    /// Kills the server as a crash of its machine would, with all its connections, and waits until they are gone: a remaining
+    /// process would prevent a restart.
     pub fn kill(&self) -> io::Result<()> {
         self.stop()?;
         let Some(frozen) = self.frozen().take() else { return Ok(()) };
@@ -120,7 +117,7 @@ impl Postgres {
         frozen.wait_until_gone()
     }
 
-    /// Ends the server in order (a "fast" shutdown): connections are cut, data is written, standbys get all.
+    /// Shuts the server down in order (a "fast" shutdown): connections are closed, data is written, standbys get everything.
     pub fn shut_down(&self) -> io::Result<()> {
         self.resume()?;
         family::interrupt(self.pid())?;
@@ -128,25 +125,25 @@ impl Postgres {
         self.server.kill()
     }
 
-    /// Starts a server that was killed: same port, same data.
+    /// Restarts a killed server: same port, same data.
     pub fn start_again(&self) -> io::Result<()> {
         self.launch()?;
         self.wait_until_up()
     }
 
-    /// A crash and a new start.
+    /// A crash and a restart.
     pub fn restart(&self) -> io::Result<()> {
         self.kill()?;
         self.start_again()
     }
 
-    /// Runs `psql` with this SQL, as the superuser in the database `postgres`, and gives what it said: one
-    /// line per row, columns set apart by `|`. An error says what the server complained of.
+    /// Runs `psql` with this SQL as the superuser in the database `postgres`. Returns one line per row, with columns separated by
+    /// `|`. An error has the server's message.
     pub fn psql(&self, sql: &str) -> io::Result<String> {
         self.psql_at(&self.url(), sql)
     }
 
-    /// The same, with any URL: of another database, user or server.
+    /// The same, with a URL for another database, user or server.
     pub fn psql_at(&self, url: &str, sql: &str) -> io::Result<String> {
         install::psql(url, sql)
     }
@@ -156,13 +153,13 @@ impl Postgres {
         Database::create(self)
     }
 
-    /// A standby that follows this server and serves reads. It is asynchronous, and calls itself `name` to the
-    /// primary: `synchronous_standby_names` there makes it synchronous.
+    /// A standby that follows this server and serves reads. It is asynchronous, and its application name is `name`:
+    /// `synchronous_standby_names` on the primary makes it synchronous.
     pub fn standby(&self, name: &str) -> io::Result<Self> {
         builder::standby_of(self, name)
     }
 
-    /// Makes a standby a primary, and waits until it is.
+    /// Promotes a standby, and waits until it is the primary.
     pub fn promote(&self) -> io::Result<()> {
         let promoted = self.psql("select pg_promote(true, 10)")?;
         if promoted.trim() == "t" {
@@ -171,7 +168,7 @@ impl Postgres {
         Err(io::Error::other(format!("wanted to promote a standby: it said {promoted:?}")))
     }
 
-    /// Waits until what is committed now has reached the standbys, and is applied there.
+    /// Waits until the standbys have applied everything committed so far.
     pub fn wait_in_step(&self) -> io::Result<()> {
         let here = self.psql("select pg_current_wal_lsn()")?;
         let here = here.trim();
@@ -186,7 +183,7 @@ impl Postgres {
         let said = self.data().join("postmaster.pid");
         let ours = self.pid().to_string();
         self.server.wait_until(|| {
-            // It is not there before the server looks at its data, and may be of the one that crashed.
+            // It is missing until the server reads its data, and may be from the one that crashed.
             let Ok(said) = fs::read_to_string(&said) else { return Ok(false) };
             let mut lines = said.lines().map(str::trim);
             Ok(lines.next() == Some(&ours) && lines.any(|line| line == "ready"))
@@ -200,8 +197,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // A server that is simply killed leaves a segment of shared memory behind, which outlives us all.
-        // Whatever goes wrong here, the kill of the process follows.
+        // A killed server leaves a segment of shared memory behind. Whatever goes wrong here, the kill of the process follows.
         let _ = self.resume();
         if self.can_answer() && family::quit(self.pid()).is_ok() {
             let _ = until(SOON, "PostgreSQL ends", || Ok(!self.can_answer()));
@@ -217,7 +213,7 @@ impl Deref for Postgres {
     }
 }
 
-/// A program of PostgreSQL, to be run as the user that owns the server's files.
+/// A program of PostgreSQL, as the server's user.
 fn program(name: &str) -> io::Result<Command> {
     install::Installed::find()?.command(name)
 }

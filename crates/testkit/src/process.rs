@@ -1,9 +1,9 @@
-//! One server process, with its log: started, frozen, crashed, ended.
+//! One server process with its log: start, freeze, crash, end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use rustix::process::Signal;
 
@@ -13,13 +13,13 @@ use crate::wait::{SOON, until};
 /// How many lines of a log an error shows.
 const TAIL: usize = 20;
 
-/// A child process that is killed when this is dropped, and by the kernel when the test process ends, however
-/// that ends (on Linux with `setpriv` from util-linux installed).
+/// A child process that is killed when this is dropped, and by the kernel however the test process ends (on Linux with
+/// `setpriv` from util-linux).
 #[derive(Debug)]
 pub struct Process {
     child: fencepost_process::Process,
     log: PathBuf,
-    /// Where in the log this run of the server begins.
+    /// Where this run begins in the log.
     log_start: u64,
 }
 
@@ -42,27 +42,27 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it has not ended. A frozen process runs.
+    /// Whether it has not ended. A frozen process counts as running.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.child.is_running()
     }
 
-    /// Freezes the process (SIGSTOP), and waits until it stands.
+    /// Freezes the process (SIGSTOP), and waits until it is frozen.
     pub fn stop(&self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
-        until(SOON, &format!("process {} stands still", self.pid()), || {
+        until(SOON, &format!("process {} is frozen", self.pid()), || {
             self.must_run()?;
             Ok(self.child.is_frozen())
         })
     }
 
-    /// Lets a frozen process go on (SIGCONT).
+    /// Continues a frozen process (SIGCONT).
     pub fn resume(&self) -> io::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Ends the process as a crash would (SIGKILL), frozen or not, and waits until it is gone.
+    /// Kills the process as a crash would (SIGKILL), frozen or not, and waits until it is gone.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()
     }
@@ -72,13 +72,21 @@ impl Process {
         if self.is_running() {
             self.signal(Signal::TERM)?;
             self.signal(Signal::CONT)?;
-            // Too late is no failure: the kill below makes sure.
+            // A timeout here does not matter: the kill below makes sure.
             let _ = until(SOON, "a process ends", || Ok(!self.is_running()));
         }
         self.kill()
     }
 
-    /// What this run of the process has written to its log, or as much as can be read of it.
+    /// Asks the process to end (SIGTERM), and returns how it ended; an error if it does not end in time.
+    pub fn shut_down(&mut self) -> io::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let ended = until(SOON, "a process ends after SIGTERM", || Ok(!self.is_running()));
+        ended.map_err(|error| self.failure("a process to end", &error))?;
+        self.child.wait()
+    }
+
+    /// The log of this run, as far as it can be read.
     #[must_use]
     pub fn log(&self) -> String {
         let mut text = Vec::new();
@@ -89,18 +97,18 @@ impl Process {
         };
         match read(&mut text) {
             Ok(_) => String::from_utf8_lossy(&text).into_owned(),
-            Err(error) => format!("(the log can not be read: {error})"),
+            Err(error) => format!("(the log cannot be read: {error})"),
         }
     }
 
-    /// An error for a server that did not come up: what was wanted, what went wrong, the end of its log.
+    /// The error for a server that did not start: the goal, the cause, and the end of its log.
     ///
     /// Its kind is [`AddrInUse`](io::ErrorKind::AddrInUse) if the log says that, so that the caller can try
     /// another port.
     #[must_use]
     pub fn failure(&self, wanted: &str, error: &io::Error) -> io::Error {
         let log = self.log();
-        // Java and C write it with a capital letter, Go does not.
+        // Java and C capitalise it, Go does not.
         let taken = log.to_lowercase().contains("address already in use");
         let kind = if taken { io::ErrorKind::AddrInUse } else { error.kind() };
         let lines: Vec<_> = log.lines().collect();

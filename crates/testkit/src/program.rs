@@ -1,4 +1,4 @@
-//! This test program, as another user can start it.
+//! The path of this test program for another user.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;

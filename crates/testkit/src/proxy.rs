@@ -7,15 +7,15 @@
 //!
 //! What must hold:
 //!
-//! - When a call returns, it has happened. After [`set_mode`](Proxy::set_mode) no byte passes that the mode
+//! - When a call returns, it has taken effect. After [`set_mode`](Proxy::set_mode) no byte passes that the mode
 //!   forbids; after [`close_all`](Proxy::close_all) the connections are closed.
-//! - A network that is silent tells nothing: not data, and not that the other end has closed either. What is
-//!   held back is kept in order and passed on when the mode allows it, as TCP would send it again.
-//! - A cut is a reset (RST): both ends learn of it at once, and nothing waits in a closed socket.
+//! - A silent network passes nothing: no data, and not the close of either end. Held-back data is kept in order and passed
+//!   on when the mode allows it, as TCP would retransmit it.
+//! - A cut is a reset (RST): both ends notice at once, and nothing waits in a closed socket.
 
-mod lane;
-mod link;
 mod listen;
+mod one_way_stream;
+mod proxied_connection;
 mod state;
 mod triggers;
 
@@ -30,7 +30,7 @@ pub use triggers::Trigger;
 
 use state::Shared;
 
-/// What the network does, to connections that exist and to new ones.
+/// What the network does with present and new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Everything passes.
@@ -57,8 +57,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy to this server. The server need not run yet: a client whose connection can not be made
-    /// is reset.
+    /// Starts a proxy to this server, which need not run yet: a client that cannot be connected is reset.
     pub fn to(upstream: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -69,25 +68,25 @@ impl Proxy {
             let shared = Arc::clone(&shared);
             move || listen::run(&listener, upstream, &shared, &started)
         })?;
-        // From here on a failure drops the proxy, and with it the thread.
+        // From here on a failure drops the proxy, and its thread with it.
         let proxy = Self { shared, address, thread: Some(thread) };
         start.recv().map_err(|_| io::Error::other("the proxy's thread ended"))??;
         Ok(proxy)
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The port where clients connect.
+    /// The port for clients.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Changes what the network does, from now on.
+    /// Changes the network's mode from now on.
     pub fn set_mode(&self, mode: Mode) {
         self.shared.set_mode(mode);
         if mode == Mode::Refuse {
@@ -95,12 +94,12 @@ impl Proxy {
         }
     }
 
-    /// Resets every connection that exists now, also one that the proxy has not come to accept yet.
+    /// Resets every present connection, even one that the proxy has not accepted yet.
     pub fn close_all(&self) {
         self.shared.close_all();
     }
 
-    /// Cuts a connection once, when the trigger says. Several can wait; the first that matches fires.
+    /// Cuts one connection, when the trigger matches. Several triggers can wait; the first that matches fires.
     pub fn cut_on(&self, trigger: Trigger) {
         self.shared.cut_on(trigger);
     }

@@ -1,8 +1,8 @@
-//! One real `redis-server`, with a port and a directory of its own.
+//! A real `redis-server` with its own port and directory.
 //!
-//! What must hold: whoever answers on the port is the process that we started, so a start is over only when
-//! the server has said its pid. A port belongs to a server until its handle is dropped: a crash and a new
-//! start keep it, and the directory, so a client under test finds its server again at the same address.
+//! What must hold: our process answers on the port, so a start is over only when the server has reported its pid. A port
+//! belongs to a server until its handle is dropped: a restart after a crash keeps it, and the directory, so a client under
+//! test finds its server again at the same address.
 
 mod builder;
 mod clock;
@@ -44,7 +44,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// A server with nothing on disk, unless told otherwise.
+    /// A server with nothing on disk by default.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
@@ -65,13 +65,13 @@ impl Redis {
         Ok(redis)
     }
 
-    /// Where it listens.
+    /// The address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The port it listens on.
+    /// The port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -89,7 +89,7 @@ impl Redis {
         Ok(self.url_of("rediss", *port))
     }
 
-    /// The certificate that a client has to trust to use [`tls_url`](Self::tls_url).
+    /// The certificate that a client must trust to use [`tls_url`](Self::tls_url).
     pub fn ca_path(&self) -> io::Result<PathBuf> {
         let (_, certificates) = self.tls.as_ref().ok_or_else(|| without("tls"))?;
         Ok(certificates.ca())
@@ -100,7 +100,7 @@ impl Redis {
         self.socket.as_deref().ok_or_else(|| without("unix_socket"))
     }
 
-    /// Where the server keeps its files.
+    /// The directory of the server's files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -112,22 +112,22 @@ impl Redis {
         self.process().pid()
     }
 
-    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
+    /// Freezes the server, and waits until it is frozen. The kernel still accepts connections for it.
     pub fn stop(&self) -> io::Result<()> {
         self.process().stop()
     }
 
-    /// Lets a frozen server go on.
+    /// Continues a frozen server.
     pub fn resume(&self) -> io::Result<()> {
         self.process().resume()
     }
 
-    /// Ends the server as a crash would, and waits until it is gone.
+    /// Kills the server as a crash would, and waits until it is gone.
     pub fn kill(&self) -> io::Result<()> {
         self.process().kill()
     }
 
-    /// Starts a server that was killed: same port, same files. A replica may still have to find its master.
+    /// Restarts a killed server: same port, same files. A replica may still be looking for its master.
     pub fn start_again(&self) -> io::Result<()> {
         let mut process = self.process();
         if process.is_running() {
@@ -137,13 +137,13 @@ impl Redis {
         self.wait_until_up(&process)
     }
 
-    /// A crash and a new start.
+    /// A crash and a restart.
     pub fn restart(&self) -> io::Result<()> {
         self.kill()?;
         self.start_again()
     }
 
-    /// Runs one command, on a connection of its own.
+    /// Runs one command on its own connection.
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
         self.client()?.command(words)
     }
@@ -153,7 +153,7 @@ impl Redis {
         self.client_within(SOON)
     }
 
-    /// Waits until the link of a replica to its master is up and what the master had then is here.
+    /// Waits until a replica is connected to its master and has applied its data.
     pub fn wait_in_step(&self) -> io::Result<()> {
         until(SOON, "the replica is in step with its master", || {
             let info = self.command(&["INFO", "replication"])?.text()?;
@@ -162,8 +162,8 @@ impl Redis {
         .map_err(|error| self.process().failure("a replica", &error))
     }
 
-    /// Moves the server's wall clock to this many seconds from the host's, and waits until it shows. A server
-    /// that was killed finds it so when it is started again; a frozen one can not show it.
+    /// Moves the server's wall clock to this many seconds from the host's, and waits until the server shows that. A killed
+    /// server has it after its restart; a frozen one cannot show it.
     pub fn set_clock_offset(&self, seconds: i64) -> io::Result<()> {
         let clock = self.clock.as_ref().ok_or_else(|| without("faketime"))?;
         clock.set(seconds)?;
@@ -195,7 +195,7 @@ impl Redis {
                 .client_within(Duration::from_secs(1))
                 .and_then(|mut client| client.command(&["INFO"]));
             Ok(match asked {
-                // It was given a password by a line of configuration, so only its log can say more.
+                // A line of configuration has set a password, so only its log can say more.
                 Ok(Reply::Error(refusal)) if refusal.starts_with("NOAUTH") => {
                     process.log().contains("Ready to accept connections")
                 }

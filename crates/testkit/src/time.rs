@@ -1,4 +1,4 @@
-//! Time, real as it is, and waiting with a deadline.
+//! Real time, and waiting with a limit.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use fencepost::Moment;
 use fencepost::clock::{BootClock, Clock as _};
 
-/// A TTL that does not run out during a test: what ends before it did not end by expiry.
+/// A TTL that does not run out during a test: what ends earlier was ended.
 pub const LONG: Duration = Duration::from_mins(1);
-/// How long a thing may take that should happen at once; far below [`LONG`].
+/// How long something immediate may take; far below [`LONG`].
 pub const SOON: Duration = Duration::from_secs(10);
-/// The same where an election of a cluster may come in between: the limit of all that is waited for here.
+/// The same if a cluster may hold an election meanwhile: the limit of every wait here.
 pub(crate) const LIMIT: Duration = Duration::from_secs(15);
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const POLL: Duration = ms(2);
 
 /// Milliseconds.
@@ -20,12 +20,12 @@ pub const fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
 
-/// What time it is, on the clock that the library reads.
+/// The current time on the library's clock.
 pub fn now() -> Moment {
     BootClock.now()
 }
 
-/// Lets real time pass, where that is what the test is about.
+/// Lets real time pass, where the test is about time.
 pub async fn pass(span: Duration) {
     BootClock.alarm(now() + span).await;
 }
@@ -39,7 +39,7 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// What the future gives, unless it takes longer than `limit`.
+/// The output of the future, unless it takes longer than `limit`.
 pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
     tokio::select! {
         value = future => value,

@@ -1,16 +1,15 @@
 //! Certificates for servers that speak TLS, made with the `openssl` command.
 //!
-//! A certificate authority of the test's own signs one server certificate for `localhost` and `127.0.0.1`, which clients
-//! may show as theirs where a server asks for one.
-//! The authority does not sign itself into the server's place: clients in Rust refuse a server certificate
-//! that is an authority. Keys are elliptic: an RSA key may take a second to find.
+//! A test's own certificate authority signs one server certificate for `localhost` and `127.0.0.1`, which clients may also
+//! present where a server asks for one. The authority's certificate cannot be the server's: Rust clients refuse a server
+//! certificate that is an authority. Keys are elliptic, because an RSA key may take a second to generate.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Our own configuration, because what the system's adds differs from one system to the next.
+/// Our own configuration, because the system's defaults differ.
 const CONFIG: &str = "\
 [req]
 distinguished_name = name
@@ -35,7 +34,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes them in this directory.
+    /// Creates them in this directory.
     pub fn make(directory: &Path) -> io::Result<Self> {
         let certificates = Self { directory: directory.to_owned() };
         let config = directory.join("openssl.cnf");
@@ -45,7 +44,7 @@ impl Certificates {
         Ok(certificates)
     }
 
-    /// The authority's certificate: what a client has to trust.
+    /// The authority's certificate, which a client must trust.
     #[must_use]
     pub fn ca(&self) -> PathBuf {
         self.directory.join("ca.crt")

@@ -1,6 +1,6 @@
-//! Words in URLs.
+//! Text in URLs.
 
-/// A word as a URL has it.
+/// Encodes text for a URL.
 pub(crate) fn percent_encoded(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     word.bytes()

@@ -1,4 +1,4 @@
-//! A way to a server on which requests can be held back, and let through after the client has gone.
+//! A connection to a server on which requests can be held back and delivered after the client has gone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -35,7 +35,7 @@ struct State {
 enum Passed {
     Yes,
     No,
-    /// What was held back; nothing that came behind it.
+    /// The requests that were held back; nothing that followed them.
     Last,
 }
 
@@ -62,7 +62,7 @@ impl Shared {
 }
 
 impl Valve {
-    /// A valve that is open, before this server.
+    /// An open valve in front of this server.
     #[must_use]
     pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -100,7 +100,7 @@ impl Valve {
                     let mut bytes = [0; 1 << 13];
                     while let Ok(count @ 1..) = from.read(&mut bytes) {
                         answers.lock().answers += 1;
-                        // The client may have gone.
+                        // The client may be gone.
                         let _ = to.write_all(&bytes[..count]);
                     }
                 });
@@ -109,13 +109,13 @@ impl Valve {
         Self { address, shared }
     }
 
-    /// How many connections were taken.
+    /// How many connections were accepted.
     #[must_use]
     pub fn accepted(&self) -> usize {
         self.shared.lock().accepted
     }
 
-    /// Holds back the next script on each connection that is there, and drops all else that is sent on it.
+    /// Holds back the next script on each present connection, and drops everything else sent on it.
     pub fn shut(&self) {
         let mut state = self.shared.lock();
         state.shut_below = state.accepted;
@@ -127,7 +127,7 @@ impl Valve {
         self.shared.lock().held_scripts
     }
 
-    /// Cuts the clients off; what is held back stays. New ones are refused.
+    /// Disconnects the clients and refuses new ones. What is held back stays.
     pub fn cut(&self) {
         let mut state = self.shared.lock();
         state.refuses = true;
@@ -141,7 +141,7 @@ impl Valve {
         self.shared.lock().refuses = false;
     }
 
-    /// Lets through what was held back. Gives the number of answers so far.
+    /// Delivers what was held back. Returns the number of replies so far.
     #[must_use]
     pub fn open(&self) -> usize {
         let mut state = self.shared.lock();
@@ -150,7 +150,7 @@ impl Valve {
         state.answers
     }
 
-    /// How many answers came back.
+    /// How many replies came back.
     #[must_use]
     pub fn answers(&self) -> usize {
         self.shared.lock().answers

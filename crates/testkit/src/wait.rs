@@ -1,21 +1,20 @@
-//! Waiting for a condition, and the one clock of the servers and the proxy.
+//! Waiting for a condition, and the only clock of the servers and the proxy.
 //!
-//! The library under test asks its own clock; they must not share it, or a test that holds the library's
-//! clock in its hand would hold them too. So the clocks that `clippy.toml` forbids are read here, and
-//! nowhere else in this crate.
+//! The library under test has its own clock, which a test may control. Servers and proxy must not share it. So the clocks
+//! that `clippy.toml` forbids are read here, and nowhere else in this crate.
 
 use std::io;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long a thing may take that should happen at once. Generous: a loaded machine is not a failure.
+/// How long something immediate may take. Generous, because a loaded machine is not a failure.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// How often a condition is looked at. Servers are up within a few of these.
+/// How often a condition is checked. Servers start within a few of these.
 const POLL: Duration = Duration::from_millis(1);
 
-/// Waits until `holds` says true. Fails with what `holds` fails with, or, after `limit`, with `what`.
+/// Waits until `holds` returns true. Fails with the error of `holds` or, after `limit`, with `what`.
 ///
-/// The condition is looked at once more after the limit, so a paused test does not fail for its pause.
+/// The condition is checked one last time after the limit, so a test that was paused does not fail for it.
 #[expect(clippy::disallowed_methods, reason = "this file is where waiting is allowed")]
 pub fn until(
     limit: Duration,
@@ -36,13 +35,13 @@ pub fn until(
     }
 }
 
-/// What time it is, for deadlines and delays.
+/// The current time, for limits and delays.
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// The host's wall clock, as the time since 1970: what a server's shifted clock is compared with.
+/// The host's wall clock as time since 1970, to compare with a server's shifted clock.
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
 pub(crate) fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
@@ -59,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_is_asked_until_it_holds() {
+    fn condition_is_checked_until_it_holds() {
         let mut asked = 0;
         until(SOON, "it was asked thrice", || {
             asked += 1;
@@ -70,14 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_happen_is_named() {
+    fn timeout_names_the_condition() {
         let error = until(Duration::ZERO, "pigs fly", || Ok(false)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains("pigs fly"), "{error}");
     }
 
     #[test]
-    fn a_condition_that_can_not_be_asked_ends_the_wait() {
+    fn failing_condition_ends_the_wait() {
         let error = until(SOON, "pigs fly", || Err(io::Error::other("no pigs"))).unwrap_err();
         assert_eq!(error.to_string(), "no pigs");
     }

@@ -1,4 +1,4 @@
-//! Another process that takes a lock: this test program again, with only the test `frozen::worker`.
+//! Another process that takes a lock: this test program again, running only the test `frozen::worker`.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -10,15 +10,15 @@ use tempfile::TempDir;
 
 use crate::{connect, ms, until};
 
-/// Says that this process is a worker, and what it is to do: URL, name, TTL in milliseconds.
+/// Makes this process a worker: URL, name, TTL in milliseconds.
 const WORKER: &str = "FENCEPOST_TEST_WORKER";
 
-/// Two looks of a worker that lie this far apart: it was frozen in between.
+/// If two loops of a worker are this far apart, it was frozen in between.
 pub const GAP: Duration = Duration::from_secs(1);
 
-/// The other process, from here.
+/// The other process, as the test sees it.
 pub struct Worker {
-    /// To be frozen, woken and killed.
+    /// To be frozen, resumed and killed.
     pub process: Process,
     _directory: TempDir,
 }
@@ -34,39 +34,39 @@ impl Worker {
         Self { process, _directory: directory }
     }
 
-    /// What it said after this word, each time.
-    pub fn said(&self, word: &str) -> Vec<String> {
+    /// What followed this word in its output, each time.
+    pub fn reports(&self, word: &str) -> Vec<String> {
         let log = self.process.log();
         let lines = log.lines().filter_map(|line| line.strip_prefix("worker: ")?.strip_suffix('.'));
         lines.filter_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).collect()
     }
 
-    /// Waits until it has the lock.
+    /// Waits until it holds the lock.
     pub async fn token(&self) -> u64 {
-        until("the worker is granted", async || !self.said("granted").is_empty()).await;
-        self.said("granted")[0].parse().unwrap()
+        until("the worker is granted", async || !self.reports("granted").is_empty()).await;
+        self.reports("granted")[0].parse().unwrap()
     }
 
-    /// Waits until its lease was renewed once more, if it says `until` then.
+    /// Waits until its lease was renewed again, as it reports with `until`.
     pub async fn until_renewed(&self) {
-        let before = self.said("until").len();
-        until("the worker's lease is renewed", async || self.said("until").len() > before).await;
+        let before = self.reports("until").len();
+        until("the worker's lease is renewed", async || self.reports("until").len() > before).await;
     }
 }
 
-/// The worker's part: takes the lock as it was told, and says so. None if this process is no worker.
-pub async fn lock_as_told() -> Option<(Fencepost, Guard)> {
+/// The worker's part: takes the lock and reports it. None if this process is not a worker.
+pub async fn run_worker() -> Option<(Fencepost, Guard)> {
     let order = std::env::var(WORKER).ok()?;
     let words: Vec<_> = order.split(' ').collect();
     let client = connect(words[0]).await;
     let lock = client.lock(words[1]).ttl(ms(words[2].parse().unwrap()));
     let guard = lock.acquire().await.unwrap();
-    say(&format!("granted {}", guard.token()));
+    report(&format!("granted {}", guard.token()));
     Some((client, guard))
 }
 
-/// The worker's part: says this to the test that started it.
-pub fn say(line: &str) {
-    // Past the test harness, which would keep it back.
+/// The worker's part: reports this to the test.
+pub fn report(line: &str) {
+    // Around the test harness, which would capture it.
     std::io::stdout().write_all(format!("\nworker: {line}.\n").as_bytes()).unwrap();
 }

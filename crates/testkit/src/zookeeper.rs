@@ -1,11 +1,10 @@
 //! Real ZooKeeper servers: one alone, or an ensemble of three.
 //!
-//! What must hold: whoever answers on the port is the process that we started. No two servers share a
-//! directory, and a start is over only when the server that answers has named ours. Ports and data belong to
-//! a server until its handle is dropped: a crash and a new start keep them, and ZooKeeper has every write on
-//! disk before it answers, so nothing is lost.
+//! What must hold: our process answers on the port. No two servers share a directory, and a start is over only when the
+//! server that answers has reported our directory. Ports and data belong to a server until its handle is dropped: a
+//! restart after a crash keeps them, and ZooKeeper has every write on disk before it replies, so nothing is lost.
 //!
-//! A Java machine is heavy, so each gets as little as it can live on.
+//! A Java process is heavy, so each gets as little memory as it needs.
 
 mod builder;
 mod client;
@@ -25,7 +24,7 @@ use crate::tls::Certificates;
 use crate::wait::SOON;
 use client::Client;
 
-/// How long a question may take that is asked again if nobody answers.
+/// The timeout of a request that is retried without a reply.
 const ASKED: Duration = Duration::from_secs(1);
 
 /// A running server, or a crashed one that can be started again. Dropping it kills it and removes its files.
@@ -36,7 +35,7 @@ pub struct ZooKeeper {
 }
 
 impl ZooKeeper {
-    /// A server alone, with ticks of half a second unless told otherwise.
+    /// A single server, with ticks of half a second by default.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
@@ -48,55 +47,52 @@ impl ZooKeeper {
         format!("zookeeper://{}", self.address())
     }
 
-    /// Where it listens for clients that speak TLS; [`address`](Server::address) stays plain.
+    /// The address for TLS clients; [`address`](Server::address) stays plain.
     pub fn tls_address(&self) -> io::Result<SocketAddr> {
         let (port, _) = self.tls.as_ref().ok_or_else(without_tls)?;
         Ok((Ipv4Addr::LOCALHOST, *port).into())
     }
 
-    /// The certificate that a client has to trust at [`tls_address`](Self::tls_address).
+    /// The certificate that a client must trust at [`tls_address`](Self::tls_address).
     pub fn ca_path(&self) -> io::Result<PathBuf> {
         let (_, certificates) = self.tls.as_ref().ok_or_else(without_tls)?;
         Ok(certificates.ca())
     }
 
-    /// Starts a server that was killed, with its port and its data, and waits until it serves. In an ensemble
-    /// that takes a majority: see [`launch`](Server::launch).
+    /// Restarts a killed server, with its port and its data, and waits until it serves. In an ensemble that needs a majority: see
+    /// [`launch`](Server::launch).
     pub fn start_again(&self) -> io::Result<()> {
         self.launch()?;
         self.wait_until_up()
     }
 
-    /// A crash and a new start.
+    /// A crash and a restart.
     pub fn restart(&self) -> io::Result<()> {
         self.kill()?;
         self.start_again()
     }
 
-    /// What the server answers to one of its four letter words, such as `mntr`, `stat`, `cons`, `dump` and
-    /// `srvr`.
+    /// The server's reply to a four letter word, such as `mntr`, `stat`, `cons`, `dump` and `srvr`.
     pub fn four_letter(&self, word: &str) -> io::Result<String> {
         self.four_letter_within(word, SOON)
     }
 
-    /// Makes a node that stays. Its parent must exist.
+    /// Creates a persistent node. Its parent must exist.
     pub fn create(&self, path: &str, data: &str) -> io::Result<()> {
         Client::connect(self.address(), SOON)?.create(path, data)
     }
 
-    /// What is in a node, or none if there is no such node. It is as new as a read that the leader would
-    /// answer: the server catches up with the leader first.
+    /// The data of a node; none if it does not exist. As new as a read at the leader: the server syncs with the leader first.
     pub fn get(&self, path: &str) -> io::Result<Option<String>> {
         self.get_within(path, SOON)
     }
 
-    /// The names of a node's children, sorted, as new as with [`get`](Self::get). An error if there is no
-    /// such node.
+    /// The names of a node's children, sorted, as new as with [`get`](Self::get). An error if the node does not exist.
     pub fn children(&self, path: &str) -> io::Result<Vec<String>> {
         Client::connect(self.address(), SOON)?.children(path)
     }
 
-    /// Removes a node, whatever its version. An error if there is none, or it has children.
+    /// Removes a node, whatever its version. An error if it does not exist or has children.
     pub fn delete(&self, path: &str) -> io::Result<()> {
         Client::connect(self.address(), SOON)?.delete(path)
     }
@@ -115,7 +111,7 @@ impl ZooKeeper {
         Ok(text)
     }
 
-    /// What the server says it is: `standalone`, `leader` or `follower`. None if it serves nobody.
+    /// The server's role: `standalone`, `leader` or `follower`. None if it does not serve.
     fn mode(&self) -> Option<String> {
         let said = self.four_letter_within("srvr", ASKED).ok()?;
         Some(said.lines().find_map(|line| line.strip_prefix("Mode: "))?.to_owned())

@@ -1,4 +1,4 @@
-//! Real etcd servers: they crash, freeze, lose each other and come back as the testkit says.
+//! Real etcd servers: crash, freeze, cut and restart.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -10,14 +10,14 @@ fn get(etcd: &Etcd, key: &str) -> String {
     etcd.etcdctl(&["get", key, "--print-value-only"]).unwrap().trim().to_owned()
 }
 
-/// Reads for a short time only, because it will not succeed.
+/// A read with a short timeout, because it must fail.
 fn get_in_vain(etcd: &Etcd, key: &str) -> String {
     let short = ["--command-timeout=500ms", "--dial-timeout=500ms"];
     etcd.etcdctl(&[&["get", key], &short[..]].concat()).unwrap_err().to_string()
 }
 
 #[test]
-fn a_server_keeps_its_data_through_crashes() {
+fn server_keeps_its_data_through_crashes() {
     let etcd = Etcd::builder().start().unwrap();
     assert_eq!(etcd.url(), format!("etcd://127.0.0.1:{}", etcd.port()));
     etcd.etcdctl(&["put", "key", "value"]).unwrap();
@@ -45,7 +45,7 @@ fn a_server_keeps_its_data_through_crashes() {
 }
 
 #[test]
-fn clients_have_to_trust_and_to_log_in() {
+fn clients_must_trust_the_ca_and_log_in() {
     let etcd = Etcd::builder().tls().auth("ann", "p@ss").start().unwrap();
     assert_eq!(etcd.url(), format!("etcd://ann:p%40ss@127.0.0.1:{}", etcd.port()));
     assert!(etcd.ca_path().unwrap().exists());
@@ -62,14 +62,14 @@ fn clients_have_to_trust_and_to_log_in() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_says_why() {
+fn server_that_does_not_start_says_why() {
     let error = Etcd::builder().arg("--election-timeout=1").start().unwrap_err();
     assert!(error.to_string().contains("election-timeout"), "{error}");
     Etcd::builder().start().unwrap().ca_path().unwrap_err();
 }
 
 #[test]
-fn a_server_whose_port_was_taken_says_so() {
+fn server_with_a_taken_port_says_so() {
     let etcd = Etcd::builder().start().unwrap();
     etcd.kill().unwrap();
     let _thief = TcpListener::bind(etcd.address()).unwrap();
@@ -78,7 +78,7 @@ fn a_server_whose_port_was_taken_says_so() {
 }
 
 #[test]
-fn a_cluster_survives_one_member_and_not_two() {
+fn cluster_survives_the_loss_of_one_member_but_not_two() {
     let cluster = EtcdCluster::start().unwrap();
     let members = cluster.members();
     assert_eq!(members.len(), 3);
@@ -108,7 +108,7 @@ fn a_cluster_survives_one_member_and_not_two() {
 }
 
 #[test]
-fn a_member_that_is_cut_off_hangs_until_it_is_healed() {
+fn cut_off_member_hangs_until_it_is_healed() {
     let cluster = EtcdCluster::start().unwrap();
     let members = cluster.members();
     let leader = cluster.leader().unwrap();
@@ -127,7 +127,7 @@ fn a_member_that_is_cut_off_hangs_until_it_is_healed() {
         cluster.wait_until_healthy().unwrap();
         assert_eq!(get(&members[cut], "key"), format!("without {cut}"));
     }
-    // One that is started while it is cut off finds nobody.
+    // A member that starts while it is cut off reaches no other.
     members[leader].kill().unwrap();
     members[leader].cut_off();
     members[leader].launch().unwrap();

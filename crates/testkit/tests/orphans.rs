@@ -1,6 +1,6 @@
-//! Nothing outlives the test run, and nothing is skipped for want of a server.
+//! Nothing outlives the test run, and a missing server fails a test instead of skipping it.
 //!
-//! Both are about a whole process, so this program starts itself again, with a part to play.
+//! Both concern a whole process, so this program starts itself again in a role.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,7 +14,7 @@ use fencepost_testkit::{Etcd, Process, Redis, ZooKeeper};
 
 const PART: &str = "FENCEPOST_TESTBED_PART";
 
-/// This program again, with only the part that the tests below want.
+/// This program again, in the role that a test below needs.
 fn again(part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "part", "--ignored", "--nocapture"]).env(PART, part);
@@ -26,7 +26,7 @@ fn again(part: &str) -> Command {
 fn part() {
     match std::env::var(PART).as_deref() {
         Ok("start") => {
-            // On a thread that ends: a server must outlive the thread that asked for it.
+            // On a thread that ends: a server must outlive the thread that started it.
             let redis = std::thread::spawn(|| Redis::builder().start()).join().unwrap().unwrap();
             redis.command(&["PING"]).unwrap();
             let etcd = Etcd::builder().start().unwrap();
@@ -44,14 +44,14 @@ fn part() {
     }
 }
 
-/// Whether a process runs. One that nobody has waited for yet does not.
+/// Whether a process runs. A zombie does not.
 fn runs(pid: &str) -> bool {
     let status = fs::read_to_string(Path::new("/proc").join(pid).join("status"));
     status.is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
 #[test]
-fn a_test_process_that_is_killed_takes_its_servers_with_it() {
+fn killed_test_process_ends_its_servers() {
     let directory = tempfile::tempdir().unwrap();
     let mut child = again("start")
         // What it has no time to remove is removed with this.
@@ -72,7 +72,7 @@ fn a_test_process_that_is_killed_takes_its_servers_with_it() {
 }
 
 #[test]
-fn a_missing_server_is_an_error_that_says_what_to_install() {
+fn missing_server_error_says_what_to_install() {
     let output = again("start nothing").env("PATH", "").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     for package in ["redis-server", "etcd-server", "default-jre-headless"] {
@@ -82,7 +82,7 @@ fn a_missing_server_is_an_error_that_says_what_to_install() {
 }
 
 #[test]
-fn a_process_is_asked_to_end_and_woken_for_it() {
+fn frozen_process_is_woken_to_end() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
     fs::File::create(&log).unwrap().write_all(b"of an earlier run\n").unwrap();

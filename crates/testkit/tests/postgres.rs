@@ -1,4 +1,4 @@
-//! Real PostgreSQL servers: they crash, freeze, are followed and come back as the testkit says.
+//! Real PostgreSQL servers: crash, freeze, standby and restart.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencepost_testkit::{Database, PgBouncer, Postgres, wait};
 
 #[test]
-fn a_server_keeps_its_data_through_crashes() {
+fn server_keeps_its_data_through_crashes() {
     let postgres = Postgres::builder().start().unwrap();
     assert_eq!(
         postgres.url(),
@@ -34,7 +34,7 @@ fn a_server_keeps_its_data_through_crashes() {
 }
 
 #[test]
-fn a_frozen_server_serves_no_connection_that_it_has() {
+fn frozen_server_serves_no_existing_connection() {
     let postgres = Arc::new(Postgres::builder().setting("fsync", "off").start().unwrap());
     let (sender, rows) = channel();
     let asking = postgres.clone();
@@ -48,8 +48,8 @@ fn a_frozen_server_serves_no_connection_that_it_has() {
     .unwrap();
     postgres.stop().unwrap();
     postgres.stop().unwrap();
-    // Longer than it would take if it ran.
-    rows.recv_timeout(Duration::from_secs(4)).expect_err("it stands still");
+    // Longer than a running server would take.
+    rows.recv_timeout(Duration::from_secs(4)).expect_err("it is frozen");
     postgres.resume().unwrap();
     assert_eq!(rows.recv().unwrap().unwrap(), "\ndone\n");
     busy.join().unwrap();
@@ -59,7 +59,7 @@ fn a_frozen_server_serves_no_connection_that_it_has() {
 }
 
 #[test]
-fn a_standby_follows_reads_and_can_be_promoted() {
+fn standby_follows_serves_reads_and_can_be_promoted() {
     let primary = Postgres::builder().start().unwrap();
     primary.psql("create table t (v int)").unwrap();
     let standby = primary.standby("second").unwrap();
@@ -76,7 +76,7 @@ fn a_standby_follows_reads_and_can_be_promoted() {
 }
 
 #[test]
-fn databases_do_not_see_each_other() {
+fn databases_are_separate() {
     let (one, other) = (Database::fresh().unwrap(), Database::fresh().unwrap());
     assert_ne!(one.url(), other.url());
     one.psql("create table t ()").unwrap();
@@ -89,7 +89,7 @@ fn databases_do_not_see_each_other() {
 }
 
 #[test]
-fn a_bouncer_gives_the_connection_of_one_transaction_to_the_next() {
+fn bouncer_reuses_a_connection_for_the_next_transaction() {
     let database = Database::fresh().unwrap();
     let bouncer = PgBouncer::start(database.server(), &[], 1).unwrap();
     let url = bouncer.url_of(database.name());
@@ -111,7 +111,7 @@ fn tls_is_offered_when_asked_for() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_says_why() {
+fn server_that_does_not_start_says_why() {
     let error = Postgres::builder().setting("fsync", "perhaps").start().unwrap_err();
     assert!(error.to_string().contains("fsync"), "{error}");
     let postgres = Postgres::builder().start().unwrap();

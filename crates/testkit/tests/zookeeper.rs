@@ -1,4 +1,4 @@
-//! Real ZooKeeper servers: they crash, freeze, lose each other and come back as the testkit says.
+//! Real ZooKeeper servers: crash, freeze, cut and restart.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,7 +13,7 @@ fn get(zookeeper: &ZooKeeper, path: &str) -> String {
 }
 
 #[test]
-fn a_server_keeps_its_data_through_crashes() {
+fn server_keeps_its_data_through_crashes() {
     let zookeeper = ZooKeeper::builder().start().unwrap();
     assert_eq!(zookeeper.url(), format!("zookeeper://127.0.0.1:{}", zookeeper.port()));
     assert!(zookeeper.four_letter("srvr").unwrap().contains("Mode: standalone"));
@@ -46,7 +46,7 @@ fn a_server_keeps_its_data_through_crashes() {
 }
 
 #[test]
-fn a_server_can_speak_tls() {
+fn server_can_speak_tls() {
     let zookeeper = ZooKeeper::builder().tls().start().unwrap();
     let output = Command::new("openssl")
         .args(["s_client", "-verify_return_error", "-verify_ip", "127.0.0.1", "-connect"])
@@ -59,7 +59,7 @@ fn a_server_can_speak_tls() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_says_why() {
+fn server_that_does_not_start_says_why() {
     let zookeeper = ZooKeeper::builder().start().unwrap();
     zookeeper.ca_path().unwrap_err();
     zookeeper.kill().unwrap();
@@ -69,13 +69,13 @@ fn a_server_that_does_not_come_up_says_why() {
 }
 
 #[test]
-fn there_are_jars_for_java_clients() {
+fn class_path_for_java_clients_is_found() {
     let classpath = java_classpath().unwrap();
     assert!(classpath.contains("curator-recipes"), "{classpath}");
 }
 
 #[test]
-fn an_ensemble_survives_one_member_and_not_two() {
+fn ensemble_survives_the_loss_of_one_member_but_not_two() {
     let ensemble = ZooKeeperEnsemble::start().unwrap();
     let members = ensemble.members();
     assert_eq!(members.len(), 3);
@@ -98,7 +98,7 @@ fn an_ensemble_survives_one_member_and_not_two() {
 }
 
 #[test]
-fn a_member_that_is_cut_off_serves_nobody_until_it_is_healed() {
+fn cut_off_member_serves_no_client_until_it_is_healed() {
     let ensemble = ZooKeeperEnsemble::start().unwrap();
     let members = ensemble.members();
     let leader = ensemble.leader().unwrap();

@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use fencepost_core::Moment;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::timer::{self, Timer};
 
-/// Who waits for which moment, the earliest first.
+/// The waker of each alarm, the earliest first.
 #[derive(Default)]
 pub(super) struct AlarmTable(BTreeMap<(Moment, u64), Waker>);
 
@@ -47,41 +47,41 @@ impl fmt::Debug for AlarmTable {
 }
 
 /// What an [`Alarm`] is set on.
-pub(super) trait Bell: Send + Sync + Unpin + 'static {
-    /// Wakes `waker` at `at`; false if that moment has come already.
+pub(super) trait AlarmWaker: Send + Sync + Unpin + 'static {
+    /// Wakes `waker` at `at`; false if that moment has passed.
     fn set(&self, at: Moment, id: u64, waker: &Waker) -> bool;
-    /// Takes the alarm back.
+    /// Cancels the alarm.
     fn unset(&self, at: Moment, id: u64);
 }
 
 /// Resolves once its moment has come.
-pub(super) struct Alarm<B: Bell> {
+pub(super) struct Alarm<B: AlarmWaker> {
     at: Moment,
     id: u64,
-    bell: B,
+    waker: B,
     set: bool,
 }
 
-impl<B: Bell> Alarm<B> {
-    pub(super) fn new(at: Moment, bell: B) -> Self {
+impl<B: AlarmWaker> Alarm<B> {
+    pub(super) fn new(at: Moment, waker: B) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self { at, id: NEXT.fetch_add(1, Ordering::Relaxed), bell, set: false }
+        Self { at, id: NEXT.fetch_add(1, Ordering::Relaxed), waker, set: false }
     }
 }
 
-impl<B: Bell> Future for Alarm<B> {
+impl<B: AlarmWaker> Future for Alarm<B> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.set = self.bell.set(self.at, self.id, context.waker());
+        self.set = self.waker.set(self.at, self.id, context.waker());
         if self.set { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 
-impl<B: Bell> Drop for Alarm<B> {
+impl<B: AlarmWaker> Drop for Alarm<B> {
     fn drop(&mut self) {
         if self.set {
-            self.bell.unset(self.at, self.id);
+            self.waker.unset(self.at, self.id);
         }
     }
 }
@@ -95,13 +95,13 @@ pub(super) struct Alarms {
 #[derive(Default)]
 struct Pending {
     table: AlarmTable,
-    /// When the timer rings: no later than the first alarm. Most alarms are taken back before they ring, and
-    /// one ring for nothing costs less than a timer that is set anew for each.
+    /// When the timer fires: no later than the first alarm. Most alarms are cancelled before they fire, and one fruitless
+    /// wake-up costs less than setting the timer for each.
     armed: Option<Moment>,
 }
 
 impl Alarms {
-    /// The one set of alarms, its thread started on first use.
+    /// The alarms of this process. The first use starts their thread.
     pub(super) fn of_this_process() -> std::io::Result<&'static Arc<Self>> {
         static ALARMS: OnceLock<Arc<Alarms>> = OnceLock::new();
         static STARTING: Mutex<()> = Mutex::new(());
@@ -113,23 +113,19 @@ impl Alarms {
             let alarms = Arc::new(Self { pending: Mutex::default(), timer: Timer::new()? });
             let ringer = Arc::clone(&alarms);
             let thread = std::thread::Builder::new().name("fencepost-clock".into());
-            thread.spawn(move || ringer.ring_for_ever())?;
+            thread.spawn(move || ringer.run())?;
             return Ok(ALARMS.get_or_init(|| alarms));
         }
         ALARMS.get().ok_or_else(|| std::io::ErrorKind::Other.into())
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock()
-    }
-
-    fn ring_for_ever(&self) {
+    fn run(&self) {
         loop {
             self.timer.wait();
             let due = {
-                let mut pending = self.pending();
+                let mut pending = self.pending.lock();
                 let due = pending.table.take_due(timer::now());
-                // Armed under the lock: an earlier alarm that is set meanwhile can not be overwritten.
+                // Set under the lock, so that an earlier alarm that is set meanwhile is not overwritten.
                 pending.armed = pending.table.first();
                 self.timer.arm(pending.armed);
                 due
@@ -139,22 +135,24 @@ impl Alarms {
     }
 }
 
-impl Bell for Arc<Alarms> {
+impl AlarmWaker for Arc<Alarms> {
     fn set(&self, at: Moment, id: u64, waker: &Waker) -> bool {
-        if timer::now() >= at {
-            return false;
-        }
-        let mut pending = self.pending();
-        pending.table.set(at, id, waker);
+        let mut pending = self.pending.lock();
+        // The clock is read only if the timer must be set. Otherwise it fires no later than this alarm, and wakes whatever is
+        // due then.
         if pending.armed.is_none_or(|armed| at < armed) {
+            if timer::now() >= at {
+                return false;
+            }
             pending.armed = Some(at);
             self.timer.arm(pending.armed);
         }
+        pending.table.set(at, id, waker);
         true
     }
 
     fn unset(&self, at: Moment, id: u64) {
-        // The timer may still ring for it; then nothing is due and it is armed for the next.
-        self.pending().table.unset(at, id);
+        // The timer may still fire for it. Then nothing is due, and it is set for the next alarm.
+        self.pending.lock().table.unset(at, id);
     }
 }

@@ -1,18 +1,18 @@
-//! The wall clock as people read it: when a mark was set, when a request came. Nothing is decided by it.
+//! The wall clock for people: when a mark was set, when a request came. Nothing depends on it.
 
 use super::wall;
 
-/// Now, by this machine's clock: RFC 3339 in UTC.
+/// The current time by this machine's clock: RFC 3339 in UTC.
 #[must_use]
 pub fn now() -> String {
     rfc3339(wall().as_millis() as u64)
 }
 
-/// RFC 3339 in UTC, of milliseconds since 1970: `2026-03-01T09:30:12.345Z`.
+/// Milliseconds since 1970 as RFC 3339 in UTC: `2026-03-01T09:30:12.345Z`.
 #[doc(hidden)]
 #[must_use]
 pub fn rfc3339(millis: u64) -> String {
-    // A clock that is far off is shown as the last day that four digits can name.
+    // A clock that is far off is shown as the last day with a four-digit year.
     let millis = millis.min(253_402_300_799_999);
     let (seconds, rest) = (millis / 1000, millis % 1000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn times_are_shown_as_rfc3339() {
         for (millis, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399_999, "2000-02-28T23:59:59.999Z"),

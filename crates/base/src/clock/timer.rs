@@ -1,4 +1,4 @@
-//! The kernel's clock and a timer that a thread can wait on while others set it.
+//! The kernel's clock, and a timer that one thread waits on while others set it.
 
 use fencepost_core::Moment;
 #[cfg(unix)]
@@ -15,7 +15,7 @@ pub(super) fn now() -> Moment {
     Moment::from_nanos(tv_sec.unsigned_abs() * 1_000_000_000 + tv_nsec.unsigned_abs())
 }
 
-/// The time since the first call: moments are only compared within one process. It may stand still in suspend.
+/// The time since the first call: moments are only compared within one process. It may stop in suspend.
 #[cfg(not(unix))]
 #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
 pub(super) fn now() -> Moment {
@@ -34,7 +34,7 @@ mod kernel {
         timerfd_settime,
     };
 
-    /// A timerfd on `CLOCK_BOOTTIME`: it runs on in suspend, and can be set while a thread reads it.
+    /// A timerfd on `CLOCK_BOOTTIME`: it continues in suspend, and can be set while a thread reads it.
     pub(in crate::clock) struct Timer(OwnedFd);
 
     impl Timer {
@@ -43,7 +43,7 @@ mod kernel {
         }
 
         pub(in crate::clock) fn wait(&self) {
-            // Whatever it says, the caller looks at the clock.
+            // Whatever the result, the caller checks the clock.
             let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
         }
 
@@ -66,7 +66,7 @@ mod kernel {
     use fencepost_core::Moment;
     use parking_lot::{Condvar, Mutex};
 
-    /// The closest other systems have: it may stand still in suspend.
+    /// The closest that other systems have: it may stop in suspend.
     pub(in crate::clock) struct Timer(Mutex<Option<Moment>>, Condvar);
 
     impl Timer {

@@ -1,26 +1,27 @@
-//! Which server a URL means: `postgres://[USER[:PASSWORD]@][HOST[:PORT]][/DATABASE][?OPTION=VALUE&...]`, as libpq
-//! and its tools write it, with `owner=` and `pool=` as options of our own. What it leaves out comes from the
-//! environment, as with them (environment.rs).
+//! Parses the URL of a server: `postgres://[USER[:PASSWORD]@][HOST[:PORT]][/DATABASE][?OPTION=VALUE&...]`, as libpq and its
+//! tools write it, with `owner=` and `pool=` as our own options; and says what options mean. What they leave out comes from
+//! the environment, as in libpq (environment.rs).
 //!
 //! What must hold: no error repeats anything that could be part of a password.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
-use tokio_postgres::config::{ChannelBinding, SslMode};
+use tokio_postgres::config::{ChannelBinding as DriverBinding, SslMode as DriverMode};
 use tokio_postgres::{Client, Config, Connection, Socket};
 
 use super::environment::{Environment, Login};
+use super::options::{ChannelBinding, PostgresOptions, SslMode};
 use super::tls::{MakeTls, TlsStream};
 use crate::error::{Error, Result};
-use crate::tls::{Tls, TlsFiles, Verify};
-use crate::url::{Form, Host, Url};
+use crate::tls::{PemFile, Tls, TlsOptions, Verify};
+use crate::url::{Form, Host, Secret, Setting, checked_hosts, invalid_option};
 
-/// How many connections a client opens for what it is asked, at most.
-const POOL: usize = 16;
-/// A connection on which nothing comes for this long is probed.
+/// A connection that is silent for this long is probed.
 const PROBED: Duration = Duration::from_secs(15);
-/// Those of libpq's that we take, and our own.
+const POOL_REMEDY: &str = "give 1 to 1000 connections";
+/// The options of libpq that we support, and our own.
 const OPTIONS: [&str; 10] = [
     "application_name",
     "host",
@@ -34,85 +35,141 @@ const OPTIONS: [&str; 10] = [
     "sslkey",
 ];
 
-/// Variables of libpq's that mean the same as an option.
-const VARIABLES: [(&str, &str); 5] = [
-    ("PGSSLMODE", "sslmode"),
-    ("PGSSLROOTCERT", "sslrootcert"),
-    ("PGSSLCERT", "sslcert"),
-    ("PGSSLKEY", "sslkey"),
-    ("PGCHANNELBINDING", "channel_binding"),
-];
-
-/// A `postgres:` URL, parsed.
-#[derive(Clone)]
-pub struct PostgresUrl {
-    config: Config,
-    tls: MakeTls,
-    pub(super) pool: usize,
-    /// A role that may own the schema, besides those who may anyway.
-    owner: Option<String>,
-    /// `host:port/database`: without secrets, for people.
-    pub(super) shown: String,
-}
-
-/// A connection: what asks, and what has to be driven for it.
-pub(super) type Opened = (Client, Connection<Socket, TlsStream>);
-
-impl PostgresUrl {
-    /// `rest` is what follows the scheme and its colon.
+impl PostgresOptions {
+    /// Parses a URL: `scheme` is before its first colon, `rest` after it.
+    #[doc(hidden)]
     pub fn parse(scheme: &str, rest: &str) -> Result<Self> {
-        Self::parse_in(scheme, rest, &Environment::of_this_process())
-    }
-
-    fn parse_in(scheme: &str, rest: &str, environment: &Environment<'_>) -> Result<Self> {
         let form = Form {
             scheme,
             remedy: "write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE; signs like @ / ? # in a password are written as \
                      %40 %2F %3F %23",
-            port: None,
             options: &OPTIONS,
             socket: None,
             lenient: true,
         };
         // libpq ends the login at the first, and would look up the rest of a password as a host.
         if rest.matches('@').count() > 1 {
-            return Err(form.invalid("there is more than one @ in it"));
+            return Err(form.invalid("it contains more than one @"));
         }
-        let mut url = form.parse(rest)?;
-        let identity = url.get("sslcert").or_else(|| url.get("sslkey")).is_some();
-        for (variable, option) in VARIABLES {
-            // A certificate and its key belong together.
-            let taken = identity && ["sslcert", "sslkey"].contains(&option);
-            if let Some(value) = environment.var(variable).filter(|_| !taken) {
-                // The value is not repeated: it is not known what somebody put there.
-                url.default_to(option, value, format!("the variable {variable}"));
-            }
-        }
-        let role = |role: &str| (!role.is_empty()).then(|| role.to_owned());
-        let owner = url.get_as("owner", role, "name a role")?;
-        let size = |text: &str| text.parse().ok().filter(|size| (1..=1000).contains(size));
-        let pool = url.get_as("pool", size, "give 1 to 1000 connections")?.unwrap_or(POOL);
-        let (mut config, shown) = config(&url, environment)?;
-        let binding = |name: &str| match name {
-            "disable" => Some(ChannelBinding::Disable),
-            "prefer" => Some(ChannelBinding::Prefer),
-            "require" => Some(ChannelBinding::Require),
-            _ => None,
+        let url = form.parse(rest)?;
+        let given = |option| url.text(option).filter(|text| !text.is_empty());
+        let (mut host, port) = match (&*url.hosts, given("host")) {
+            ([], name) => (name.map(|name| Host { name, port: None }), None),
+            ([host], None) => (Some(host.clone()), host.port),
+            _ => return Err(several()),
         };
-        let binding = url.get_as("channel_binding", binding, "give disable, prefer or require")?;
-        let files = files(&url)?;
-        let mode = |name: &str| mode(name, files.ca.is_some());
-        let remedy = "give disable, prefer, require, verify-ca or verify-full";
-        let mode = url.get_as("sslmode", mode, remedy)?;
-        let (mode, verify) = mode.unwrap_or((SslMode::Prefer, Verify::Nothing));
-        config
-            .keepalives_idle(PROBED)
-            .ssl_mode(mode)
-            .channel_binding(binding.unwrap_or(ChannelBinding::Prefer));
+        let option = given("port").map(|port| port.parse()).transpose();
+        let port = option.map_err(|_| form.invalid("not a URL"))?.or(port);
+        if let Some(host) = &mut host {
+            host.port = port;
+        }
+        let file = |option| url.text(option).map(|path| PemFile::new(option, path));
+        Ok(Self {
+            host,
+            port,
+            user: url.user.clone(),
+            password: url.password.clone(),
+            database: Some(url.path.clone()),
+            application_name: given("application_name"),
+            owner: url.text("owner"),
+            pool: url
+                .get_as("pool", |text| text.parse().ok(), POOL_REMEDY)?
+                .unwrap_or(Self::unset().pool),
+            channel_binding: url.get("channel_binding").map(channel_binding).transpose()?,
+            ssl_mode: url.get("sslmode").map(ssl_mode).transpose()?,
+            tls: TlsOptions {
+                enabled: None,
+                ca: file("sslrootcert"),
+                cert: file("sslcert"),
+                key: file("sslkey"),
+            },
+        })
+    }
+}
+
+fn ssl_mode(setting: &Setting) -> Result<SslMode> {
+    let read = |name: &str| match name {
+        "disable" => Some(SslMode::Disable),
+        // `allow` would try without TLS first, which has no advantage.
+        "allow" | "prefer" => Some(SslMode::Prefer),
+        "require" => Some(SslMode::Require),
+        "verify-ca" => Some(SslMode::VerifyCa),
+        "verify-full" => Some(SslMode::VerifyFull),
+        _ => None,
+    };
+    setting.parsed(read, "give disable, prefer, require, verify-ca or verify-full")
+}
+
+fn channel_binding(setting: &Setting) -> Result<ChannelBinding> {
+    let read = |name: &str| match name {
+        "disable" => Some(ChannelBinding::Disable),
+        "prefer" => Some(ChannelBinding::Prefer),
+        "require" => Some(ChannelBinding::Require),
+        _ => None,
+    };
+    setting.parsed(read, "give disable, prefer or require")
+}
+
+/// A server: its options, checked, and with what the environment says.
+#[derive(Clone)]
+pub struct Server {
+    config: Config,
+    tls: MakeTls,
+    pub(super) pool: usize,
+    /// A role that may own the schema, besides the ones that always may.
+    owner: Option<String>,
+    /// `host:port/database`: without secrets, for people.
+    pub(super) shown: String,
+}
+
+/// A client, and the connection that must be driven for it.
+pub(super) type Opened = (Client, Connection<Socket, TlsStream>);
+
+impl Server {
+    pub fn new(options: PostgresOptions) -> Result<Self> {
+        Self::new_in(options, &Environment::of_this_process())
+    }
+
+    fn new_in(options: PostgresOptions, environment: &Environment<'_>) -> Result<Self> {
+        let (pool, owner) = (options.pool, options.owner.clone());
+        if !(1..=1000).contains(&pool) {
+            return Err(invalid_option("postgres", "pool", pool, POOL_REMEDY));
+        }
+        if owner.as_deref() == Some("") {
+            return Err(invalid_option("postgres", "owner", "", "name a role"));
+        }
+        let variable = |name| {
+            let value = environment.var(name)?;
+            Some(Setting::of_variable(name, value))
+        };
+        let binding = match options.channel_binding {
+            Some(binding) => Some(binding),
+            None => variable("PGCHANNELBINDING").as_ref().map(channel_binding).transpose()?,
+        };
+        let mode = match options.ssl_mode {
+            Some(mode) => Some(mode),
+            None => variable("PGSSLMODE").as_ref().map(ssl_mode).transpose()?,
+        };
+        let files = files(&options.tls, environment).read_files()?;
+        let (mode, verify) = match mode.unwrap_or(SslMode::Prefer) {
+            SslMode::Disable => (DriverMode::Disable, Verify::Nothing),
+            SslMode::Prefer => (DriverMode::Prefer, Verify::Nothing),
+            // If there are roots, they are used, as in libpq.
+            SslMode::Require if files.ca.is_some() => (DriverMode::Require, Verify::Signer),
+            SslMode::Require => (DriverMode::Require, Verify::Nothing),
+            SslMode::VerifyCa => (DriverMode::Require, Verify::Signer),
+            SslMode::VerifyFull => (DriverMode::Require, Verify::SignerAndName),
+        };
+        let (mut config, shown) = config(options, environment)?;
+        config.keepalives_idle(PROBED).ssl_mode(mode).channel_binding(match binding {
+            Some(ChannelBinding::Disable) => DriverBinding::Disable,
+            Some(ChannelBinding::Prefer) | None => DriverBinding::Prefer,
+            Some(ChannelBinding::Require) => DriverBinding::Require,
+        });
         let mut tls = MakeTls(None);
-        if mode != SslMode::Disable {
+        if mode != DriverMode::Disable {
             let mut config = files.client_config(verify)?;
-            // PostgreSQL 17 insists on it where TLS begins at once, and others do not mind.
+            // PostgreSQL 17 requires it if TLS starts at once; others do not mind.
             config.alpn_protocols = vec![b"postgresql".to_vec()];
             tls = MakeTls(Some(Tls::new(config)));
         }
@@ -124,98 +181,74 @@ impl PostgresUrl {
         &self.shown
     }
 
-    /// The role that is trusted with the schema besides those that are anyway.
+    /// The role that is trusted with the schema, besides the ones that always are.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
 
-    /// Connects. On a tokio runtime, which then has to drive the connection.
+    /// Connects, on the tokio runtime that will drive the connection.
     pub async fn open(&self) -> Result<Opened, tokio_postgres::Error> {
         self.config.connect(self.tls.clone()).await
     }
 }
 
-/// Where to connect, and as whom, with what the URL leaves out from the environment; and `host:port/database`.
-fn config(url: &Url<'_>, environment: &Environment<'_>) -> Result<(Config, String)> {
-    let scheme = url.form.scheme;
-    let given = |option| url.text(option).filter(|text| !text.is_empty());
-    let several = || {
-        Error::invalid(format!(
-            "a {scheme}: URL names one server: a lock on a server that took over from another may be granted twice; \
-             name the primary"
-        ))
-    };
-    let host = match (&*url.hosts, given("host")) {
-        ([], name) => name.map(|name| Host { name, port: None }),
-        ([host], None) => Some(host.clone()),
-        _ => return Err(several()),
-    };
-    let port = given("port").map(|port| port.parse()).transpose();
-    let port = port.map_err(|_| url.form.invalid("not a URL"))?;
-    let port = match port.or(host.as_ref().and_then(|host| host.port)) {
+/// The server, the login, and `host:port/database`. The environment provides what the options leave out.
+fn config(options: PostgresOptions, environment: &Environment<'_>) -> Result<(Config, String)> {
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let port = match options.host.as_ref().and_then(|host| host.port).or(options.port) {
         Some(port) => port,
         None => environment.port()?.unwrap_or(5432),
     };
-    let host = host.map_or_else(|| environment.host(port), |host| host.name);
-    if host.contains(',') {
+    let host = options.host;
+    let host = host.unwrap_or_else(|| Host { name: environment.host(port), port: None });
+    if host.name.contains(',') {
         return Err(several());
     }
-    let user = url.user.clone().filter(|user| !user.is_empty());
-    let user = user.or_else(|| environment.user()).ok_or_else(|| {
-        Error::invalid(format!(
-            "nobody says who connects: write {scheme}://USER@..., or set PGUSER"
-        ))
+    let host = checked_hosts("postgres", &[host], port, true, "")?.remove(0);
+    let user = given(options.user).or_else(|| environment.user()).ok_or_else(|| {
+        Error::invalid(
+            "no user is given for the postgres: store: name one (USER@ in a URL), or set PGUSER",
+        )
     })?;
-    let database = Some(url.path.clone()).filter(|path| !path.is_empty());
-    let database =
-        database.or_else(|| environment.var("PGDATABASE")).unwrap_or_else(|| user.clone());
-    let password = url.password.clone().filter(|password| !password.is_empty());
-    let login = Login { host: &host, port, database: &database, user: &user };
+    let database = given(options.database)
+        .or_else(|| environment.var("PGDATABASE"))
+        .unwrap_or_else(|| user.clone());
+    let login = Login { host: &host.name, port, database: &database, user: &user };
+    let password = given(options.password.map(|Secret(password)| password));
     let password = password.or_else(|| environment.password(&login));
-    let name = given("application_name").or_else(|| environment.var("PGAPPNAME"));
+    let name = given(options.application_name).or_else(|| environment.var("PGAPPNAME"));
     let mut config = Config::new();
-    config.host(&host).port(port).dbname(&database);
+    config.host(&host.name).port(port).dbname(&database);
     config.application_name(name.unwrap_or_else(|| "fencepost".into()));
     if let Some(password) = password {
         config.password(password);
     }
     config.user(user);
-    let host = Host { name: host, port: Some(port) };
     Ok((config, format!("{host}/{database}")))
 }
 
-/// The files of an encrypted connection, read.
-fn files(url: &Url<'_>) -> Result<TlsFiles> {
-    let options = ["sslrootcert", "sslcert", "sslkey"];
-    let read = |option| match url.get(option) {
-        None => Ok(None),
-        // As libpq has it: the system's list, which is ours without this option as well.
-        Some(given) if option == "sslrootcert" && given.value == "system" => Ok(None),
-        Some(given) => std::fs::read(&given.value)
-            .map(Some)
-            .map_err(|error| given.bad("cannot read this file").because(error)),
-    };
-    let [ca, cert, key] = options.map(read);
-    Ok(TlsFiles { options, ca: ca?, cert: cert?, key: key? })
+fn several() -> Error {
+    Error::invalid(
+        "a postgres: store has one server: after a failover a lock may be granted twice; name the primary",
+    )
 }
 
-/// What `sslmode` means, as libpq has it.
-fn mode(name: &str, roots: bool) -> Option<(SslMode, Verify)> {
-    Some(match name {
-        "disable" => (SslMode::Disable, Verify::Nothing),
-        // The first of them tries without TLS first: there is no use in that.
-        "allow" | "prefer" => (SslMode::Prefer, Verify::Nothing),
-        // A list of roots that is given is used.
-        "require" if roots => (SslMode::Require, Verify::Signer),
-        "require" => (SslMode::Require, Verify::Nothing),
-        "verify-ca" => (SslMode::Require, Verify::Signer),
-        "verify-full" => (SslMode::Require, Verify::SignerAndName),
-        _ => return None,
-    })
+/// The files that the options or the environment name.
+fn files(given: &TlsOptions, environment: &Environment<'_>) -> TlsOptions {
+    let variable = |name| environment.var(name).map(|path| PemFile::new(name, path));
+    let mut files = given.clone();
+    // A certificate and its key belong together.
+    if files.cert.is_none() && files.key.is_none() {
+        (files.cert, files.key) = (variable("PGSSLCERT"), variable("PGSSLKEY"));
+    }
+    let ca = files.ca.or_else(|| variable("PGSSLROOTCERT"));
+    // As in libpq, `system` means the system's roots, which are our default.
+    files.ca = ca.filter(|file| file.path != Path::new("system"));
+    files
 }
 
-// A configuration has a password in it.
-impl fmt::Debug for PostgresUrl {
+// A configuration contains a password.
+impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "postgres:{}", self.shown)
     }
@@ -223,18 +256,20 @@ impl fmt::Debug for PostgresUrl {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::ErrorKind;
 
-    fn parse(url: &str) -> Result<PostgresUrl> {
+    fn parse(url: &str) -> Result<Server> {
         parse_with(url, &[])
     }
 
-    /// As if these variables were set, and no others.
-    fn parse_with(url: &str, variables: &[(&str, &str)]) -> Result<PostgresUrl> {
+    /// With these variables set, and no others.
+    fn parse_with(url: &str, variables: &[(&str, &str)]) -> Result<Server> {
         let (scheme, rest) = url.split_once(':').unwrap();
+        with(PostgresOptions::parse(scheme, rest)?, variables)
+    }
+
+    fn with(options: PostgresOptions, variables: &[(&str, &str)]) -> Result<Server> {
         let lookup = |wanted: &str| {
             let found = variables.iter().find(|(name, _)| *name == wanted);
             found.map(|(_, value)| (*value).to_owned())
@@ -244,11 +279,11 @@ mod tests {
             exists: &|path| path == Path::new("/tmp/.s.PGSQL.7777"),
             account: &|| Some(("root".into(), "/nowhere".into())),
         };
-        PostgresUrl::parse_in(scheme, rest, &environment)
+        Server::new_in(options, &environment)
     }
 
     #[test]
-    fn what_the_url_leaves_out_comes_from_the_environment() {
+    fn environment_provides_what_the_url_leaves_out() {
         let bare = parse("postgres://").unwrap();
         assert_eq!(bare.shown, "/var/run/postgresql/root");
         assert_eq!(bare.config.get_user(), Some("root"));
@@ -277,38 +312,38 @@ mod tests {
         assert_eq!(url.shown, "db.local:5433/shop");
         assert_eq!(url.config.get_user(), Some("ann"));
         assert_eq!(url.config.get_password(), Some(&b"secret"[..]));
-        assert_eq!(url.config.get_ssl_mode(), SslMode::Require);
-        assert_eq!(url.config.get_channel_binding(), ChannelBinding::Require);
+        assert_eq!(url.config.get_ssl_mode(), DriverMode::Require);
+        assert_eq!(url.config.get_channel_binding(), DriverBinding::Require);
         assert_eq!(url.config.get_application_name(), Some("till"));
-        // The URL counts more.
+        // The URL has priority.
         let full =
             "postgres://bob:own@h:1/d?sslmode=disable&channel_binding=disable&application_name=a";
         let url = parse_with(full, &all).unwrap();
         assert_eq!(url.shown, "h:1/d");
         assert_eq!(url.config.get_user(), Some("bob"));
         assert_eq!(url.config.get_password(), Some(&b"own"[..]));
-        assert_eq!(url.config.get_ssl_mode(), SslMode::Disable);
-        assert_eq!(url.config.get_channel_binding(), ChannelBinding::Disable);
+        assert_eq!(url.config.get_ssl_mode(), DriverMode::Disable);
+        assert_eq!(url.config.get_channel_binding(), DriverBinding::Disable);
         assert_eq!(url.config.get_application_name(), Some("a"));
-        // A certificate and its key come from one place; the system's list is a choice like any other.
+        // A certificate and its key come from one source; `system` overrides a file.
         let files = [("PGSSLCERT", "/dev/null"), ("PGSSLKEY", "/dev/null")];
-        let error = parse_with("postgres://h", &files).unwrap_err().to_string();
-        assert!(error.contains("file of sslkey="), "{error}");
-        let error = parse_with("postgres://h?sslcert=/dev/null", &files).unwrap_err().to_string();
+        let error = parse_with("postgres://h", &files).unwrap_err().one_line();
+        assert!(error.contains("PGSSLKEY=/dev/null"), "{error}");
+        let error = parse_with("postgres://h?sslcert=/dev/null", &files).unwrap_err().one_line();
         assert!(error.contains("belong together"), "{error}");
         let file = [("PGSSLROOTCERT", "/nowhere")];
         assert!(parse_with("postgres://h?sslrootcert=system", &file).is_ok());
         assert!(parse_with("postgres://h", &file).is_err());
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         assert_eq!(parse_with("postgres://h", &[("PGUSER", "")]).unwrap().shown, "h:5432/root");
         for bad in [("PGHOST", "a,b"), ("PGPORT", "x"), ("PGSSLMODE", "perhaps")] {
             let error = parse_with("postgres://", &[bad]).expect_err(bad.0);
-            assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         }
     }
 
     #[test]
-    fn a_url_names_a_server_and_a_database() {
+    fn url_names_a_server_and_a_database() {
         let url =
             parse("postgres://ann:p%40ss@db.local:5433/shop?application_name=till&pool=4").unwrap();
         assert_eq!(url.shown, "db.local:5433/shop");
@@ -317,19 +352,73 @@ mod tests {
         assert_eq!(url.pool, 4);
         let url = parse("postgresql://ann@[::1]").unwrap();
         assert_eq!(url.shown, "[::1]:5432/ann");
-        assert_eq!(url.config.get_ssl_mode(), SslMode::Prefer);
+        assert_eq!(url.config.get_ssl_mode(), DriverMode::Prefer);
         assert_eq!(
             parse("postgres:///shop?host=/run/postgresql").unwrap().shown,
             "/run/postgresql/shop"
         );
-        for (mode, wanted) in [("disable", SslMode::Disable), ("verify-full", SslMode::Require)] {
+        for (mode, wanted) in
+            [("disable", DriverMode::Disable), ("verify-full", DriverMode::Require)]
+        {
             let url = parse(&format!("postgres://h/d?sslmode={mode}")).unwrap();
             assert_eq!(url.config.get_ssl_mode(), wanted);
         }
     }
 
     #[test]
-    fn a_bad_url_is_told_without_its_password() {
+    fn options_say_the_same_as_a_url() {
+        let options = PostgresOptions::new("db.local:5433")
+            .user("ann")
+            .password("p@ss:/?#%")
+            .database("shop")
+            .application_name("till")
+            .owner("admin")
+            .pool(4)
+            .channel_binding(ChannelBinding::Require)
+            .ssl_mode(SslMode::Require);
+        assert!(!format!("{options:?}").contains("p@ss"), "{options:?}");
+        let typed = with(options, &[]).unwrap();
+        let url = "postgres://ann:p%40ss%3A%2F%3F%23%25@db.local:5433/shop?application_name=till&owner=admin&pool=4\
+                   &channel_binding=require&sslmode=require";
+        let parsed = parse(url).unwrap();
+        assert_eq!(typed.config, parsed.config);
+        assert_eq!(typed.config.get_password(), Some(&b"p@ss:/?#%"[..]));
+        assert_eq!((typed.pool, &typed.shown), (parsed.pool, &parsed.shown));
+        assert_eq!((typed.owner(), parsed.owner()), (Some("admin"), Some("admin")));
+        // The environment provides what is not set.
+        let variables = [("PGUSER", "bob"), ("PGPORT", "7777"), ("PGPASSWORD", "secret")];
+        let typed = with(PostgresOptions::new("db"), &variables).unwrap();
+        assert_eq!(typed.config, parse_with("postgres://db", &variables).unwrap().config);
+        assert_eq!((&*typed.shown, typed.config.get_user()), ("db:7777/bob", Some("bob")));
+        let typed = with(PostgresOptions::new("db").port(1), &variables).unwrap();
+        assert_eq!(typed.shown, "db:1/bob");
+        assert_eq!(with(PostgresOptions::new("/run/pg"), &[]).unwrap().shown, "/run/pg/root");
+    }
+
+    #[test]
+    fn bad_option_is_named_with_its_value_and_a_remedy() {
+        let new = || PostgresOptions::new("h").password("hunter2");
+        for (options, said) in [
+            (new().port(0), &["\"port=0\"", "1 to 65535"][..]),
+            (new().pool(0), &["\"pool=0\"", "1 to 1000"]),
+            (new().owner(""), &["\"owner=\"", "name a role"]),
+            (PostgresOptions::new(""), &["\"\" is not a server", "HOST:PORT"]),
+            (PostgresOptions::new("me@h"), &["\"me@h\" is not a server", "HOST:PORT"]),
+            (PostgresOptions::new("a,b"), &["one server", "primary"]),
+            (new().ca("/nowhere/ca.pem"), &["\"ca=/nowhere/ca.pem\""]),
+            (new().client_certificate("/dev/null", "/nowhere/key.pem"), &["key=/nowhere/key.pem"]),
+        ] {
+            let shown = format!("{options:?}");
+            let error = with(options, &[]).expect_err(&shown);
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{shown}");
+            let line = error.one_line();
+            assert!(said.iter().all(|said| line.contains(said)), "{shown}: {line}");
+            assert!(!line.contains("hunter2") && !shown.contains("hunter2"), "{line}");
+        }
+    }
+
+    #[test]
+    fn bad_url_is_reported_without_its_password() {
         for bad in [
             "postgres:h",
             "postgres://a:hunter2@h,i/shop",
@@ -347,8 +436,8 @@ mod tests {
             "postgres://a:x@hunter2@h",
         ] {
             let error = parse(bad).expect_err(bad);
-            assert_eq!(*error.kind(), ErrorKind::Invalid, "{bad}");
-            assert!(!error.to_string().contains("hunter2"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{bad}");
+            assert!(!error.one_line().contains("hunter2"), "{error}");
         }
     }
 }

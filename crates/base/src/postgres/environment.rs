@@ -1,20 +1,20 @@
-//! What libpq and its tools read besides the URL: `PGHOST` and its kin, and the password file. The URL counts more.
+//! What libpq and its tools read besides the URL: variables such as `PGHOST`, and the password file. The URL has priority.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Where servers on this host have their sockets, in the order in which they are looked for.
+/// The directories of sockets on this host, in the order in which they are tried.
 const SOCKETS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
-/// The surroundings of this process, or those that a test makes up.
+/// The environment of this process, or one that a test makes up.
 pub(super) struct Environment<'a> {
     /// A variable of the environment.
     pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
-    /// Whether a socket is there.
+    /// Whether a socket exists.
     pub(super) exists: &'a dyn Fn(&Path) -> bool,
-    /// What the system calls the user of this process, and where that user is at home.
+    /// The name and home directory of this process's user.
     pub(super) account: &'a dyn Fn() -> Option<(String, PathBuf)>,
 }
 
@@ -29,24 +29,24 @@ impl Environment<'static> {
 }
 
 impl Environment<'_> {
-    /// An empty variable is as good as none.
+    /// An empty variable counts as unset.
     pub(super) fn var(&self, name: &str) -> Option<String> {
         (self.lookup)(name).filter(|value| !value.is_empty())
     }
 
     pub(super) fn port(&self) -> Result<Option<u16>> {
-        let invalid = |_| Error::invalid("PGPORT is no port: give 1 to 65535");
+        let invalid = |_| Error::invalid("PGPORT is not a port: set it to 1 to 65535");
         self.var("PGPORT").map(|port| port.parse()).transpose().map_err(invalid)
     }
 
-    /// Who connects, if nobody says: the user of this process.
+    /// The default user: the user of this process.
     pub(super) fn user(&self) -> Option<String> {
         let account = || (self.account)().map(|(name, _)| name);
         let variable = if cfg!(unix) { "USER" } else { "USERNAME" };
         self.var("PGUSER").or_else(account).or_else(|| self.var(variable))
     }
 
-    /// Where the server is, if nobody says: at its socket on this host.
+    /// The default server: a socket on this host.
     pub(super) fn host(&self, port: u16) -> String {
         let there = |directory: &&str| {
             (self.exists)(&Path::new(directory).join(format!(".s.PGSQL.{port}")))
@@ -85,7 +85,7 @@ fn account() -> Option<(String, PathBuf)> {
     None
 }
 
-/// The name and the home of a user, as `/etc/passwd` has them.
+/// The name and home directory of a user in `/etc/passwd`.
 #[cfg(unix)]
 fn account_in(accounts: &str, user: u32) -> Option<(String, PathBuf)> {
     accounts.lines().find_map(|line| {
@@ -95,24 +95,24 @@ fn account_in(accounts: &str, user: u32) -> Option<(String, PathBuf)> {
     })
 }
 
-/// A password file that nobody else may read; another is not used, as libpq does not use it either.
+/// Reads the password file if nobody else may read it. libpq ignores others, too.
 fn read_guarded(path: &Path) -> Option<String> {
     let about = fs::metadata(path).ok()?;
     let unusable =
         |why: &str| tracing::warn!(file = %path.display(), "the password file is not used: {why}");
     if !about.is_file() {
-        unusable("it is no plain file");
+        unusable("it is not a plain file");
         return None;
     }
     #[cfg(unix)]
     if std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o077 != 0 {
-        unusable("others may read it; run chmod 600 on it");
+        unusable("other users may read it; run chmod 600 on it");
         return None;
     }
     fs::read_to_string(path).ok()
 }
 
-/// Whom a password is for.
+/// The login that a password is for.
 pub(super) struct Login<'a> {
     /// The host, or the directory of the socket.
     pub(super) host: &'a str,
@@ -122,8 +122,8 @@ pub(super) struct Login<'a> {
 }
 
 impl Login<'_> {
-    /// The password of the first line that fits: `host:port:database:user:password`, where `*` fits all, and `\` stands
-    /// before a `:` or `\` that is part of a field.
+    /// The password of the first matching line: `host:port:database:user:password`, where `*` matches everything and `\` escapes
+    /// a `:` or `\` in a field.
     fn password_in(&self, file: &str) -> Option<String> {
         let host = if SOCKETS.contains(&self.host) { "localhost" } else { self.host };
         let port = self.port.to_string();
@@ -142,7 +142,7 @@ impl Login<'_> {
     }
 }
 
-/// What stands before the first `:` that is not escaped, and what stands behind it.
+/// Splits at the first `:` that is not escaped.
 fn split_field(line: &str) -> Option<(&str, &str)> {
     let mut escaped = false;
     let end = line.find(|sign| {
@@ -169,7 +169,7 @@ mod tests {
     const LOGIN: Login<'_> = Login { host: "db.local", port: 5432, database: "shop", user: "ann" };
 
     #[test]
-    fn first_line_that_fits_has_the_password() {
+    fn first_matching_line_has_the_password() {
         let file = "# db.local:5432:shop:ann:comment\n\
                     elsewhere:5432:shop:ann:one\n\
                     db.local:5433:shop:ann:two\n\
@@ -191,7 +191,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn password_file_that_others_may_read_is_not_used() {
+    fn password_file_that_others_may_read_is_ignored() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(".pgpass");

@@ -1,5 +1,5 @@
-//! What an error of the server, or of the connection to it, means: whether the request was applied, whether another
-//! attempt helps, and what to do about it. The server's own errors are told apart by their SQLSTATE.
+//! Classifies an error of the server or of the connection: whether the request was applied, whether another attempt helps,
+//! and what to do. Errors of the server are classified by SQLSTATE.
 
 use std::error::Error;
 use std::fmt;
@@ -9,13 +9,17 @@ use tokio_postgres::error::SqlState;
 
 use crate::store_error::StoreError;
 
-/// Makes an error of one kind from its message.
+/// The states of a server that lacks a part of the schema.
+const MISSING: [SqlState; 3] =
+    [SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_FUNCTION, SqlState::UNDEFINED_TABLE];
+
+/// A constructor of one kind of error.
 pub type Kind = fn(String) -> StoreError;
 
-/// What a [`StoreError`] of PostgreSQL comes from, on one line.
+/// The source of a PostgreSQL [`StoreError`], on one line.
 #[derive(Clone, Debug)]
 pub struct Cause {
-    /// What the server calls it, if the server answered.
+    /// The SQLSTATE, if the server replied.
     state: Option<SqlState>,
     text: String,
     error: Option<Arc<tokio_postgres::Error>>,
@@ -33,7 +37,7 @@ impl Error for Cause {
     }
 }
 
-/// Explains an error. `if_cut` says what a broken connection means: that the outcome is unknown, if a request left.
+/// Classifies an error. `if_cut` is for a broken connection: the outcome is unknown if a request was sent.
 pub fn explain(error: tokio_postgres::Error, shown: &str, if_cut: Kind) -> StoreError {
     let (explained, state, text) = if let Some(reply) = error.as_db_error() {
         let text = one_line(reply.message());
@@ -50,7 +54,7 @@ pub fn explain(error: tokio_postgres::Error, shown: &str, if_cut: Kind) -> Store
     explained.with_source(Cause { state, text, error: Some(Arc::new(error)) })
 }
 
-/// There is no schema, which we see before the server says it.
+/// The schema is missing, as we noticed before the server reported it.
 pub fn no_schema(shown: &str) -> StoreError {
     let text = "no schema \"fencepost\"".to_owned();
     let remedy = "run `fencepost backend install --on URL` as a role that may create it";
@@ -61,24 +65,17 @@ pub fn no_schema(shown: &str) -> StoreError {
     })
 }
 
-/// What the server calls it, if the server answered.
+/// The SQLSTATE, if the server replied.
 pub fn state(error: &StoreError) -> Option<&SqlState> {
     error.source_as::<Cause>()?.state.as_ref()
 }
 
-/// Whether the server lacks what was to be used.
+/// Whether a part of the schema is missing.
 pub fn is_missing(error: &StoreError) -> bool {
-    matches!(
-        state(error),
-        Some(
-            &(SqlState::INVALID_SCHEMA_NAME
-                | SqlState::UNDEFINED_FUNCTION
-                | SqlState::UNDEFINED_TABLE)
-        )
-    )
+    state(error).is_some_and(|state| MISSING.contains(state))
 }
 
-/// If the role lacks a right, the same error with another message, made from what the server said.
+/// If the role lacks a privilege, replaces the message.
 pub fn if_not_allowed(error: StoreError, message: impl FnOnce(&Cause) -> String) -> StoreError {
     match error.source_as::<Cause>() {
         Some(cause) if cause.state == Some(SqlState::INSUFFICIENT_PRIVILEGE) => {
@@ -88,23 +85,23 @@ pub fn if_not_allowed(error: StoreError, message: impl FnOnce(&Cause) -> String)
     }
 }
 
-/// An error without an answer of the server.
+/// An error without a reply of the server.
 fn by_text(error: &tokio_postgres::Error, shown: &str, text: &str, if_cut: Kind) -> StoreError {
-    // TLS and passwords that do not fit are no matter of waiting.
+    // TLS failures and wrong passwords do not pass by waiting.
     let refusals = ["TLS", "authentication", "password", "configuration"];
     let refused = refusals.iter().any(|word| text.contains(word));
     let kind: Kind =
         if refused && !error.is_closed() && !broke(error) { StoreError::refused } else { if_cut };
     kind(if text.contains("password missing") {
         format!(
-            "{shown} asks for a password: put it into PGPASSWORD, into ~/.pgpass (mode 0600), or into the URL"
+            "{shown} requires a password: put it into PGPASSWORD, into ~/.pgpass (mode 0600), or into the URL"
         )
     } else {
         format!("no connection to {shown}: {text}")
     })
 }
 
-/// Whether the connection broke, in the middle of a TLS handshake perhaps; not if TLS itself says no.
+/// Whether the connection broke, maybe during a TLS handshake; not if TLS itself failed.
 fn broke(error: &tokio_postgres::Error) -> bool {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -118,79 +115,51 @@ fn broke(error: &tokio_postgres::Error) -> bool {
 }
 
 fn by_state(state: &SqlState, shown: &str, said: &str, if_cut: Kind) -> StoreError {
-    let (busy, unavailable, refused): (Kind, Kind, Kind) =
-        (StoreError::busy, StoreError::unavailable, StoreError::refused);
     let class = state.code().get(..2).unwrap_or_default();
-    let (kind, message) = match (state, class) {
+    match (state, class) {
         (&(SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED), _) => {
-            (busy, format!("{shown} is too busy with this lock ({said}): try again"))
+            StoreError::busy(format!("{shown} is too busy with this lock ({said}): retry"))
         }
-        (&SqlState::QUERY_CANCELED, _) => (
-            busy,
-            format!(
-                "{shown} did not finish in the time it allows ({said}): see statement_timeout there"
-            ),
-        ),
-        (&SqlState::LOCK_NOT_AVAILABLE, _) => (
-            busy,
-            format!(
-                "somebody at {shown} keeps a row of this lock from us ({said}): end that transaction, or see \
-                 lock_timeout there"
-            ),
-        ),
-        (&SqlState::TOO_MANY_CONNECTIONS, _) => (
-            busy,
-            format!(
-                "{shown} takes no more connections: raise its max_connections, or use a smaller pool (?pool=)"
-            ),
-        ),
+        (&SqlState::QUERY_CANCELED, _) => StoreError::busy(format!(
+            "{shown} cancelled the statement ({said}): check statement_timeout there"
+        )),
+        (&SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::busy(format!(
+            "another transaction at {shown} holds a row of this lock ({said}): end that \
+             transaction, or check lock_timeout there"
+        )),
+        (&SqlState::TOO_MANY_CONNECTIONS, _) => StoreError::busy(format!(
+            "{shown} has no connections left: raise its max_connections, or use a smaller pool (?pool=)"
+        )),
         (&SqlState::CANNOT_CONNECT_NOW, _) => {
-            (busy, format!("{shown} can not be used now: {said}"))
+            StoreError::busy(format!("{shown} cannot be used now: {said}"))
         }
-        (_, "53" | "58") => (busy, format!("{shown} lacks what it needs ({said}): see its log")),
-        (_, "57" | "08") => (if_cut, format!("{shown} ended the connection: {said}")),
-        // As one is that another took over from. The name may lead to the new one soon, so a wait goes on.
-        (&SqlState::READ_ONLY_SQL_TRANSACTION, _) => (
-            unavailable,
-            format!(
-                "{shown} is read-only, a standby perhaps, and takes no locks ({said}): name its primary, or see \
-                 default_transaction_read_only there"
-            ),
-        ),
-        (&SqlState::INSUFFICIENT_PRIVILEGE, _) => (
-            refused,
-            format!(
-                "this role may not do that at {shown} ({said}): grant it what docs/backends/postgres.md lists"
-            ),
-        ),
-        (
-            &(SqlState::UNDEFINED_FUNCTION
-            | SqlState::UNDEFINED_TABLE
-            | SqlState::INVALID_SCHEMA_NAME),
-            _,
-        ) => (
-            refused,
-            format!(
-                "{shown} lacks a part of the schema \"fencepost\" ({said}): run `fencepost backend install --on \
-                 URL` as a role that may create it"
-            ),
-        ),
+        (_, "53" | "58") => {
+            StoreError::busy(format!("{shown} is out of a resource ({said}): see its log"))
+        }
+        (_, "57" | "08") => if_cut(format!("{shown} ended the connection: {said}")),
+        // For example after a failover. The name may resolve to the new primary soon, so a wait continues.
+        (&SqlState::READ_ONLY_SQL_TRANSACTION, _) => StoreError::unavailable(format!(
+            "{shown} is read-only, perhaps a standby, and grants no locks ({said}): name its \
+             primary, or check default_transaction_read_only there"
+        )),
+        (&SqlState::INSUFFICIENT_PRIVILEGE, _) => StoreError::refused(format!(
+            "this role may not do that at {shown} ({said}): grant it what docs/backends/postgres.md lists"
+        )),
+        (lacking, _) if MISSING.contains(lacking) => StoreError::refused(format!(
+            "{shown} lacks a part of the schema \"fencepost\" ({said}): run `fencepost backend install --on \
+             URL` as a role that may create it"
+        )),
         (&SqlState::SEQUENCE_GENERATOR_LIMIT_EXCEEDED, _) => {
-            (refused, format!("{shown} has no tokens left"))
+            StoreError::refused(format!("{shown} has no tokens left"))
         }
-        (_, "28") => (
-            refused,
-            format!(
-                "{shown} rejected the user or the password ({said}): check the URL, PGPASSWORD and ~/.pgpass"
-            ),
-        ),
-        (_, "3D") => (refused, format!("{shown}: {said}: create it, or check the URL")),
-        _ => (refused, format!("{shown} refused: {said} ({})", state.code())),
-    };
-    kind(message)
+        (_, "28") => StoreError::refused(format!(
+            "{shown} rejected the credentials ({said}): check the URL, PGPASSWORD and ~/.pgpass"
+        )),
+        (_, "3D") => StoreError::refused(format!("{shown}: {said}: create it, or check the URL")),
+        _ => StoreError::refused(format!("{shown} refused: {said} ({})", state.code())),
+    }
 }
 
 fn one_line(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text.trim().trim_end_matches('.').to_owned()
+    text.replace(char::is_control, " ").trim().trim_end_matches('.').to_owned()
 }

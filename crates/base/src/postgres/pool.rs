@@ -1,16 +1,16 @@
 //! The connections to one server, and the calls on them.
 //!
-//! What must hold: no call hangs for ever. One that has no answer for [`HANG`] gives its connection up and is made
-//! again on another. A connection serves one call at a time, and one whose call was given up serves no other.
-//! A call may be made from anywhere: connections are driven by the client's own runtime. Only a caller on a runtime
-//! of several threads, which drives its sockets at any time, gets connections there, since the hop to the client's
-//! thread and back would be a good part of a call. They serve no other caller, so heartbeats do not depend on it.
+//! What must hold: no call hangs for ever. A call without a reply for [`HANG`] abandons its connection and is retried on
+//! another. A connection serves one call at a time, and after an abandoned call it serves no other.
+//! A call may be made from anywhere: connections are driven by the client's own runtime. Only a caller on a multi-threaded
+//! runtime, which drives its sockets at any time, gets connections there, because the hop to the client's thread and back
+//! is a good part of a call. They serve no other caller, so heartbeats do not depend on it.
 //!
-//! Before its first call that touches the schema `fencepost`, a connection asks whether that is in trusted hands
-//! (trust.rs). It is asked again now and then: if it is not any more, no connection from before is used.
+//! Before its first call that touches the schema `fencepost`, a connection checks whether trusted roles own it (trust.rs).
+//! That is checked again now and then; if it fails, no older connection is used any more.
 //!
-//! A few connections are for renewals alone, and as many for releases: those who wait for a row can not keep them
-//! out, and neither can a crowd of the other kind.
+//! A few connections are reserved for renewals, and as many for releases: calls that wait for a row cannot block them, and
+//! neither can many calls of the other kind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +23,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
+use tokio_util::task::AbortOnDropHandle;
 
-use super::address::{Opened, PostgresUrl};
+use super::address::{Opened, Server};
 use super::error::{Kind, explain, no_schema};
 use super::trust::{self, Schema};
 use crate::block_on::is_waiting;
@@ -33,23 +34,23 @@ use crate::race::{First, race};
 use crate::retry::{CALL_TIMEOUT, StoreResult, retry};
 use crate::store_error::{Outcome, StoreError, StoreErrorKind};
 
-/// How long a connection may be without an answer.
+/// How long a connection may be silent during a call.
 const HANG: Duration = Duration::from_millis(1500);
-/// How long it may take to connect: less than an attempt, so that the error says that it was this.
+/// The timeout of a connect: shorter than an attempt, so that the error names the connect.
 const CONNECT: Duration = Duration::from_millis(1900);
-/// How long a connection is kept that nobody uses.
+/// How long an unused connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
-/// How many connections there are for renewals alone, and for releases.
+/// How many connections are reserved for renewals, and for releases.
 const KEEPING: usize = 2;
 
-/// What a call is for.
+/// The purpose of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To get something, or to look at it.
+    /// To acquire or to read.
     Asking,
-    /// To keep what one has.
+    /// To renew.
     Renewing,
-    /// To give it back.
+    /// To release.
     Releasing,
 }
 
@@ -58,26 +59,26 @@ pub type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The connections to one server.
 pub struct Pool {
-    url: PostgresUrl,
+    server: Server,
     clock: Arc<dyn Clock>,
     runtime: Handle,
     idle: Mutex<Vec<Conn>>,
-    /// Rises when the schema is not trusted any more: connections of an earlier one are not used.
+    /// Raised when the schema is no longer trusted: connections of an earlier era are not used.
     era: AtomicU64,
     asking: Semaphore,
     renewing: Semaphore,
     releasing: Semaphore,
 }
 
-/// One connection. Who drops it hangs up, in the middle of a call as well.
+/// One connection. Dropping it closes it, even during a call.
 pub struct Conn {
     pub client: Client,
     driver: AbortHandle,
     /// The runtime that drives it.
     home: Id,
-    /// When it was last put back.
+    /// When it was last returned.
     used: Moment,
-    /// The schema was seen to be there, and in trusted hands.
+    /// The schema was there, and trusted.
     trusted: bool,
     era: u64,
 }
@@ -89,34 +90,34 @@ impl Drop for Conn {
 }
 
 impl Pool {
-    pub fn new(url: PostgresUrl, clock: Arc<dyn Clock>, runtime: Handle) -> Self {
-        let asking = Semaphore::new(url.pool);
+    pub fn new(server: Server, clock: Arc<dyn Clock>, runtime: Handle) -> Self {
+        let asking = Semaphore::new(server.pool);
         let [renewing, releasing] = [KEEPING; 2].map(Semaphore::new);
         let (idle, era) = (Mutex::default(), AtomicU64::new(0));
-        Self { url, clock, runtime, idle, era, asking, renewing, releasing }
+        Self { server, clock, runtime, idle, era, asking, renewing, releasing }
     }
 
     /// `host:port/database`, for people.
     pub fn shown(&self) -> &str {
-        &self.url.shown
+        &self.server.shown
     }
 
-    /// The role that the URL trusts with the schema.
+    /// The role that the options trust with the schema.
     pub fn owner(&self) -> Option<&str> {
-        self.url.owner()
+        self.server.owner()
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// The limit of a call that nobody set one for.
+    /// The default limit of a call.
     pub fn call_limit(&self) -> Moment {
         self.clock.now() + CALL_TIMEOUT
     }
 
-    /// Runs one statement, in a schema that is in trusted hands. It must be safe to run twice: it is sent again over
-    /// another connection if one breaks.
+    /// Runs one statement in a trusted schema. It must be safe to run twice: it is sent again on another connection if one
+    /// breaks.
     pub async fn call(
         &self,
         usage: Use,
@@ -127,7 +128,7 @@ impl Pool {
         self.call_in(true, usage, sql, parameters, limit).await
     }
 
-    /// The same, for a statement that touches nothing in the schema.
+    /// The same, for a statement that does not touch the schema.
     pub async fn call_outside(
         &self,
         sql: &str,
@@ -157,7 +158,7 @@ impl Pool {
         .await
     }
 
-    /// A connection that the statement can be sent on.
+    /// A connection for the statement.
     async fn connected(
         &self,
         home: &Handle,
@@ -171,7 +172,7 @@ impl Pool {
             self.open_at(home, limit).await?
         };
         if schema && !conn.trusted {
-            let look = trust::look(&conn.client, self.url.owner(), self.shown());
+            let look = trust::look(&conn.client, self.server.owner(), self.shown());
             match race(look, self.clock.alarm(self.clock.now() + HANG)).await {
                 First::Left(Ok(Schema::Trusted)) => conn.trusted = true,
                 First::Left(Ok(Schema::Missing)) => {
@@ -202,40 +203,42 @@ impl Pool {
             }
             First::Left(Err(error)) => {
                 let error = explain(error, self.shown(), StoreError::no_reply);
-                // Other connections go: if this server was demoted, a new one may lead to the new primary.
+                // Close this one: if the server was demoted, a new connection may lead to the new primary.
                 if error.is_interrupted() && error.outcome() == Outcome::NotApplied {
                     self.put_back(conn);
                 }
                 Err(error)
             }
             First::Right(()) => {
-                // The others may be as dead: on none of them is a second attempt worth the time. Those of another
-                // runtime are not judged by this one's silence.
-                self.idle().retain(|conn| conn.home != home);
+                // The other idle connections may be dead too, and a second attempt on one would waste time. Keep those of
+                // another runtime, and all of them if the caller's limit came first.
+                if self.clock.now() >= sent + HANG {
+                    self.idle.lock().retain(|conn| conn.home != home);
+                }
                 Err(StoreError::no_reply(self.silence()))
             }
         }
     }
 
     fn silence(&self) -> String {
-        format!("{} did not answer in time", self.shown())
+        format!("{} did not reply in time", self.shown())
     }
 
-    /// Looks again. If somebody else could have got hold of the schema, no connection from before is used.
-    pub async fn look_again(&self) {
-        let owner = self.url.owner();
+    /// Checks the schema again. If another role could have changed it, no older connection is used.
+    pub async fn recheck_schema(&self) {
+        let owner = self.server.owner();
         let looked = self.call_outside(trust::TRUST, &[(&owner, Type::TEXT)]).await;
-        match looked.and_then(|heard| trust::judge(&heard.value, self.shown())) {
-            // Whoever makes it next may be anybody.
+        match looked.and_then(|reply| trust::judge(&reply.value, self.shown())) {
+            // Any role could create it next.
             Ok(Schema::Missing) => {}
             Err(error) if error.kind() == StoreErrorKind::Refused => {}
             Ok(Schema::Trusted) | Err(_) => return,
         }
         self.era.fetch_add(1, Ordering::Relaxed);
-        self.idle().clear();
+        self.idle.lock().clear();
     }
 
-    /// A connection of the caller's own, by the end of this time.
+    /// A connection of the caller's own.
     pub async fn open(&self, limit: Moment) -> Result<Conn, StoreError> {
         self.open_at(&self.runtime, limit).await
     }
@@ -243,7 +246,7 @@ impl Pool {
     async fn open_at(&self, home: &Handle, limit: Moment) -> Result<Conn, StoreError> {
         let (client, connection) = self.open_raw_at(home, limit).await?;
         let driver = home.spawn(async move {
-            // Whoever asks on it hears of its end.
+            // The caller sees the end of the connection in its next call.
             let _ = connection.await;
         });
         let (driver, home) = (driver.abort_handle(), home.id());
@@ -251,17 +254,18 @@ impl Pool {
         Ok(Conn { client, driver, home, used, trusted: false, era })
     }
 
-    /// The same, for one who drives the connection by itself, on the client's runtime.
+    /// The same, for a caller that drives the connection itself, on the client's runtime.
     pub async fn open_raw(&self, limit: Moment) -> Result<Opened, StoreError> {
         self.open_raw_at(&self.runtime, limit).await
     }
 
     async fn open_raw_at(&self, home: &Handle, limit: Moment) -> Result<Opened, StoreError> {
-        let url = self.url.clone();
-        // There, because a socket belongs to the runtime that made it.
-        let mut opening = home.spawn(async move { url.open().await });
+        let server = self.server.clone();
+        // On that runtime, because a socket belongs to the runtime that opened it.
+        // Aborted if the caller gives up: a server that accepts and does not reply would keep it for ever.
+        let mut opening = AbortOnDropHandle::new(home.spawn(async move { server.open().await }));
         let limit = limit.min(self.clock.now() + CONNECT);
-        // Nothing was sent. The caller's runtime may be blocked, or about to end: the next attempt is made on ours.
+        // Nothing was sent. The caller's runtime may be blocked or ending, so the next attempt runs on ours.
         let away: Kind =
             if home.id() == self.runtime.id() { StoreError::unavailable } else { StoreError::busy };
         match race(&mut opening, self.clock.alarm(limit)).await {
@@ -269,17 +273,14 @@ impl Pool {
             First::Left(Err(_)) => {
                 Err(away(format!("no connection to {}: this client ends", self.shown())))
             }
-            First::Right(()) => {
-                opening.abort();
-                Err(away(format!("{} does not answer", self.shown())))
-            }
+            First::Right(()) => Err(away(format!("{} does not answer", self.shown()))),
         }
     }
 
-    /// Closes the connections that were not used for a while.
+    /// Closes connections that were unused for a while.
     pub fn let_go(&self) {
         let now = self.clock.now();
-        self.idle().retain(|conn| now.since(conn.used) < IDLE && !conn.client.is_closed());
+        self.idle.lock().retain(|conn| now.since(conn.used) < IDLE && !conn.client.is_closed());
     }
 
     async fn room(&self, usage: Use, limit: Moment) -> Result<SemaphorePermit<'_>, StoreError> {
@@ -310,34 +311,30 @@ impl Pool {
         }
     }
 
-    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<Conn>> {
-        self.idle.lock()
-    }
-
-    /// The runtime that drives the connections of whoever asks.
+    /// The runtime that drives the caller's connections.
     fn home(&self) -> Handle {
-        // A thread that blocks in a call drives nothing meanwhile, even if it is a runtime's.
+        // A thread that blocks in a call drives nothing meanwhile, even in a runtime.
         let caller = (!is_waiting()).then(|| Handle::try_current().ok()).flatten();
         let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
         caller.unwrap_or_else(|| self.runtime.clone())
     }
 
-    /// The one that was used last, so that the others may go.
+    /// The most recently used idle connection, so that the others can expire.
     fn idle_one(&self, home: Id) -> Option<Conn> {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         idle.retain(|conn| !conn.client.is_closed());
         let last = idle.iter().rposition(|conn| conn.home == home)?;
         Some(idle.remove(last))
     }
 
-    /// Lets an idle connection of another runtime go, if the next one would be more than were promised.
+    /// Closes an idle connection of another runtime if one more would exceed the pool's size.
     fn make_room(&self) {
         let taken = |room: &Semaphore, all: usize| all.saturating_sub(room.available_permits());
-        let in_use = taken(&self.asking, self.url.pool)
+        let in_use = taken(&self.asking, self.server.pool)
             + taken(&self.renewing, KEEPING)
             + taken(&self.releasing, KEEPING);
-        let mut idle = self.idle();
-        if in_use + idle.len() > self.url.pool + 2 * KEEPING {
+        let mut idle = self.idle.lock();
+        if in_use + idle.len() > self.server.pool + 2 * KEEPING {
             idle.remove(0);
         }
     }
@@ -345,7 +342,7 @@ impl Pool {
     fn put_back(&self, mut conn: Conn) {
         conn.used = self.clock.now();
         if !conn.client.is_closed() && conn.era == self.era.load(Ordering::Relaxed) {
-            self.idle().push(conn);
+            self.idle.lock().push(conn);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! TLS to a PostgreSQL server, which starts in the middle of a plain connection; how far it is checked is the
-//! URL's choice, as it is with libpq.
+//! TLS to a PostgreSQL server, which starts in the middle of a plain connection. The URL chooses what is checked, as in
+//! libpq.
 //!
-//! A login with SCRAM is bound to the server's certificate (RFC 5929, `tls-server-end-point`): somebody in between who
-//! has another one cannot pass the login on, even where the certificate is not checked.
+//! A SCRAM login is bound to the server's certificate (RFC 5929, `tls-server-end-point`): a man in the middle with another
+//! certificate cannot forward the login, even where the certificate is not checked.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use aws_lc_rs::digest;
+use ring::digest;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Socket;
@@ -19,11 +19,11 @@ use tokio_postgres::tls::{
 
 use crate::tls::Tls;
 
-/// What TLS is made with: nothing, if the URL wants none.
+/// Creates TLS connections; `None` if the URL disables TLS.
 #[derive(Clone)]
 pub(super) struct MakeTls(pub(super) Option<Tls>);
 
-/// TLS with one host, about to begin.
+/// TLS with one host, not yet started.
 pub(super) struct Handshake {
     tls: Option<Tls>,
     host: String,
@@ -35,7 +35,7 @@ impl MakeTlsConnect<Socket> for MakeTls {
     type Error = InvalidDnsNameError;
 
     fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, Self::Error> {
-        // A socket has no host, and no TLS either; its name is not used.
+        // A socket has neither a host nor TLS, so this name is not used.
         let host = if host.is_empty() { "localhost" } else { host };
         ServerName::try_from(host)?;
         Ok(Handshake { tls: self.0.clone(), host: host.to_owned() })
@@ -70,8 +70,8 @@ impl PostgresStream for TlsStream {
     }
 }
 
-/// The hash of a certificate, by the hash function of its own signature; with SHA-256 where that is MD5 or SHA-1. None
-/// for a signature that has no such function (Ed25519), for which the binding is not defined.
+/// The hash of a certificate, with the hash function of its signature; SHA-256 in place of MD5 and SHA-1. None for a
+/// signature without such a function (Ed25519): the binding is not defined for it.
 fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // Certificate ::= SEQUENCE { tbsCertificate SEQUENCE, signatureAlgorithm SEQUENCE { OBJECT IDENTIFIER, .. }, .. }
     let (certificate_body, _) = der(SEQUENCE, certificate)?;
@@ -79,7 +79,7 @@ fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     let (algorithm, _) = der(SEQUENCE, rest)?;
     let (name, parameters) = der(OBJECT_IDENTIFIER, algorithm)?;
     let hash = match name {
-        // RSASSA-PSS names its hash function in a parameter; SHA-1 if it does not.
+        // RSASSA-PSS names its hash function in a parameter; the default is SHA-1.
         RSA_PSS => match pss_hash(parameters) {
             Some(SHA_384) => &digest::SHA384,
             Some(SHA_512) => &digest::SHA512,
@@ -98,9 +98,9 @@ fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
 
 const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
-/// `[0]`, as the first parameter of RSASSA-PSS has it.
+/// `[0]`, the tag of the first parameter of RSASSA-PSS.
 const FIRST: u8 = 0xa0;
-// Object identifiers, as they are encoded.
+// Object identifiers, encoded.
 const MD5_WITH_RSA: &[u8] = b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x04";
 const SHA1_WITH_RSA: &[u8] = b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x05";
 const RSA_PSS: &[u8] = b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a";
@@ -124,7 +124,7 @@ fn pss_hash(parameters: &[u8]) -> Option<&[u8]> {
     Some(der(OBJECT_IDENTIFIER, algorithm)?.0)
 }
 
-/// The contents of the value that `bytes` begin with, if it is of this kind, and what follows it.
+/// The contents of the first value in `bytes`, if it has this tag, and what follows it.
 fn der(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -172,7 +172,7 @@ impl AsyncWrite for TlsStream {
 
 #[cfg(test)]
 mod tests {
-    use aws_lc_rs::digest::{self, Algorithm};
+    use ring::digest::{self, Algorithm};
 
     use super::{
         FIRST, OBJECT_IDENTIFIER, RSA_PSS, SEQUENCE, SHA_512, SHA1_WITH_RSA, SHA256_WITH_ECDSA,
@@ -184,7 +184,7 @@ mod tests {
         [&[tag, 0x82][..], &length, contents].concat()
     }
 
-    /// As much of a certificate as is looked at.
+    /// The parts of a certificate that are read.
     fn certificate(algorithm: &[u8], parameters: &[u8]) -> Vec<u8> {
         let body = value(SEQUENCE, &[7; 300]);
         let name = value(OBJECT_IDENTIFIER, algorithm);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_is_hashed_as_its_signature_is() {
+    fn certificate_is_hashed_like_its_signature() {
         for (name, hash) in [
             (SHA1_WITH_RSA, &digest::SHA256),
             (SHA256_WITH_ECDSA, &digest::SHA256),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_is_not_hashed() {
+    fn malformed_certificate_is_not_hashed() {
         let good = certificate(SHA256_WITH_ECDSA, &[]);
         for end in 0..good.len() {
             assert_eq!(end_point(&good[..end]), None, "{end}");

@@ -1,19 +1,18 @@
-//! Whether the schema `fencepost` is in the hands of somebody we trust.
+//! Checks that only trusted roles own the schema `fencepost`.
 //!
-//! Anybody who may create a schema can make one of this name, and whoever calls a function in it runs that function's
-//! code. So before anything in it is touched, the schema and all that is in it must belong to trusted roles, and nobody
-//! else may create there. Trusted are the role that we connect as, superusers, the owner of the database, and the role
-//! that the URL names (`?owner=ROLE`): the first can do no more than it may anyway, and the next two can do anything
-//! in the database already.
+//! Any role that may create schemas can create one with this name, and a caller of a function in it runs that function's
+//! code. So before anything in it is used, the schema and everything in it must belong to trusted roles, and no other role
+//! may create there. Trusted are the role that we connect as, superusers, the owner of the database, and the role that the
+//! URL names (`?owner=ROLE`): the first can do no more than it may anyway, and the next two can do anything in the database
+//! already.
 //!
-//! What must hold: the question cannot be attacked itself. All names and operators in it are those of `pg_catalog`,
-//! whatever `search_path` is. So are those of everything else that we send (CVE-2018-1058: an operator in `public` that
-//! fits its operands better is preferred).
+//! What must hold: the query itself cannot be attacked. All its names and operators are those of `pg_catalog`, whatever
+//! `search_path` is. So are those of everything else that we send (CVE-2018-1058: an operator in `public` that fits its
+//! operands better is preferred).
 //!
-//! What is in a schema depends on it (`pg_depend`, which is indexed). Whose it is must come from the object's own row:
-//! `pg_shdepend` leaves out the predefined roles, which others may be members of. What only names the schema, as a
-//! column's default may, depends on it too and is not in it. An object of a kind that is unknown here counts as
-//! nobody's.
+//! Everything in a schema depends on it (`pg_depend`, which is indexed). The owner must come from the object's own row:
+//! `pg_shdepend` leaves out the predefined roles, which others may be members of. An object that only refers to the schema,
+//! such as a column's default, depends on it too but is not in it. An object of an unknown kind counts as untrusted.
 
 use tokio_postgres::types::Type;
 use tokio_postgres::{GenericClient, Row};
@@ -21,7 +20,7 @@ use tokio_postgres::{GenericClient, Row};
 use super::error::explain;
 use crate::store_error::StoreError;
 
-/// The parameter is a role that is trusted besides. The first row is the worst; none: there is no schema.
+/// The parameter is an additional trusted role. The first row is the worst; without rows there is no schema.
 pub const TRUST: &str = "
 WITH schema AS MATERIALIZED (
   SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace n
@@ -108,17 +107,16 @@ SELECT CASE WHEN o.owner OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
  ORDER BY strange DESC, o.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_namespace'::pg_catalog.regclass, o.how DESC
  LIMIT 1";
 
-/// What the schema is, as far as it can be used.
+/// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     /// There is none.
     Missing,
-    /// All in it belongs to those we trust.
+    /// Trusted roles own everything in it.
     Trusted,
 }
 
-/// Looks whether the schema is there, and refuses one that is in the hands of somebody else. `owner` is a role that is
-/// trusted besides. One round trip.
+/// Checks the schema, and refuses one that other roles can change. `owner` is an additional trusted role. One round trip.
 pub async fn look(
     client: &impl GenericClient,
     owner: Option<&str>,
@@ -128,7 +126,7 @@ pub async fn look(
     judge(&found.map_err(|error| unread(error, shown))?, shown)
 }
 
-/// What the rows of [`TRUST`] say.
+/// Evaluates the rows of [`TRUST`].
 pub fn judge(found: &[Row], shown: &str) -> Result<Schema, StoreError> {
     let failed = |error| unread(error, shown);
     let Some(row) = found.first() else { return Ok(Schema::Missing) };
@@ -138,7 +136,7 @@ pub fn judge(found: &[Row], shown: &str) -> Result<Schema, StoreError> {
     Ok(Schema::Trusted)
 }
 
-/// A look changes nothing, so another may follow at once.
+/// The check changes nothing, so it may be repeated at once.
 fn unread(error: tokio_postgres::Error, shown: &str) -> StoreError {
     explain(error, shown, StoreError::busy)
 }
@@ -156,7 +154,7 @@ fn refusal(row: &Row, shown: &str) -> Result<StoreError, tokio_postgres::Error> 
         format!(
             "{what} at {shown} belongs to {owner}, who is neither a superuser nor the database's owner nor you, \
              and what is in \"fencepost\" would run with your rights: if {owner} installed it for you, add \
-             ?owner={owner} to the URL; else drop it as a superuser, and install anew"
+             ?owner={owner} to the URL; otherwise drop it as a superuser, and install again"
         )
     };
     Ok(StoreError::refused(message))

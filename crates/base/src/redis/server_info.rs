@@ -1,5 +1,4 @@
-//! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
-//! on it is worth.
+//! The server's settings, which decide what a lock on it guarantees: read on connecting and every few seconds.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::guarantees::Correctness;
 use fencepost_core::short;
 
-/// How far the server's clock may be off ours before we do not trust it with correctness.
+/// The largest clock difference that is fit for correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
 
-/// The settings that decide, each with the value that keeps what is stored.
+/// The settings that decide, and the values that keep what is stored.
 const SETTINGS: [(&str, &str); 4] = [
     ("appendonly", "yes"),
     ("appendfsync", "always"),
@@ -21,12 +20,12 @@ const SETTINGS: [(&str, &str); 4] = [
     ("maxmemory-policy", "noeviction"),
 ];
 
-/// What is stored, and what becomes of it under each of the [`SETTINGS`] that is otherwise.
+/// The consequences for stored data of each of the [`SETTINGS`] that is different.
 struct Stored {
     consequences: [&'static str; 4],
     /// What a replica may lack.
     last: &'static str,
-    /// Whether it ends by the server's clock.
+    /// Whether it expires by the server's clock.
     by_clock: bool,
 }
 
@@ -52,17 +51,17 @@ const MARKS: Stored = Stored {
     by_clock: false,
 };
 
-/// What was read.
+/// The server's state and settings, as it reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ServerInfo {
     info: HashMap<String, String>,
-    /// `None` where this user may not read them.
+    /// `None` where this user may not read the setting.
     settings: HashMap<&'static str, Option<String>>,
-    /// By how much the server's clock is off ours, ahead or behind.
+    /// The difference between the server's clock and ours.
     off: Duration,
 }
 
-/// The commands that [`Found::read`] takes the answers of.
+/// The commands whose replies [`ServerInfo::read`] takes.
 pub fn questions() -> Vec<Cmd> {
     let mut questions = vec![redis::cmd("TIME")];
     for section in ["server", "replication"] {
@@ -74,13 +73,13 @@ pub fn questions() -> Vec<Cmd> {
     questions
 }
 
-impl Found {
-    /// `ours` is our wall clock, read when the answers came.
+impl ServerInfo {
+    /// `ours` is our wall clock when the replies came.
     pub fn read(answers: Vec<Value>, ours: Duration) -> Self {
         let mut answers = answers.into_iter();
         let time = answers.next().and_then(|time| from_redis_value::<(u64, u64)>(time).ok());
         let theirs = time.map_or(Duration::ZERO, |(seconds, micros)| {
-            Duration::from_secs(seconds) + Duration::from_micros(micros)
+            Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros))
         });
         let mut info = HashMap::new();
         for text in
@@ -105,25 +104,25 @@ impl Found {
         self.info("connected_slaves")?.parse().ok()
     }
 
-    /// How long the server has been up, at least: it counts in whole seconds of its wall clock.
+    /// The server's minimum uptime: it counts in whole seconds of its wall clock.
     pub fn uptime(&self) -> Option<Duration> {
         let seconds: u64 = self.info("uptime_in_seconds")?.parse().ok()?;
         Some(Duration::from_secs(seconds.saturating_sub(1)))
     }
 
-    /// What tells one run of a server from every other.
+    /// Identifies one run of a server.
     pub fn run_id(&self) -> Option<&str> {
         self.info("run_id")
     }
 
-    /// Refuses servers that can not arbitrate alone.
+    /// Refuses servers that cannot arbitrate alone.
     pub fn check(&self, shown: &str) -> Result<()> {
         let refused = |why: String| Err(Error::refused(why));
         match self.info("redis_mode") {
             Some("cluster") => {
                 return refused(format!(
-                    "{shown} is part of a Redis Cluster, which is not supported: name a server that \
-                     stands alone, or several with redlock://"
+                    "{shown} is part of a Redis Cluster, which is not supported: name a \
+                     standalone server, or several independent ones with redlock://"
                 ));
             }
             Some("sentinel") => {
@@ -138,7 +137,7 @@ impl Found {
                 (Some(host), Some(port)) => format!("its primary, {host}:{port}"),
                 _ => "its primary".into(),
             };
-            return refused(format!("{shown} is a replica and takes no locks: name {primary}"));
+            return refused(format!("{shown} is a replica and grants no locks: name {primary}"));
         }
         Ok(())
     }
@@ -151,17 +150,17 @@ impl Found {
         SETTINGS.iter().take(3).all(is)
     }
 
-    /// Whether nobody could take over from this server.
+    /// Whether no replica could take over.
     pub fn alone(&self) -> bool {
         self.replicas() == Some(0)
     }
 
-    /// Whether locks here may guard against corruption.
+    /// Whether locks here are fit for correctness.
     pub fn correctness(&self) -> Correctness {
         self.keeps(&LOCKS)
     }
 
-    /// Whether the marks of a fence here outlive what may happen to the server.
+    /// Whether the marks of a fence survive crashes and failovers.
     pub fn keeps_marks(&self) -> Correctness {
         self.keeps(&MARKS)
     }
@@ -181,7 +180,7 @@ impl Found {
         }
         if unread || self.replicas().is_none() {
             why.push(
-                "this user may not read its configuration, so nobody knows what it keeps".into(),
+                "this user may not read its configuration, so what it keeps is unknown".into(),
             );
             remedies.push("allow it: ACL SETUSER name +config|get +info".into());
         }
@@ -210,7 +209,7 @@ impl Found {
         Correctness::Unfit { why: why.join("; "), remedy: remedies.join("; ") }
     }
 
-    /// For `explain`: what decided.
+    /// The settings that decided, for `explain`.
     pub fn lines(&self, jumps: u32) -> Vec<(&'static str, String)> {
         let unread = || "not readable by this user".to_owned();
         let version = self.info("redis_version").map_or_else(unread, |version| {

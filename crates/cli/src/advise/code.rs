@@ -1,12 +1,12 @@
-//! What `advise` advises as Rust, where the compiler reads it. A test compares the two, line by line.
+//! The Rust code that `advise` prints, so that it is compiled. A test compares the two, line by line.
 
-#![expect(dead_code, reason = "it is compiled, and not run")]
-#![expect(clippy::unused_async, reason = "stands for work that waits")]
+#![expect(dead_code, reason = "it is only compiled")]
+#![expect(clippy::unused_async, reason = "stands for asynchronous work")]
 
 use std::time::Duration;
 
+use fencepost::fences::sqlite::rusqlite::Connection;
 use fencepost::fences::{Row, cas};
-use fencepost::rusqlite::Connection;
 use fencepost::{Fencepost, OnFailure, Term, Token};
 
 type Anything = Result<(), Box<dyn std::error::Error>>;
@@ -32,7 +32,7 @@ async fn pay(_: &str) -> Done<String> {
 
 #[rustfmt::skip]
 async fn cache_stampede(fp: &Fencepost) -> Anything {
-    let prices = fp.single_flight("prices").keep(Duration::from_mins(1));
+    let prices = fp.single_flight("prices").retain_for(Duration::from_mins(1));
     let value = prices.get_or(compute_prices).await?;
     println!("{value:?}");
     Ok(())
@@ -56,9 +56,9 @@ async fn one_scheduler(fp: &Fencepost) -> Anything {
 #[rustfmt::skip]
 async fn import_claim(fp: &Fencepost) -> Anything {
     let imports = fp.claim(["import/a.csv", "import/b.csv"]);
-    while let Some(turn) = imports.take().await? {
-        import(turn.key()).await?;
-        turn.done("").await?;
+    while let Some(claimed) = imports.take().await? {
+        import(claimed.key()).await?;
+        claimed.done("").await?;
     }
     Ok(())
 }

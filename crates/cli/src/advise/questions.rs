@@ -1,4 +1,4 @@
-//! At most four questions, and the rules that make a case of the answers.
+//! At most four questions, and the rules that choose a case from the answers.
 
 use super::cases::{self, CASES, Case};
 
@@ -13,12 +13,12 @@ const PROTECTS: Question = Question {
     text: "What does it protect?",
     choices: &[
         "a value that many compute or fetch",
-        "a job that shall run once: per day, per order, per version",
-        "a service of which one instance shall be active",
+        "a job that must run once: per day, per order, per version",
+        "a service of which one instance must be active",
         "a list of items, each for one worker",
         "data in a database",
         "a file on one host",
-        "something outside: a payment, a mail, another service",
+        "an external service: a payment, a mail, an API",
     ],
 };
 const VALUE: usize = 0;
@@ -29,7 +29,7 @@ const DATA: usize = 4;
 const FILE: usize = 5;
 
 const COST: Question = Question {
-    text: "What does it cost if two do it at the same time, or one after the other?",
+    text: "What happens if two do it at the same time, or one after the other?",
     choices: &["wasted work", "harm: money, lost updates, confused customers"],
 };
 const HARM: usize = 1;
@@ -38,7 +38,7 @@ const CHECK: Question = Question {
     text: "What can the resource check in the same step in which it writes?",
     choices: &[
         "a version, a unique key, or a request's id",
-        "a fencing token: it can remember the highest it has seen",
+        "a fencing token: it can store the highest one",
         "nothing",
     ],
 };
@@ -46,12 +46,12 @@ const CONDITION: usize = 0;
 const TOKEN: usize = 1;
 
 const HOSTS: Question = Question {
-    text: "Where do those run who compete?",
+    text: "Where do the competing processes run?",
     choices: &["all on one host", "on several hosts"],
 };
 const ONE_HOST: usize = 0;
 
-/// What was answered so far.
+/// The answers so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answers {
     protects: Option<usize>,
@@ -60,19 +60,18 @@ pub(crate) struct Answers {
     hosts: Option<usize>,
 }
 
-/// What comes out.
 #[derive(Debug)]
 pub(crate) struct Advice {
     pub(crate) case: &'static Case,
-    /// What to mind besides.
+    /// What else depends on the answers.
     pub(crate) notes: Vec<&'static str>,
 }
 
 impl Answers {
-    /// What still has to be known.
-    pub(crate) fn wanted(&self) -> Option<&'static Question> {
+    /// The next question, if the answers do not yet decide the advice.
+    pub(crate) fn next_question(&self) -> Option<&'static Question> {
         let Some(protects) = self.protects else { return Some(&PROTECTS) };
-        // These two are the same whatever a double run costs.
+        // For these two the cost of a double run does not matter.
         if protects != VALUE && protects != FILE {
             if self.cost.is_none() {
                 return Some(&COST);
@@ -85,18 +84,17 @@ impl Answers {
         (needs_store && self.hosts.is_none()).then_some(&HOSTS)
     }
 
-    /// Takes in an answer to that.
     pub(crate) fn answer(&mut self, question: &Question, choice: usize) {
-        let place = match question {
+        let answer = match question {
             question if *question == PROTECTS => &mut self.protects,
             question if *question == COST => &mut self.cost,
             question if *question == CHECK => &mut self.check,
             _ => &mut self.hosts,
         };
-        *place = Some(choice);
+        *answer = Some(choice);
     }
 
-    /// The case that these answers are most like.
+    /// The case that is closest to the answers.
     fn case(&self) -> &'static Case {
         let condition = self.check == Some(CONDITION);
         let id = match self.protects {
@@ -113,7 +111,6 @@ impl Answers {
         cases::find(id).unwrap_or(&CASES[0])
     }
 
-    /// What to do.
     pub(crate) fn advice(&self) -> Advice {
         let case = self.case();
         let mut notes = Vec::new();
@@ -125,23 +122,23 @@ impl Answers {
         }
         if harm && self.check > Some(TOKEN) {
             notes.push(
-                "What checks nothing can not be protected from a holder that froze: put something in front of \
-                 it that does (fencepost fence proxy), or make a double run harmless.",
+                "A resource that checks nothing cannot be protected from a holder that froze: put a gateway that \
+                 checks in front of it (fencepost fence proxy), or make a double run harmless.",
             );
         }
         if !harm && case.start.iter().any(|start| start.text().contains("--for correctness")) {
-            notes.push("A double run is no harm here: leave out --for correctness.");
+            notes.push("A double run does no harm here: leave out --for correctness.");
         }
         match (self.hosts, harm) {
             (Some(ONE_HOST), _) => {
-                notes.push("On one host the embedded store will do: nothing to install, no --on.");
+                notes.push("On one host the embedded store is enough: nothing to install, no --on.");
             }
             (Some(_), true) => notes.push(
-                "Take etcd:, zookeeper: or a synced postgres:. `fencepost explain URL` says what yours is \
-                 worth, and --for correctness refuses one that may forget.",
+                "Use etcd:, zookeeper: or a synced postgres:. `fencepost explain URL` shows what your store \
+                 guarantees, and --for correctness refuses one that can lose a lock.",
             ),
             (Some(_), false) => {
-                notes.push("Any store that all of them reach will do: take the one you have.");
+                notes.push("Any store that all processes can reach is enough: use the one you have.");
             }
             (None, _) => {}
         }
@@ -153,9 +150,9 @@ impl Answers {
 mod tests {
     use super::*;
 
-    /// Every way through the questions.
+    /// Visits every path through the questions.
     fn walk(answers: &Answers, asked: usize, visit: &mut impl FnMut(&Answers, usize)) {
-        let Some(question) = answers.wanted() else { return visit(answers, asked) };
+        let Some(question) = answers.next_question() else { return visit(answers, asked) };
         for choice in 0..question.choices.len() {
             let mut next = answers.clone();
             next.answer(question, choice);
@@ -164,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn every_way_ends_after_at_most_four_questions() {
-        let (mut ways, mut without_lock, mut most) = (0, 0, 0);
+    fn advice_needs_at_most_four_questions() {
+        let (mut paths, mut without_lock, mut most) = (0, 0, 0);
         walk(&Answers::default(), 0, &mut |answers, asked| {
             let advice = answers.advice();
-            ways += 1;
+            paths += 1;
             most = most.max(asked);
             without_lock += usize::from(!advice.case.lock);
             assert_eq!(
@@ -177,15 +174,15 @@ mod tests {
             );
         });
         assert_eq!(most, 4);
-        assert!(ways > 20 && without_lock >= 3, "{ways} ways, {without_lock} without a lock");
+        assert!(paths > 20 && without_lock >= 3, "{paths} paths, {without_lock} without a lock");
     }
 
     #[test]
-    fn harm_without_a_check_is_said() {
+    fn harm_without_a_check_is_noted() {
         walk(&Answers::default(), 0, &mut |answers, _| {
             if answers.cost == Some(HARM) && answers.check == Some(2) {
                 let notes = answers.advice().notes.join(" ");
-                assert!(notes.contains("can not be protected"), "{answers:?}: {notes}");
+                assert!(notes.contains("cannot be protected"), "{answers:?}: {notes}");
             }
         });
     }

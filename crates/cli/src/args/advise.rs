@@ -1,4 +1,4 @@
-//! What `fencepost advise` can be told.
+//! Arguments of `fencepost advise`.
 
 use clap::Args;
 
@@ -7,7 +7,7 @@ use crate::advise::cases;
 /// `fencepost advise`
 #[derive(Args, Debug)]
 pub(crate) struct Advise {
-    /// The case that is most like yours
+    /// The case that is closest to yours
     #[arg(long, value_name = "CASE", value_parser = cases::names())]
     pub(crate) case: Option<String>,
 }
@@ -18,7 +18,7 @@ Examples:
   fencepost advise --case nightly-billing
   fencepost advise --case counter --json
 
-Answers with the mechanism, why it fits, what it does not give, and what to start
-from. Often that is no lock at all. The same cases are in docs/which-lock.md.
+Prints the mechanism, why it fits, what it does not give, and code or commands to
+start from. Often you need no lock at all. docs/which-lock.md has the same cases.
 
 Exit codes: 0 answered, 64 no case is given and there is no terminal to ask on.";

@@ -1,4 +1,4 @@
-//! What `fencepost fence` can be told.
+//! Arguments of `fencepost fence`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::proxy::{FenceProxy, PROXY_HELP};
 /// `fencepost fence`
 #[derive(Args, Debug)]
 pub(crate) struct Fence {
-    /// What is protected: sqlite:PATH, `postgres://USER@HOST/DATABASE`, `redis://HOST` or `file:PATH` [default:
+    /// The resource to protect: sqlite:PATH, `postgres://USER@HOST/DATABASE`, `redis://HOST` or `file:PATH` [default:
     /// `FENCEPOST_RESOURCE`]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) resource: Option<String>,
@@ -17,33 +17,32 @@ pub(crate) struct Fence {
     pub(crate) command: FenceCommand,
 }
 
-/// The commands of `fencepost fence`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FenceCommand {
-    /// Put the fence's tables and functions into the database
+    /// Create the fence's tables and functions in the database
     #[command(after_help = FENCE_INSTALL_HELP, after_long_help = FENCE_INSTALL_HELP)]
     Install,
     /// Raise the mark of a lock to a token, in a transaction of its own
     #[command(after_help = FENCE_ENTER_HELP, after_long_help = FENCE_ENTER_HELP)]
     Enter(FenceEnter),
-    /// Replace a file by standard input, if the token may
+    /// Replace a file with standard input, unless the token is stale
     #[command(after_help = FENCE_WRITE_HELP, after_long_help = FENCE_WRITE_HELP)]
     Write(FenceWrite),
-    /// Show the marks, or what was reset
+    /// Show the marks, or the log of resets
     #[command(after_help = FENCE_SHOW_HELP, after_long_help = FENCE_SHOW_HELP)]
     Show(FenceShow),
-    /// Set a mark by hand, or forget it; a record is kept
+    /// Set or delete a mark, and log the reset
     #[command(after_help = FENCE_RESET_HELP, after_long_help = FENCE_RESET_HELP)]
     Reset(FenceReset),
-    /// Make a table refuse every write by a transaction that has not entered (PostgreSQL)
+    /// Make a table refuse writes by transactions that have not entered (PostgreSQL)
     #[command(after_help = FENCE_PROTECT_HELP, after_long_help = FENCE_PROTECT_HELP)]
     Protect(FenceProtect),
-    /// Take a table's protection off (PostgreSQL)
+    /// Remove the protection of a table (PostgreSQL)
     Unprotect {
         /// The table, as SQL writes it
         table: String,
     },
-    /// Stand in front of an HTTP service, and refuse stale tokens there
+    /// Run a gateway that refuses stale tokens in front of an HTTP service
     #[command(after_help = PROXY_HELP, after_long_help = PROXY_HELP)]
     Proxy(Box<FenceProxy>),
 }
@@ -53,11 +52,18 @@ pub(crate) enum FenceCommand {
 pub(crate) struct FenceEnter {
     /// The lock; with --name, the file that it protects
     #[arg(value_name = "NAME|PATH")]
-    pub(crate) what: String,
-    /// The lock, if it is a file that is entered
+    pub(crate) name_or_path: String,
+    /// The lock, if the resource is a file
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// The token of the lock [default: `FENCEPOST_TOKEN`, which `fencepost run` sets]
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
+}
+
+/// The token of a holder.
+#[derive(Args, Debug)]
+pub(crate) struct TokenArgs {
+    /// The token of the grant [default: `FENCEPOST_TOKEN`, which `fencepost run` sets]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub(crate) token: Option<String>,
 }
@@ -65,14 +71,13 @@ pub(crate) struct FenceEnter {
 /// `fencepost fence write`
 #[derive(Args, Debug)]
 pub(crate) struct FenceWrite {
-    /// The file, on a disk of this host
+    /// The file, on a local disk
     pub(crate) path: PathBuf,
     /// The lock that protects it
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
-    /// The token of the lock [default: `FENCEPOST_TOKEN`, which `fencepost run` sets]
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub(crate) token: Option<String>,
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
 }
 
 /// `fencepost fence show`
@@ -80,30 +85,30 @@ pub(crate) struct FenceWrite {
 pub(crate) struct FenceShow {
     /// The lock [default: all]
     pub(crate) name: Option<String>,
-    /// Show the records of resets instead
+    /// Show the log of resets instead
     #[arg(long)]
     pub(crate) resets: bool,
 }
 
 /// `fencepost fence reset`
 #[derive(Args, Debug)]
-#[command(group = clap::ArgGroup::new("becomes").required(true).args(["to", "forget"]))]
+#[command(group = clap::ArgGroup::new("new_mark").required(true).args(["to", "forget"]))]
 pub(crate) struct FenceReset {
     /// The lock
     pub(crate) name: String,
-    /// The new mark: lower tokens are refused, this one and higher ones are not
+    /// The new mark: lower tokens are refused
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub(crate) to: Option<String>,
-    /// Forget the mark: any token may enter
+    /// Delete the mark: any token may enter
     #[arg(long)]
     pub(crate) forget: bool,
-    /// Why, for those who will ask
+    /// The reason, for the log
     #[arg(long, value_name = "TEXT")]
     pub(crate) why: String,
-    /// Who does it [default: your user's name]
+    /// Who resets it [default: your user name]
     #[arg(long, value_name = "TEXT")]
     pub(crate) by: Option<String>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -114,18 +119,18 @@ pub(crate) struct FenceReset {
 pub(crate) struct FenceProtect {
     /// The table, as SQL writes it: orders, shop.orders, '"Shop"."Orders"'
     pub(crate) table: String,
-    /// Each row names its lock in this column
+    /// The column in which each row names its lock
     #[arg(long, value_name = "COLUMN")]
     pub(crate) name_from: Option<String>,
-    /// All rows belong to this lock
+    /// The lock of all rows
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 }
 
 pub(super) const FENCE_HELP: &str = "\
-A lock alone can not stop a holder that was paused past its lease. The resource
-can: it keeps a mark per lock, the highest token that has entered, and refuses a
-lower one. Each transaction of a holder enters first, also one that only reads:
+A lock alone cannot stop a holder that was paused past its lease. The resource
+can: it keeps a mark per lock, the highest token that has entered, and refuses
+lower tokens. Each transaction of a holder enters first, even if it only reads:
 
   BEGIN;
   SELECT fencepost.enter('invoice/42', 33);   -- PostgreSQL, in any language
@@ -142,31 +147,31 @@ Examples:
   fencepost fence protect invoice --name-from lock_name
   fencepost fence show
 
-Exit codes: 0 done, 64 bad usage, 69 resource out of reach, 77 the token is
-stale, 78 refused.";
+Exit codes: 0 done, 64 bad usage, 69 resource unreachable, 77 the token is stale,
+78 refused.";
 
 const FENCE_INSTALL_HELP: &str = "\
-Needs, on PostgreSQL 13 or later, a role that may create a schema. Then let the
-application in:
+On PostgreSQL (13 or later) this needs a role that can create a schema. Then grant
+the application access:
 
   GRANT USAGE ON SCHEMA fencepost TO app;
   GRANT EXECUTE ON FUNCTION fencepost.enter TO app;
 
-In a SQLite database it makes the tables fencepost_marks and fencepost_resets;
-entering makes them as well. On a Redis and for a file there is nothing to
-install. To install twice changes nothing.";
+In a SQLite database it creates the tables fencepost_marks and fencepost_resets;
+the first enter creates them as well. For Redis and files there is nothing to
+install. Installing again changes nothing.";
 
 const FENCE_ENTER_HELP: &str = "\
 Examples:
   fencepost run invoice/42 -- sh -c 'fencepost fence enter invoice/42 && ./work'
-  fencepost fence enter invoice/42 --token 35    shut out a holder that you broke
+  fencepost fence enter invoice/42 --token 35    shut out a broken holder
   fencepost fence enter report.json --name report && jq .sum report.json
 
-From here on lower tokens are refused. It does not replace entering in the
-transaction that writes: only that one is checked and written in one step. For a
-file that is `fencepost fence write`; enter before you read it.
+Raises the mark, so lower tokens are refused from now on. The transaction that
+writes must still enter itself: only then are check and write one step. For a
+file, `fencepost fence write` does both; enter before you read the file.
 
-Exit codes: 0 entered, 64 bad usage, 69 resource out of reach, 77 the token is
+Exit codes: 0 entered, 64 bad usage, 69 resource unreachable, 77 the token is
 stale: a later holder has entered, 78 refused.";
 
 const FENCE_WRITE_HELP: &str = "\
@@ -174,38 +179,37 @@ Examples:
   fencepost run report -- sh -c './report > new && fencepost fence write r.json --name report < new'
   fencepost fence write r.json --name report --token 35 < new
 
-The input is read to its end first, beside the file (.r.json.fence), so a slow
-or frozen writer holds nobody up. Then the token is checked and the file replaced
-in one step, all of it or nothing. In a pipe, a program that fails half-way looks
-like one that is done: let it write a file first, as above.
+The input is first read to its end into the directory .r.json.fence beside the
+file, so a slow or frozen writer blocks nobody. Then the token is checked and the
+whole file is replaced in one step. If a program in a pipe fails half-way, its
+input still ends normally: let it write a file first, as above.
 
-Who writes the file in another way is not stopped. Files on a network file
-system are refused: another machine would not see the lock.
+Programs that write the file in another way are not stopped. Files on a network
+file system are refused, because other hosts would not see the lock.
 
-Exit codes: 0 written, 64 bad usage, 69 disk full or out of reach, 77 the token is
-stale: a later holder has entered and the file is as it was, 78 refused.";
+Exit codes: 0 written, 64 bad usage, 69 disk full or unreachable, 77 the token is
+stale: a later holder has entered and the file is unchanged, 78 refused.";
 
 const FENCE_SHOW_HELP: &str = "\
-SET BY and SET AT tell who brought the token, and when by the resource's clock.";
+SET BY is who entered with the token, SET AT when, by the resource's clock.";
 
 const FENCE_RESET_HELP: &str = "\
 Examples:
   fencepost fence reset ledger --to 1 --why 'lock store restored, tokens restart'
   fencepost fence reset ledger --forget --yes --why 'the lock is not used any more'
 
-A lower mark lets in who had been shut out: see that no old holder is left.
-Lowering or forgetting one asks first on a terminal; anywhere else it needs
---yes.
-`fencepost fence show --resets` lists what was reset, by whom and why.";
+Lowering a mark admits tokens that were refused: make sure that no earlier holder
+still runs. Before it lowers or deletes a mark, it asks on a terminal; elsewhere
+it needs --yes. `fencepost fence show --resets` lists who reset what, and why.";
 
 const FENCE_PROTECT_HELP: &str = "\
 Examples:
   fencepost fence protect invoice --name-from lock_name
   fencepost fence protect shop.ledger --name ledger
 
-INSERT, UPDATE, DELETE and TRUNCATE are then refused unless the transaction has
-entered with the lock of the row, the old one and the new one: for the table's
-owner, for superusers, and for replicas. With --name-from, TRUNCATE and rows
-without a name are always refused. Protect partitions one by one; a new
-partition, or table that inherits, is not protected by itself. What is no write
-of rows (DROP, ALTER TABLE) is not stopped.";
+INSERT, UPDATE, DELETE and TRUNCATE are refused unless the transaction has entered
+with the lock of the row, before and after the change. This holds for the table's
+owner, superusers and replicas too. With --name-from, TRUNCATE and rows without a
+name are always refused. Protect each partition: a new partition, or a table that
+inherits, is not protected by itself. DROP and ALTER TABLE are not stopped,
+because they do not write rows.";

@@ -1,4 +1,4 @@
-//! What `fencepost once` can be told.
+//! Arguments of `fencepost once`.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::duration;
 #[derive(Args, Debug)]
 #[command(subcommand_negates_reqs = true)]
 pub(crate) struct Once {
-    /// What is done once: up to 507 bytes, such as billing/2026-11-16
+    /// What to run once: up to 507 bytes, such as billing/2026-11-16
     #[arg(conflicts_with = "key_given", required_unless_present = "key_given")]
     pub(crate) key: Option<String>,
-    /// The same, for a key that is called ls, show or forget
+    /// The key, if it is called ls, show or forget
     #[arg(long = "key", id = "key_given", value_name = "KEY")]
     pub(crate) key_given: Option<String>,
-    /// How long it is remembered: 1s to ten years
+    /// Retain the record for this long: 1s to ten years
     #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = duration::parse)]
-    pub(crate) keep: Duration,
-    /// After how long a runner that is not heard of is taken over: 100ms to 24h
+    pub(crate) retain_for: Duration,
+    /// Take over from a runner that has not renewed for this long: 100ms to 24h
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
     #[command(flatten)]
@@ -29,13 +29,13 @@ pub(crate) struct Once {
     /// What others see as the runner [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// If the command fails, remember that too: nobody tries again
+    /// If the command fails, record the failure: nobody retries
     #[arg(long)]
     pub(crate) record_failure: bool,
-    /// Keep what the command prints on stdout, the first 64 KiB, for those who come later
+    /// Record the first 64 KiB of the command's stdout, for later callers
     #[arg(long)]
     pub(crate) keep_output: bool,
-    /// Take a store that may forget: to run once more then is a waste, and no harm
+    /// Accept a store that can lose records: the command must be safe to run twice
     #[arg(long)]
     pub(crate) may_repeat: bool,
     /// The command and its arguments
@@ -45,19 +45,19 @@ pub(crate) struct Once {
     pub(crate) records: Option<Records>,
 }
 
-/// What can be done with the records.
+/// The commands for records.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Records {
-    /// List what is recorded
+    /// List the records
     #[command(after_help = ONCE_LS_HELP, after_long_help = ONCE_LS_HELP)]
     Ls,
-    /// Show one record, with what the run printed
+    /// Show a record, with the recorded output
     #[command(after_help = ONCE_SHOW_HELP, after_long_help = ONCE_SHOW_HELP)]
     Show {
         /// The key
         key: String,
     },
-    /// Remove a record, so that the work can be done again
+    /// Remove a record, so that the command can run again
     #[command(after_help = ONCE_FORGET_HELP, after_long_help = ONCE_FORGET_HELP)]
     Forget(OnceForget),
 }
@@ -67,7 +67,7 @@ pub(crate) enum Records {
 pub(crate) struct OnceForget {
     /// The key
     pub(crate) key: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -79,47 +79,50 @@ fencepost once [OPTIONS] <KEY> -- <CMD>...
 pub(crate) const ONCE_HELP: &str = "\
 Examples:
   fencepost once --on postgres://db/app \"billing/$(date +%F)\" -- ./billing
-                                         on twelve machines, one runs it
-  fencepost once --keep-output --keep 1h prices -- ./fetch-prices
-  fencepost once --record-failure migrate/42 -- ./migrate
-  fencepost once ls                      what is recorded
+                                         runs on one of twelve hosts
+  fencepost once --on postgres://db/app --keep-output --retain-for 1h prices \\
+    -- ./fetch-prices
+  fencepost once --on postgres://db/app --record-failure migrate/42 -- ./migrate
+  fencepost once ls                      list the records
   fencepost once --key ls -- true        a key that is called ls
 
-All hosts must name the same store: without --on or FENCEPOST_URL each host has its
-own file, and twelve hosts run it twelve times.
+All hosts must name the same store: without --on or FENCEPOST_URL, each host has
+its own file, and twelve hosts run the command twelve times.
 
-The command runs if nobody has done KEY yet, as under `fencepost run`, with
-FENCEPOST_KEY besides the other variables. Exit 0: KEY is recorded as done, for
---keep. Whoever comes later runs nothing: exit 0, a line on stderr that says who
-did it, and on stdout what was kept of the output. Whoever comes meanwhile waits.
+If KEY is not done yet, the command runs as under `fencepost run`, with
+FENCEPOST_KEY as a further variable. If it exits with 0, KEY is recorded as done.
+Callers that come meanwhile wait. Later callers do not run the command: they exit
+with 0, say on stderr who ran it, and print the recorded output.
 
-The command fails: its code is passed on, and the next one to come tries again.
-With --record-failure nobody does: all exit with that code, until the record is
-forgotten. A command that was ended by a signal sent to us, or by ^C, did not fail.
+If the command fails, its exit code is passed on, and the next caller retries.
+With --record-failure nobody retries: all callers exit with that code until the
+record is forgotten. A command that was ended by ^C, or by a signal to fencepost,
+has not failed.
 
-The runner dies: the next one takes over when its lease ends, at once on an
-embedded store. So a crash after the work and before the record repeats the work.
-Where that must not be: docs/once.md, effect and mark in one transaction.
+If the runner dies, the next caller takes over when the lease ends; on an embedded
+store, at once. So a crash after the work and before the record repeats the work.
+To prevent that, record the run in the transaction of its effect: docs/once.md.
 
-Exit codes: 0 done, now or before; the command's own, now or recorded (1 if the
-record names none); 64 bad usage; 69 store out of reach; 75 somebody is at it and
-we were not to wait (longer; -E gives another code); 76 lost or overtaken: the record is left to who has
-it now; 78 the store keeps no records, or may lose them and --may-repeat is not
-given.";
+Exit codes: 0 done, now or earlier; the command's own, now or recorded (1 if the
+record names none); 64 bad usage; 69 store unreachable; 75 another runner is
+active and the wait is over (-E gives another code); 76 lost or overtaken: the
+record was left unchanged; 78 the store keeps no records, or can lose them and
+--may-repeat is not given.";
 
 const ONCE_LS_HELP: &str = "\
-AGE is how long it stands so, KEPT how long it will be remembered. A run whose
-runner is gone is shown as interrupted: the next one to come takes it over.";
+AGE is how long the record has been in this state, EXPIRES IN how long it will be
+retained. A run whose runner is gone is shown as interrupted: the next caller takes
+it over.";
 
 const ONCE_SHOW_HELP: &str = "\
-Exit codes: 0 shown, 64 bad usage, 69 store out of reach, 75 nothing is recorded
-under this key, 78 the store keeps no records.";
+Exit codes: 0 shown, 64 bad usage, 69 store unreachable, 75 no record of this key,
+78 the store keeps no records.";
 
 const ONCE_FORGET_HELP: &str = "\
 Example:
   fencepost once forget --yes billing/2026-11-16
 
-Asks first on a terminal; anywhere else it needs --yes.
+On a terminal it asks first. Elsewhere it needs --yes.
 
-Exit codes: 0 forgotten, 64 bad usage, 69 store out of reach, 75 nothing is
-recorded under this key, or somebody is running it, 78 the store keeps no records.";
+Exit codes: 0 forgotten, 64 bad usage, 69 store unreachable, 75 no record of this
+key, or it is running, 78 the store keeps no records.";

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use fencepost::clock::{BootClock, Clock as _};
-use fencepost_proxy::{AccessLog, Config, Proxy, Stopped};
+use fencepost_gateway::{AccessLog, Config, Gateway, Stopped};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -13,66 +13,66 @@ use crate::args::proxy::FenceProxy;
 use crate::exit::{self, Failure};
 use crate::out;
 
-/// The last word may take this long to be read.
-const HEARD: Duration = Duration::from_secs(1);
+/// How long to wait for a reader of the last message.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs it until it is told to stop.
+/// Runs the gateway until a signal stops it.
 pub(crate) async fn proxy(args: &FenceProxy, json: bool) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let proxy = Proxy::start(&config(args)?)?;
-    if proxy.is_settling() {
+    let gateway = Gateway::start(&config(args)?)?;
+    if gateway.is_settling() {
         exit::say(&format!(
-            "the last run did not end cleanly: all locks are held back for {:?}",
+            "the last run did not end cleanly: all locks are blocked for {:?}",
             args.settle
         ));
     }
-    if proxy.max_connections() < args.max_connections {
+    if gateway.max_connections() < args.max_connections {
         exit::say(&format!(
-            "the limit of open files allows for {} connections, not for {}: raise it (ulimit -n, or \
-             LimitNOFILE= of a unit), or give --max-connections",
-            proxy.max_connections(),
+            "the limit of open files allows {} connections, not {}: raise it (ulimit -n, or LimitNOFILE= of a \
+             unit), or lower --max-connections",
+            gateway.max_connections(),
             args.max_connections
         ));
     }
-    let (address, upstream, marks) = (proxy.address(), &args.upstream, args.marks.display());
+    let (address, upstream, marks) = (gateway.address(), &args.upstream, args.marks.display());
     if json {
         out::json(&json!({
             "listening": address.to_string(),
             "upstream": upstream.to_string(),
             "marks": marks.to_string(),
-            "metrics": proxy.metrics_address().map(|address| address.to_string()),
+            "metrics": gateway.metrics_address().map(|address| address.to_string()),
         }))?;
     } else {
         out::print(&format!(
             "fencepost fence proxy: listening on {address}, upstream {upstream}, marks {marks}\n"
         ))?;
-        if let Some(metrics) = proxy.metrics_address() {
+        if let Some(metrics) = gateway.metrics_address() {
             out::print(&format!("fencepost fence proxy: metrics on http://{metrics}/metrics\n"))?;
         }
     }
     signals.next().await;
     tokio::select! {
-        stopped = stop(&proxy, args.drain) => stopped,
+        stopped = stop(&gateway, args.drain) => stopped,
         number = signals.next() => {
-            // At once: nothing is noted, so the next start waits for the settle time. Nor is anything waited for: a disk
-            // or a reader may hang.
-            std::mem::forget(proxy);
+            // Stop at once: do not wait for a disk or a reader, which may hang. No clean stop is recorded, so the next
+            // start blocks all locks for the settle time.
+            std::mem::forget(gateway);
             Ok(exit::signal_code(number))
         }
     }
 }
 
-async fn stop(proxy: &Proxy, drain: Duration) -> Result<u8, Failure> {
-    if proxy.stop(drain).await? == Stopped::InDoubt {
-        let (say, said) = oneshot::channel();
-        // Nobody may be reading stderr.
+async fn stop(gateway: &Gateway, drain: Duration) -> Result<u8, Failure> {
+    if gateway.stop(drain).await? == Stopped::OutcomeUnknown {
+        let (sender, printed) = oneshot::channel();
+        // On a thread, because stderr may have no reader.
         std::thread::spawn(move || {
-            exit::say("the end of some requests is not known: the next start waits for --settle");
-            let _ = say.send(());
+            exit::say("the outcome of some requests is unknown: the next start waits for --settle");
+            let _ = sender.send(());
         });
         tokio::select! {
-            _ = said => {}
-            () = BootClock.alarm(BootClock.now() + HEARD) => {}
+            _ = printed => {}
+            () = BootClock.alarm(BootClock.now() + MESSAGE_TIMEOUT) => {}
         }
     }
     Ok(exit::OK)
@@ -93,7 +93,7 @@ fn config(args: &FenceProxy) -> Result<Config, Failure> {
     config.idle_timeout = args.idle_timeout;
     config.upstream_idle = args.upstream_idle;
     config.max_body = args.max_body;
-    config.max_answer = args.max_answer;
+    config.max_response = args.max_response;
     config.max_spool = args.max_spool;
     config.max_head = usize::try_from(args.max_head)
         .map_err(|_| Failure::usage("--max-head is too large: give 1k to 1m"))?;
@@ -109,7 +109,7 @@ fn config(args: &FenceProxy) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// What ends it.
+/// The signals that stop the gateway.
 struct Signals(Signal, Signal);
 
 impl Signals {
@@ -117,7 +117,7 @@ impl Signals {
         Ok(Self(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     }
 
-    /// The number of the next one.
+    /// The number of the next signal.
     async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.0.recv() => SignalKind::terminate().as_raw_value(),

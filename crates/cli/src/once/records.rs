@@ -1,11 +1,11 @@
-//! `once ls`, `once show`, `once forget`: what was done.
+//! `once ls`, `once show`, `once forget`: the records.
 
 use fencepost::Fencepost;
-use fencepost::ledger::{Entry, State};
+use fencepost::ledger::{RecordInfo, State};
 use serde_json::{Value, json};
 
 use crate::args::once::OnceForget;
-use crate::breaking::agreed;
+use crate::breaking::user_agrees;
 use crate::exit::{self, Failure};
 use crate::out;
 use crate::script::quoted;
@@ -16,152 +16,140 @@ pub(crate) fn lock_of(key: &str) -> String {
     format!("once/{key}")
 }
 
-/// A key as it is typed behind a command.
+/// A key as an argument for a shell.
 pub(crate) fn as_argument(key: &str) -> String {
     let dashes = if key.starts_with('-') { "-- " } else { "" };
     format!("{dashes}{}", quoted(key))
 }
 
-/// Whether there may have been more than is kept.
-pub(crate) fn is_cut(entry: &Entry) -> bool {
-    entry.result.len() == Entry::MAX_RESULT
+/// Whether the output may have been longer than a record can hold.
+pub(crate) fn is_truncated(record: &RecordInfo) -> bool {
+    record.result.len() == RecordInfo::MAX_RESULT
 }
 
-/// Since when it stands so, and by whom.
-pub(crate) fn who(entry: &Entry) -> String {
-    format!("{} ago by {} (token {})", out::span(entry.since), entry.label, entry.token)
+/// The age, the runner and the token of a record.
+pub(crate) fn who(record: &RecordInfo) -> String {
+    format!("{} ago by {} (token {})", out::span(record.since), record.label, record.token)
 }
 
-/// Lists every record.
 pub(crate) async fn ls(at: &Target, json: bool) -> Result<u8, Failure> {
-    let fp = at.look().await?;
-    let entries = fp.once_entries().await?;
+    let fp = at.connect_existing().await?;
+    let records = fp.once_records().await?;
     let mut held = std::collections::HashSet::new();
-    if entries.iter().any(|(_, entry)| entry.state == State::Running) {
+    if records.iter().any(|(_, record)| record.state == State::Running) {
         let locks = fp.list().await?;
         held.extend(locks.into_iter().filter(|lock| lock.holder.is_some()).map(|lock| lock.name));
     }
     if json {
-        let entries: Vec<Value> = entries
+        let records: Vec<Value> = records
             .iter()
-            .map(|(key, entry)| as_json(key, entry, held.contains(&entry.name)))
+            .map(|(key, record)| as_json(key, record, held.contains(&record.name)))
             .collect();
-        return out::json(&json!({ "store": at.shown(), "records": entries }));
+        return out::json(&json!({ "store": at.shown(), "records": records }));
     }
     at.announce("records in");
-    let mut rows = out::titles(["KEY", "STATE", "AGE", "BY", "TOKEN", "KEPT"]);
-    for (key, entry) in &entries {
+    let mut rows = out::header(["KEY", "STATE", "AGE", "BY", "TOKEN", "EXPIRES IN"]);
+    for (key, record) in &records {
         rows.push(vec![
             key.clone(),
-            word(entry, held.contains(&entry.name)).to_owned(),
-            out::span(entry.since),
-            entry.label.to_string(),
-            entry.token.to_string(),
-            out::span(entry.kept_for),
+            state(record, held.contains(&record.name)).to_owned(),
+            out::span(record.since),
+            record.label.to_string(),
+            record.token.to_string(),
+            out::span(record.kept_for),
         ]);
     }
     out::done(&out::table(&rows))
 }
 
-/// Shows one record.
 pub(crate) async fn show(key: &str, at: &Target, json: bool) -> Result<u8, Failure> {
-    let fp = at.look().await?;
-    let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
-    let live = is_live(&fp, key, &entry).await?;
+    let fp = at.connect_existing().await?;
+    let record = fp.once(key).record().await?.ok_or_else(|| no_record(key))?;
+    let live = is_live(&fp, key, &record).await?;
     if json {
-        let mut shown = as_json_with_result(key, &entry, live);
+        let mut shown = as_json_with_result(key, &record, live);
         shown["store"] = at.shown().into();
         return out::json(&shown);
     }
+    let more = if is_truncated(&record) { ", perhaps truncated" } else { "" };
     let rows = [
-        ("key", key.to_owned()),
-        ("state", word(&entry, live).to_owned()),
-        ("age", out::span(entry.since)),
-        ("by", entry.label.to_string()),
-        ("token", entry.token.to_string()),
-        ("kept for", out::span(entry.kept_for)),
-        (
-            "result",
-            format!(
-                "{} bytes{}",
-                entry.result.len(),
-                if is_cut(&entry) { ", perhaps the first of more" } else { "" }
-            ),
-        ),
-        ("store", at.shown().to_owned()),
+        out::pair("key", key),
+        out::pair("state", state(&record, live)),
+        out::pair("age", out::span(record.since)),
+        out::pair("by", record.label.to_string()),
+        out::pair("token", record.token.to_string()),
+        out::pair("expires in", out::span(record.kept_for)),
+        out::pair("result", format!("{} bytes{more}", record.result.len())),
+        out::pair("store", at.shown()),
     ];
-    let rows = rows.map(|(what, value)| vec![what.to_owned(), value]);
     out::print(&out::table(&rows))?;
-    if entry.result.is_empty() {
+    if record.result.is_empty() {
         return Ok(exit::OK);
     }
-    let text = String::from_utf8_lossy(&entry.result);
+    let text = String::from_utf8_lossy(&record.result);
     let end = if text.ends_with('\n') { "" } else { "\n" };
     out::done(&format!("\n{text}{end}"))
 }
 
-/// Removes one record.
 pub(crate) async fn forget(args: &OnceForget, at: &Target, json: bool) -> Result<u8, Failure> {
     let (key, fp) = (&args.key, at.open_shared().await?);
-    let entry = fp.once(key).entry().await?.ok_or_else(|| nothing(key))?;
-    let live = is_live(&fp, key, &entry).await?;
+    let record = fp.once(key).record().await?.ok_or_else(|| no_record(key))?;
+    let live = is_live(&fp, key, &record).await?;
     if !args.yes && !live {
-        let question = format!("\"{key}\" is recorded as {}, {}", word(&entry, live), who(&entry));
-        if !agreed(&question, "Forget it?", "to forget it without asking use --yes")? {
-            return Err(Failure::usage(format!("\"{key}\" was not forgotten: you said no")));
+        let recorded =
+            format!("\"{key}\" is recorded as {}, {}", state(&record, live), who(&record));
+        if !user_agrees(&recorded, "Forget it?", "to forget it without a question, use --yes")? {
+            return Err(Failure::usage(format!("\"{key}\" was not forgotten: you answered no")));
         }
     }
-    // Says who is at it, if somebody is.
+    // If a runner is active, this fails with its name.
     if !fp.once(key).forget().await? {
-        return Err(nothing(key));
+        return Err(no_record(key));
     }
-    if json {
-        return out::json(&json!({ "key": key, "forgotten": true }));
-    }
-    out::done(&format!("forgot \"{key}\": the next one to come runs it\n"))
+    let text = format!("forgot \"{key}\": the next caller runs it\n");
+    out::result(json, &json!({ "key": key, "forgotten": true }), &text)
 }
 
-fn nothing(key: &str) -> Failure {
-    let message = format!("nothing is recorded under \"{key}\": `fencepost once ls` has what is");
-    Failure::new(exit::HELD, "nothing", message)
+fn no_record(key: &str) -> Failure {
+    let message = format!("no record of \"{key}\": `fencepost once ls` lists all records");
+    Failure::new(exit::HELD, "no_record", message)
 }
 
-/// Whether somebody holds the lock of a record that says so.
-async fn is_live(fp: &Fencepost, key: &str, entry: &Entry) -> Result<bool, Failure> {
-    let running = entry.state == State::Running;
+/// Whether a runner holds the lock of a record that says running.
+async fn is_live(fp: &Fencepost, key: &str, record: &RecordInfo) -> Result<bool, Failure> {
+    let running = record.state == State::Running;
     Ok(running && fp.inspect(&lock_of(key)).await?.holder.is_some())
 }
 
-fn word(entry: &Entry, live: bool) -> &'static str {
-    match entry.state {
+fn state(record: &RecordInfo, live: bool) -> &'static str {
+    match record.state {
         State::Running if !live => "interrupted",
-        state => state.word(),
+        state => state.as_str(),
     }
 }
 
-/// A record as JSON, without its result. Spans are whole milliseconds. Of a running one also whether a runner
-/// is there.
-pub(crate) fn as_json(key: &str, entry: &Entry, live: bool) -> Value {
-    let mut record = json!({
+/// A record as JSON, without its result. Spans are whole milliseconds. `live` is only in a running record.
+pub(crate) fn as_json(key: &str, record: &RecordInfo, live: bool) -> Value {
+    let mut value = json!({
         "key": key,
-        "state": entry.state.word(),
-        "token": entry.token.get(),
-        "label": entry.label.as_str(),
-        "age_ms": entry.since.as_millis() as u64,
-        "kept_ms": entry.kept_for.as_millis() as u64,
+        "state": record.state.as_str(),
+        "token": record.token.get(),
+        "label": record.label.as_str(),
+        "age_ms": record.since.as_millis() as u64,
+        "expires_in_ms": record.kept_for.as_millis() as u64,
     });
-    if entry.state == State::Running {
-        record["live"] = live.into();
+    if record.state == State::Running {
+        value["live"] = live.into();
     }
-    record
+    value
 }
 
-/// The same with its result, as text.
-pub(crate) fn as_json_with_result(key: &str, entry: &Entry, live: bool) -> Value {
-    let mut record = as_json(key, entry, live);
-    record["result"] = String::from_utf8_lossy(&entry.result).into();
-    if is_cut(entry) {
-        record["cut"] = true.into();
+/// A record as JSON, with its result as text.
+pub(crate) fn as_json_with_result(key: &str, record: &RecordInfo, live: bool) -> Value {
+    let mut value = as_json(key, record, live);
+    value["result"] = String::from_utf8_lossy(&record.result).into();
+    if is_truncated(record) {
+        value["truncated"] = true.into();
     }
-    record
+    value
 }

@@ -10,23 +10,21 @@ use super::Job;
 use crate::exit::{self, Failure};
 use crate::sys::{self, ChildSetup};
 
-/// The command, started.
+/// The process of a command that was started.
 pub(crate) struct Spawned {
     process: Child,
     id: Pid,
 }
 
-/// How it ended.
+/// How the command ended: with an exit code, or by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// By itself, with this code.
     Exited(i32),
-    /// By this signal.
     Killed(i32),
 }
 
 impl Ended {
-    /// The exit code that passes it on.
+    /// The exit code for fencepost itself.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Exited(code) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -36,7 +34,7 @@ impl Ended {
 }
 
 impl Spawned {
-    /// Starts the command. Must be called on the main thread, which the command's life is tied to.
+    /// Starts the command. Call it on the main thread: the kernel kills the command when this thread ends.
     pub(crate) fn start(
         guard: &Guard,
         job: Job<'_>,
@@ -49,9 +47,10 @@ impl Spawned {
         command
             .args(arguments)
             .env("FENCEPOST_NAME", guard.name().as_str())
-            .env("FENCEPOST_TOKEN", guard.token().to_string())
+            // It is the command's to pass to a fence.
+            .env("FENCEPOST_TOKEN", guard.fencing().token().to_string())
             .env("FENCEPOST_URL", job.url)
-            // What a script around us may have got from `acquire` is of another lock.
+            // These belong to another lock, which a script around this process may have acquired.
             .env_remove("FENCEPOST_OWNER")
             .env_remove("FENCEPOST_TTL_MS")
             .env_remove("FENCEPOST_KEY");
@@ -62,37 +61,37 @@ impl Spawned {
             command.stdout(stdout);
         }
         sys::prepare_child(&mut command, setup(getpid())?);
-        let process = command.spawn().map_err(|error| why_not(program, &error))?;
+        let process = command.spawn().map_err(|error| spawn_failure(program, &error))?;
         Ok(Self { id: Pid::from_child(&process), process })
     }
 
-    /// Its process id, which is its group's too.
+    /// The process id, and the id of the process group.
     pub(crate) const fn id(&self) -> Pid {
         self.id
     }
 
-    /// How it ended, if it has. It stays a zombie, so that its group's number stays reserved.
+    /// How it ended, if it has. The zombie stays, so that the group's id stays reserved.
     pub(crate) fn ended(&self) -> Option<Ended> {
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(self.id), look).ok()??;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(self.id), options).ok()??;
         let killed = status.terminating_signal().map(Ended::Killed);
         killed.or_else(|| status.exit_status().map(Ended::Exited))
     }
 
-    /// The signal that stopped it, told once for each time.
+    /// The signal that stopped it. Each stop is returned once.
     pub(crate) fn stopped(&self) -> Option<Signal> {
-        let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        let status = waitid(WaitId::Pid(self.id), look).ok()??;
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        let status = waitid(WaitId::Pid(self.id), options).ok()??;
         Signal::from_named_raw(status.stopping_signal()?)
     }
 
-    /// Gives its number back to the system. It has ended before.
+    /// Reaps the process, which has ended, and frees its id.
     pub(crate) fn reap(mut self) {
         let _ = self.process.wait();
     }
 }
 
-fn why_not(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
+fn spawn_failure(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
     let program = program.display().to_string();
     let program = program.escape_debug();
     match error.raw_os_error() {
@@ -102,17 +101,17 @@ fn why_not(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
             format!("command \"{program}\" not found: check the name, PATH and the #! line"),
         ),
         Some(libc::EAGAIN | libc::ENOMEM | libc::EPIPE | libc::ESRCH | libc::EMFILE) => {
-            Failure::internal(format!("can not start \"{program}\": {error}"))
+            Failure::internal(format!("cannot start \"{program}\": {error}"))
         }
-        Some(libc::EACCES) => Failure::new(
-            exit::NOT_EXECUTABLE,
-            "command_not_executable",
-            format!("command \"{program}\" is not executable: give a program, or chmod +x it"),
-        ),
-        _ => Failure::new(
-            exit::NOT_EXECUTABLE,
-            "command_not_executable",
-            format!("command \"{program}\" can not be executed: {error}"),
-        ),
+        errno => {
+            let why = match errno {
+                Some(libc::EACCES) => {
+                    "is not executable: check the path, or run chmod +x on it".into()
+                }
+                _ => format!("cannot be executed: {error}"),
+            };
+            let message = format!("command \"{program}\" {why}");
+            Failure::new(exit::NOT_EXECUTABLE, "command_not_executable", message)
+        }
     }
 }

@@ -1,44 +1,45 @@
-//! The command's process group: sends it signals and knows whether anything of it still runs.
+//! The command's process group: sends it signals, and checks whether any of its processes still run.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-/// A process group, told from a later one that got the same number.
+use crate::sys;
+
+/// A process group. It is distinguished from a later one with the same id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     id: Pid,
-    /// When its leader started, where the system says so.
-    born: Option<u64>,
+    /// The start time of its leader, if the system provides it.
+    leader_started: Option<u64>,
 }
 
 impl Group {
-    /// The group whose leader is `id`, now.
+    /// The group whose leader is now `id`.
     pub(crate) fn led_by(id: Pid) -> Self {
-        Self { id, born: Stat::of(id.as_raw_nonzero().get()).map(|stat| stat.started) }
+        Self { id, leader_started: Stat::of(id.as_raw_nonzero().get()).map(|stat| stat.started) }
     }
 
-    /// Its number.
     pub(crate) const fn id(&self) -> Pid {
         self.id
     }
 
-    /// Sends `signal` to every member. An empty group is no error.
+    /// Sends `signal` to every process. An empty group is not an error.
     pub(crate) fn signal(&self, signal: Signal) {
-        if self.is_ours() {
-            // It may be gone, or not ours to signal (it became another user): then we can only wait.
+        if self.is_same_group() {
+            // This fails if the group is gone, or runs as another user: then we can only wait.
             let _ = kill_process_group(self.id, signal);
         }
     }
 
-    /// Asks every member to end, also one that is stopped.
+    /// Asks every process to end, even one that is stopped.
     pub(crate) fn terminate(&self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
     }
 
-    /// Whether nothing of the group runs any more, so that it stays so. A look alone can miss a process that
-    /// forks and exits between the listing and its entry; after a KILL nobody can fork, so a second look
-    /// misses nobody. It is sent only if the first look found the group empty.
+    /// Whether no process of the group runs, now and later. One listing can miss a process that forks and exits while
+    /// the processes are listed. After a KILL no process can fork, so a second listing misses none. The KILL is sent
+    /// only if the first listing found the group empty.
     pub(crate) fn is_gone(&self) -> bool {
         if self.alive() {
             return false;
@@ -47,16 +48,16 @@ impl Group {
         !self.alive()
     }
 
-    /// Whether anything of the group still runs. A zombie does not.
+    /// Whether a process of the group runs. Zombies do not count.
     pub(crate) fn alive(&self) -> bool {
-        if !self.is_ours() || test_kill_process_group(self.id) == Err(Errno::SRCH) {
+        if !self.is_same_group() || test_kill_process_group(self.id) == Err(Errno::SRCH) {
             return false;
         }
-        // A zombie still counts for the test above, so we have to look closer.
+        // The test above counts zombies, so count the running processes.
         self.count_running() != Some(0)
     }
 
-    /// How many members run; `None` where the system does not say.
+    /// The number of running processes; `None` if the system does not provide it.
     pub(crate) fn count_running(&self) -> Option<usize> {
         if !cfg!(target_os = "linux") {
             return None;
@@ -64,22 +65,27 @@ impl Group {
         let processes = std::fs::read_dir("/proc").ok()?;
         let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let group = self.id.as_raw_nonzero().get();
-        let runs =
-            |id: &i32| Stat::of(*id).is_some_and(|stat| stat.group == group && stat.runs(*id));
-        Some(ids.filter(runs).count())
+        // Asked first, of every process of the machine: its stat takes the kernel ten times as long.
+        let elsewhere = |id: i32| match sys::group_of(id) {
+            Ok(found) => found != group,
+            // Another error says nothing about its group.
+            Err(error) => error.raw_os_error() == Some(libc::ESRCH),
+        };
+        let runs = |id: i32| Stat::of(id).is_some_and(|stat| stat.group == group && stat.runs(id));
+        Some(ids.filter(|id| !elsewhere(*id) && runs(*id)).count())
     }
 
-    /// A number can come back only after its group is empty, with a new process for a leader. If the
-    /// leader is another one than ours, our group is gone.
-    fn is_ours(&self) -> bool {
-        match (self.born, Stat::of(self.id.as_raw_nonzero().get())) {
-            (Some(born), Some(stat)) => born == stat.started,
+    /// The id can be used again only after the group is empty, and then with a new leader. So if the leader has another
+    /// start time, the group is gone.
+    fn is_same_group(&self) -> bool {
+        match (self.leader_started, Stat::of(self.id.as_raw_nonzero().get())) {
+            (Some(started), Some(stat)) => started == stat.started,
             _ => true,
         }
     }
 }
 
-/// What `/proc/PID/stat` says of a process.
+/// Fields of `/proc/PID/stat`.
 struct Stat {
     zombie: bool,
     group: i32,
@@ -92,7 +98,7 @@ impl Stat {
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
-        // The name stands in parentheses and may hold anything, parentheses too.
+        // The process name is in parentheses, and can contain parentheses itself.
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let mut fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace();
         let state = fields.next()?;
@@ -113,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_hold_anything() {
+    fn process_name_can_contain_any_character() {
         let line = b"42 (a) R 1 (b)) Z 1 77 5 0 -1 4 0 0 0 0 1 2 3 4 20 0 1 0 98765 1 2 3\n";
         let stat = Stat::parse(line).unwrap();
         assert!(stat.zombie);
@@ -123,9 +129,24 @@ mod tests {
     }
 
     #[test]
-    fn we_see_ourselves() {
+    fn own_process_group_is_alive() {
         let own = rustix::process::getpgrp();
         assert!(Group::led_by(own).alive());
         assert!(Group::led_by(own).count_running() >= Some(1));
+    }
+
+    #[test]
+    fn only_running_processes_of_the_group_count() {
+        use std::os::unix::process::CommandExt as _;
+        let mut sleep = std::process::Command::new("sleep");
+        let mut leader = sleep.arg("1000").process_group(0).spawn().unwrap();
+        let group = Group::led_by(Pid::from_child(&leader));
+        assert_eq!((group.count_running(), group.is_gone()), (Some(1), false));
+        group.signal(Signal::KILL);
+        let ended = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(group.id()), ended).unwrap();
+        // A zombie is left.
+        assert_eq!((group.count_running(), group.is_gone()), (Some(0), true));
+        leader.wait().unwrap();
     }
 }

@@ -13,22 +13,21 @@ use crate::sys;
 /// Our controlling terminal.
 pub(crate) struct Terminal {
     own: Pid,
-    /// The modes it had, to be put back if the command dies without doing so.
+    /// Its modes at the start, restored if the command dies by a signal.
     modes: Option<Termios>,
-    /// Whether the command is to be its foreground group whenever we could be.
+    /// Whether the command becomes the foreground group in our place.
     pub(crate) lend: bool,
 }
 
 impl Terminal {
-    /// The terminal on stdin, if it is one and it controls us.
+    /// The terminal on stdin, if stdin is our controlling terminal.
     pub(crate) fn find() -> Option<Self> {
         if !std::io::stdin().is_terminal() {
             return None;
         }
         let own = getpgrp();
         let foreground = tcgetpgrp(stdin()).ok()? == own;
-        // In a pipeline the next program may want the terminal too (`| less`). The command gets it
-        // when it asks for it, not before.
+        // In a pipeline the next program may read the terminal too (`| less`), so lend it only when the command reads.
         let piped =
             fstat(stdout()).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_fifo());
         sys::write_from_the_background();
@@ -45,37 +44,37 @@ impl Terminal {
         tcgetpgrp(stdin()) == Ok(group.id())
     }
 
-    /// Hands it to the command. A terminal that went away is the command's to notice.
-    pub(crate) fn give(group: &Group) {
+    /// Lends it to the command. If the terminal is gone, the command notices that itself.
+    pub(crate) fn lend_to(group: &Group) {
         let _ = sys::set_foreground(stdin(), group.id());
     }
 
-    /// Takes it back, unless somebody else has it by now.
+    /// Takes it back, unless a third group has it by now.
     pub(crate) fn take_back(&self, group: &Group) {
         if Self::is_with(group) {
             let _ = sys::set_foreground(stdin(), self.own);
         }
     }
 
-    /// Takes it back from a command that never came to be.
+    /// Takes it back after a command could not be started.
     pub(crate) fn reclaim(&self) {
         if self.lend && !self.is_ours() {
             let _ = sys::set_foreground(stdin(), self.own);
         }
     }
 
-    /// Takes it back from a command that died by a signal and may have left it in disorder.
-    pub(crate) fn take_back_and_tidy(&self, group: &Group) {
+    /// Takes it back from a command that died by a signal, and restores its modes.
+    pub(crate) fn take_back_and_restore(&self, group: &Group) {
         self.take_back(group);
         if let (true, Some(modes)) = (self.is_ours(), &self.modes) {
             let _ = sys::set_modes(stdin(), modes);
         }
     }
 
-    /// Stops ourselves as `signal` stopped the command, so that the shell behind us gets its prompt. In a
-    /// group that no shell looks after the kernel ignores this, and rightly so.
-    pub(crate) fn stop_ourselves(signal: Signal) {
-        // We block SIGTTOU, and SIGSTOP would not ask whether anybody can continue us.
+    /// Stops this process as `signal` stopped the command, so that the shell shows its prompt. The kernel ignores this
+    /// in a group without a job-control shell, which could not continue it.
+    pub(crate) fn stop_self(signal: Signal) {
+        // Not TTOU, which is blocked here, and not STOP, which the kernel never ignores.
         let signal = if signal == Signal::TTIN { signal } else { Signal::TSTP };
         let _ = kill_process(getpid(), signal);
     }

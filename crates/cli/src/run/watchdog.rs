@@ -1,12 +1,12 @@
-//! The watchdog: ends the command's process group in time, also when `fencepost run` itself is killed or
-//! frozen. It is this same program, started with a hidden command and a pipe for stdin.
+//! The watchdog: ends the command's process group in time, even if `fencepost run` itself is killed or frozen. It is
+//! this same program, started with a hidden command and a pipe as stdin.
 //!
-//! What must hold: once the lock may go to somebody else, nothing of the group runs. The lock may go
-//! when the lease ends; so from `kill_at` on, which lies before that, the group is killed. And it may go
-//! when the store sees the holder's processes gone; the watchdog counts as one (it keeps the presence file
-//! open), and it does not end before the group has.
+//! What must hold: when the lock can be granted to another client, no process of the group runs. The lock can be granted
+//! when the lease ends, so the group is killed from `kill_at` on, which is earlier. It can also be granted when the
+//! store finds that all processes of the holder are gone. The watchdog is one of them, because it keeps the presence
+//! file open, and it ends after the group.
 //!
-//! It waits on `CLOCK_BOOTTIME`, is started deaf to all signals and in a session of its own, and does nothing else.
+//! It waits on `CLOCK_BOOTTIME`, and is started with all signals blocked and in a session of its own.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ use crate::watchdog_record::Record;
 /// The hidden command.
 pub(crate) const COMMAND: &str = "__watchdog";
 
-/// Its exit code when it has killed the group and seen it gone.
+/// Its exit code when it has killed the group and the group is gone.
 pub(crate) const ACTED: u8 = 3;
 
-/// How long after the deadline it goes on trying to see the group gone. By then the lease is over, and
-/// keeping the presence file open holds nobody back any more.
-const STUBBORN: Duration = Duration::from_secs(10);
+/// How long after the deadline it keeps trying to kill the group. By then the lease has ended, so an open presence file
+/// blocks nobody.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What it has been told so far.
+/// The records that it has read.
 struct Orders {
     group: Option<Group>,
     term_at: Moment,
@@ -39,15 +39,14 @@ struct Orders {
     asked_for: Option<Moment>,
 }
 
-/// Whether there is more to come.
+/// The state of the pipe.
 #[derive(PartialEq, Eq)]
 enum Inbox {
     Open,
-    Done,
     Closed,
 }
 
-/// Watches until it is told that all is done, or has ended the group.
+/// Watches until it is killed, or has ended the group.
 pub(crate) fn watch(name: &str) -> u8 {
     let stdin = rustix::stdio::stdin();
     let is_pipe = rustix::fs::fstat(stdin)
@@ -60,29 +59,24 @@ pub(crate) fn watch(name: &str) -> u8 {
     let never = Moment::NEVER;
     let mut orders = Orders { group: None, term_at: never, kill_at: never, asked_for: None };
     loop {
-        // Read before looking at the clock: a renewal that came in time counts.
-        match orders.read() {
-            Inbox::Done => return exit::OK,
-            Inbox::Closed => {
-                let Some(group) = orders.group else { return exit::OK };
-                let was_alive = group.alive();
-                group.signal(Signal::KILL);
-                if was_alive {
-                    say(&format!(
-                        "the process that held \"{name}\" is gone; its command (process group {}) \
-                         was killed",
-                        group.id()
-                    ));
-                }
-                return orders.see_it_gone(group);
+        // Read the pipe before the clock: a renewal that came in time counts.
+        if orders.read() == Inbox::Closed {
+            let Some(group) = orders.group else { return exit::OK };
+            let was_alive = group.alive();
+            group.signal(Signal::KILL);
+            if was_alive {
+                say(&format!(
+                    "the process that held \"{name}\" is gone; its command (process group {}) was killed",
+                    group.id()
+                ));
             }
-            Inbox::Open => {}
+            return orders.kill_until_gone(group);
         }
         let next = match orders.group {
             Some(group) => {
                 let now = BootClock.now();
                 if now >= orders.kill_at {
-                    return orders.see_it_gone(group);
+                    return orders.kill_until_gone(group);
                 }
                 if now >= orders.term_at && orders.asked_for != Some(orders.term_at) {
                     orders.asked_for = Some(orders.term_at);
@@ -92,12 +86,12 @@ pub(crate) fn watch(name: &str) -> u8 {
             }
             None => never,
         };
-        timer.wait_for_news_or(next);
+        timer.wait_for_input_or(next);
     }
 }
 
 impl Orders {
-    /// Takes in what has come through the pipe.
+    /// Reads all records in the pipe.
     fn read(&mut self) -> Inbox {
         let mut bytes = [0; Record::BYTES];
         loop {
@@ -108,8 +102,7 @@ impl Orders {
                     Some(Record::Deadline { term_at, kill_at }) => {
                         (self.term_at, self.kill_at) = (term_at, kill_at);
                     }
-                    Some(Record::Done) => return Inbox::Done,
-                    // Only a broken writer sends that: do as if it were gone.
+                    // Only a broken writer sends an invalid record: treat it as gone.
                     None => return Inbox::Closed,
                 },
                 Err(Errno::INTR) => {}
@@ -119,31 +112,30 @@ impl Orders {
         }
     }
 
-    /// Kills the group until nothing of it runs.
-    fn see_it_gone(&self, group: Group) -> u8 {
-        let since = BootClock.now();
-        let lease_over =
-            if self.kill_at == Moment::NEVER { since } else { self.kill_at.max(since) };
-        let mut gap = Duration::from_micros(500);
+    /// Kills the group until none of its processes runs.
+    fn kill_until_gone(&self, group: Group) -> u8 {
+        let start = BootClock.now();
+        let lease_end = if self.kill_at == Moment::NEVER { start } else { self.kill_at.max(start) };
+        let mut delay = Duration::from_micros(500);
         loop {
             group.signal(Signal::KILL);
             if !group.alive() {
                 return ACTED;
             }
-            if BootClock.now() > lease_over + STUBBORN {
+            if BootClock.now() > lease_end + KILL_TIMEOUT {
                 say(&format!(
-                    "process group {} does not end: it runs as another user or hangs in the kernel",
+                    "process group {} does not end: it runs as another user, or hangs in the kernel; end it by hand",
                     group.id()
                 ));
                 return exit::INTERNAL;
             }
-            pause(gap);
-            gap = (gap * 2).min(Duration::from_millis(20));
+            pause(delay);
+            delay = (delay * 2).min(Duration::from_millis(20));
         }
     }
 }
 
-/// Short enough that it does not matter whether it counts suspend.
+/// Sleeps for less than a second. It does not matter whether the clock counts time in suspend.
 fn pause(span: Duration) {
     let span = Timespec { tv_sec: 0, tv_nsec: span.subsec_nanos().into() };
     let _ = poll(&mut [], Some(&span));
@@ -163,7 +155,7 @@ mod timer {
 
     use super::{Moment, PollFd, PollFlags, Timespec, pause, poll};
 
-    /// A kernel timer that goes on while the machine is suspended.
+    /// A kernel timer that counts time in suspend.
     pub(super) struct Timer(Option<OwnedFd>);
 
     impl Timer {
@@ -171,8 +163,8 @@ mod timer {
             Self(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).ok())
         }
 
-        /// Waits until something comes through the pipe, or it closes, or `at` has come.
-        pub(super) fn wait_for_news_or(&self, at: Moment) {
+        /// Waits until the pipe has input or is closed, or until `at`.
+        pub(super) fn wait_for_input_or(&self, at: Moment) {
             let nanos = at.as_nanos().clamp(1, i64::MAX as u64);
             let value = Timespec {
                 tv_sec: (nanos / 1_000_000_000).cast_signed(),
@@ -185,12 +177,12 @@ mod timer {
                 Some(timer)
             });
             let stdin = rustix::stdio::stdin();
-            let news = PollFd::new(&stdin, PollFlags::IN);
+            let input = PollFd::new(&stdin, PollFlags::IN);
             match set {
                 Some(timer) => {
-                    let _ = poll(&mut [news, PollFd::new(timer, PollFlags::IN)], None);
+                    let _ = poll(&mut [input, PollFd::new(timer, PollFlags::IN)], None);
                 }
-                // Without a timer we look often.
+                // Without a timer, check often.
                 None => pause(std::time::Duration::from_millis(20)),
             }
         }
@@ -206,8 +198,8 @@ impl Timer {
         Self
     }
 
-    /// The closest other systems have: look at the clock at least every 100 ms.
-    fn wait_for_news_or(&self, at: Moment) {
+    /// Other systems have no such timer: check the clock at least every 100 ms.
+    fn wait_for_input_or(&self, at: Moment) {
         let left = at.since(BootClock.now()).min(Duration::from_millis(100));
         let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
         let stdin = rustix::stdio::stdin();

@@ -1,5 +1,4 @@
-//! Processes of several makes do a read, a pause and a write on one file, which loses updates unless they
-//! exclude each other.
+//! Clients of several kinds read a counter, pause and write it back, which loses updates unless they exclude each other.
 
 use std::process::Stdio;
 use std::sync::Mutex;
@@ -7,48 +6,51 @@ use std::time::Duration;
 
 use fencepost_testkit::command::{Running, now};
 
-use crate::scene::{Make, Scene};
+use crate::fixture::{ClientKind, Fixture};
 
-/// How often each of our loops counts. The others go on until ours are through, so that they meet all along.
+/// How often each fencepost loop counts. The third-party clients count until these are done, so that all contend.
 const ROUNDS: u64 = 10;
 
-/// Says that it has the lock; reads the counter, dawdles, writes it back; then says who did, and under which
-/// token. The workers do the same.
+/// Prints that it has the lock, reads the counter, pauses, writes it back, and logs its token. The workers do the same.
 const INCREMENT: &str = "echo granted; value=$(cat counter); sleep 0.002; \
                          echo $((value + 1)) > counter; echo $FENCEPOST_TOKEN >> grants";
 
-/// How it went.
-pub(crate) struct Tally {
+pub(crate) struct CountResult {
     pub(crate) rounds: u64,
     counted: u64,
-    /// In their order: the token of a grant of ours, else the make.
+    /// In order: the token of a grant of fencepost, else the kind of client.
     grants: Vec<String>,
-    /// From the start of a command of ours to its grant, in rising order.
+    /// From the start of a fencepost command to its grant, sorted.
     waits: Vec<Duration>,
 }
 
-/// Has these count together, on one key but for the outsider's.
-pub(crate) fn count(scene: &Scene, crew: &[Make], outsider: Option<Make>) -> Tally {
-    let key = |make: Make| if Some(make) == outsider { "other" } else { "counter" };
-    let (counter, grants) = (scene.store.path("counter"), scene.store.path("grants"));
+/// Lets these clients count together, on one key except for the outsider's.
+pub(crate) fn count(
+    fixture: &Fixture,
+    clients: &[ClientKind],
+    outsider: Option<ClientKind>,
+) -> CountResult {
+    let key = |kind: ClientKind| if Some(kind) == outsider { "other" } else { "counter" };
+    let (counter, grants) = (fixture.store.path("counter"), fixture.store.path("grants"));
     std::fs::write(&counter, "0\n").unwrap();
-    let others = crew.iter().filter(|make| **make != Make::Fencepost);
-    let mut workers: Vec<_> = others.map(|make| scene.worker(*make, key(*make), 10_000)).collect();
+    let others = clients.iter().filter(|kind| **kind != ClientKind::Fencepost);
+    let mut workers: Vec<_> =
+        others.map(|kind| fixture.worker(*kind, key(*kind), 10_000)).collect();
     for worker in &mut workers {
-        worker.tell(&format!("count {}", scene.store.dir.path().display()));
+        worker.send(&format!("count {}", fixture.store.dir.path().display()));
     }
     let waits = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in crew.iter().filter(|make| **make == Make::Fencepost) {
+        for _ in clients.iter().filter(|kind| **kind == ClientKind::Fencepost) {
             scope.spawn(|| {
                 for _ in 0..ROUNDS {
-                    let wait = increment(scene, key(Make::Fencepost));
+                    let wait = increment(fixture, key(ClientKind::Fencepost));
                     waits.lock().unwrap().push(wait);
                 }
             });
         }
     });
-    std::fs::write(scene.store.path("enough"), "").unwrap();
+    std::fs::write(fixture.store.path("enough"), "").unwrap();
     let mut waits = waits.into_inner().unwrap();
     waits.sort();
     let mut rounds = waits.len() as u64;
@@ -58,13 +60,14 @@ pub(crate) fn count(scene: &Scene, crew: &[Make], outsider: Option<Make>) -> Tal
     }
     let read = |path| std::fs::read_to_string(path).unwrap();
     let grants = read(grants).lines().map(str::to_owned).collect();
-    Tally { rounds, counted: read(counter).trim().parse().unwrap(), grants, waits }
+    CountResult { rounds, counted: read(counter).trim().parse().unwrap(), grants, waits }
 }
 
-/// One round of ours; how long it took to the grant.
-fn increment(scene: &Scene, key: &str) -> Duration {
+/// One round of fencepost. Returns the time to the grant.
+fn increment(fixture: &Fixture, key: &str) -> Duration {
     let before = now();
-    let mut command = scene.fencepost(&["run", "--wait", "30s", key, "--", "sh", "-c", INCREMENT]);
+    let mut command =
+        fixture.fencepost(&["run", "--wait", "30s", key, "--", "sh", "-c", INCREMENT]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::new(command);
     let said = running.lines().next().unwrap().unwrap();
@@ -74,31 +77,31 @@ fn increment(scene: &Scene, key: &str) -> Duration {
     wait
 }
 
-impl Tally {
+impl CountResult {
     pub(crate) fn lost(&self) -> u64 {
         self.rounds - self.counted
     }
 
-    /// How often the lock went from one make to another.
+    /// How often the lock went from one kind of client to another.
     fn changes(&self) -> usize {
-        let make = |grant: &String| grant.parse().map_or(grant.clone(), |_: u64| "ours".to_owned());
-        let makes: Vec<_> = self.grants.iter().map(make).collect();
-        makes.windows(2).filter(|pair| pair[0] != pair[1]).count()
+        let kind = |grant: &String| grant.parse().map_or(grant.clone(), |_: u64| "ours".to_owned());
+        let kinds: Vec<_> = self.grants.iter().map(kind).collect();
+        kinds.windows(2).filter(|pair| pair[0] != pair[1]).count()
     }
 
-    /// No update was lost, though the makes were at it at the same time; and our tokens rose all along.
+    /// No update was lost, the kinds of client contended, and the tokens of fencepost rose.
     pub(crate) fn assert_excluded(&self) {
         assert_eq!(self.lost(), 0, "updates were lost");
         assert_eq!(self.grants.len() as u64, self.rounds);
-        assert!(self.changes() >= 4, "they did not meet: {:?}", self.grants);
+        assert!(self.changes() >= 4, "they did not contend: {:?}", self.grants);
         let tokens: Vec<u64> = self.grants.iter().filter_map(|grant| grant.parse().ok()).collect();
         assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
     }
 
-    pub(crate) fn report(&self, place: &str) {
+    pub(crate) fn report(&self, servers: &str) {
         let at = |percent: usize| self.waits[(self.waits.len() - 1) * percent / 100];
         println!(
-            "{place}: {} grants, {} changes of make; ours waited p50 {:.1?}, p90 {:.1?}, p99 {:.1?}, \
+            "{servers}: {} grants, {} changes of client kind; fencepost waited p50 {:.1?}, p90 {:.1?}, p99 {:.1?}, \
              max {:.1?}",
             self.rounds,
             self.changes(),

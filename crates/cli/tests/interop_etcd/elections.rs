@@ -1,6 +1,6 @@
-//! Candidates of ours and of `etcdctl elect` in one election, on one server and on three.
+//! Candidates of fencepost and of `etcdctl elect` in one election, on one server and on three.
 //!
-//! What must hold: they lead one after the other, each reads what the other says, and whoever dies is followed.
+//! What must hold: they lead one after the other, each reads the other's value, and a dead leader is replaced.
 
 use std::future::Future;
 use std::io::Read as _;
@@ -11,15 +11,15 @@ use std::time::Duration;
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{Fencepost, Leader, Leadership, Observer};
 use fencepost_testkit::command::{LIMIT, now, wait_for};
-use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::contender::{Contender, Protocol};
 use fencepost_testkit::interop::servers::Members;
 use fencepost_testkit::interop::worker::Worker;
 
-use crate::etcd::{Make, Scene};
+use crate::etcd::{ClientKind, Fixture};
 
-/// What `etcdctl elect` is told to say here.
+/// The value of `etcdctl elect` here.
 const THEIRS: &[u8] = b"node-3";
-/// Its lease, which nobody can choose, and some.
+/// More than its lease, which cannot be configured.
 const ETCDCTL_LEASE: Duration = Duration::from_secs(90);
 const LONG: Duration = Duration::from_mins(2);
 
@@ -34,14 +34,14 @@ async fn within<T>(limit: Duration, what: &str, work: impl Future<Output = T>) -
     }
 }
 
-/// A candidate of ours, on a thread of its own.
-fn stands(client: &Fencepost, scene: &Scene, words: &'static str) -> JoinHandle<Leadership> {
-    let election = client.election(&scene.name).ttl(LONG);
+/// A fencepost candidate, on a thread of its own.
+fn campaigns(client: &Fencepost, fixture: &Fixture, words: &'static str) -> JoinHandle<Leadership> {
+    let election = client.election(&fixture.name).ttl(LONG);
     std::thread::spawn(move || block_on(election.campaign(words)).unwrap())
 }
 
 fn leads(candidate: JoinHandle<Leadership>, limit: Duration) -> Leadership {
-    wait_for("ours leads", limit, || candidate.is_finished());
+    wait_for("fencepost leads", limit, || candidate.is_finished());
     candidate.join().unwrap()
 }
 
@@ -49,7 +49,7 @@ fn value(leader: Option<&Leader>) -> Option<&[u8]> {
     leader?.value.as_ref().map(fencepost::Value::as_bytes)
 }
 
-/// Observes until this is said.
+/// Observes until the leader has this value.
 async fn sees(observer: &mut Observer, words: &[u8]) -> Leader {
     within(LIMIT, "the observer sees it", async {
         loop {
@@ -62,33 +62,33 @@ async fn sees(observer: &mut Observer, words: &[u8]) -> Leader {
     .await
 }
 
-/// `etcdctl elect -l NAME`, which shows whoever leads, and what it says.
-fn listener(scene: &Scene) -> Worker {
-    let mut command = scene.member().etcdctl_command();
-    command.args(["elect", "-l", &scene.name]);
-    Worker::spawn(command, scene.store.dir.path())
+/// `etcdctl elect -l NAME`, which prints the value of each leader.
+fn listener(fixture: &Fixture) -> Worker {
+    let mut command = fixture.member().etcdctl_command();
+    command.args(["elect", "-l", &fixture.name]);
+    Worker::spawn(command, fixture.store.dir.path())
 }
 
-fn hears(listener: &mut Worker, words: &str) {
+fn prints(listener: &mut Worker, words: &str) {
     listener.wait_for_line(|lines| lines.iter().any(|line| line == words).then_some(()));
 }
 
 fn take_turns(members: Members) {
-    let scene = Scene::with(members);
+    let fixture = Fixture::with(members);
     block_on(async {
-        let client = Fencepost::connect(scene.url()).await.unwrap();
-        let mut observer = client.election(&scene.name).observe().unwrap();
-        let mut heard = listener(&scene);
+        let client = Fencepost::connect(fixture.url()).await.unwrap();
+        let mut observer = client.election(&fixture.name).observe().unwrap();
+        let mut printed = listener(&fixture);
 
-        let ours = leads(stands(&client, &scene, "ours first"), LIMIT);
-        hears(&mut heard, "ours first");
+        let ours = leads(campaigns(&client, &fixture, "ours first"), LIMIT);
+        prints(&mut printed, "ours first");
         ours.proclaim("ours, proclaimed").await.unwrap();
-        hears(&mut heard, "ours, proclaimed");
+        prints(&mut printed, "ours, proclaimed");
         assert_eq!(sees(&mut observer, b"ours, proclaimed").await.term, Some(ours.term()));
 
-        // Theirs waits for ours ...
-        let mut theirs = scene.contend(Make::Elect, 60);
-        scene.wait_for_waiters(1);
+        // etcdctl waits for fencepost ...
+        let mut theirs = fixture.contend(ClientKind::Elect, 60);
+        fixture.wait_for_waiters(1);
         assert!(theirs.token().is_none());
         let term = ours.term();
         ours.resign().await.unwrap();
@@ -96,40 +96,40 @@ fn take_turns(members: Members) {
         assert!(token > term.get());
         let leader = sees(&mut observer, THEIRS).await;
         assert_eq!(leader.term.map(fencepost::Token::get), Some(token));
-        hears(&mut heard, "node-3");
+        prints(&mut printed, "node-3");
 
-        // ... and ours for theirs.
-        let next = stands(&client, &scene, "ours again");
-        scene.wait_for_waiters(1);
+        // ... and fencepost for etcdctl.
+        let next = campaigns(&client, &fixture, "ours again");
+        fixture.wait_for_waiters(1);
         assert!(!next.is_finished());
         theirs.release();
         let next = leads(next, LIMIT);
         assert!(next.term().get() > token);
         assert_eq!(sees(&mut observer, b"ours again").await.term, Some(next.term()));
-        hears(&mut heard, "ours again");
+        prints(&mut printed, "ours again");
         next.resign().await.unwrap();
     });
 }
 
 #[test]
-fn candidates_of_both_makes_take_turns() {
+fn etcdctl_and_fencepost_candidates_take_turns() {
     take_turns(Members::One);
 }
 
 #[test]
-fn candidates_of_both_makes_take_turns_on_three_members() {
+fn etcdctl_and_fencepost_candidates_take_turns_on_three_members() {
     take_turns(Members::Three);
 }
 
-/// A plain lock of another make leads nothing: it says nothing.
+/// A plain lock of a third-party client is not a leader, and has no value.
 #[test]
-fn a_lock_of_another_make_has_no_value() {
-    let scene = Scene::with(Members::One);
-    let mut holder = scene.contend(Make::Lock, 60);
+fn third_party_lock_has_no_value() {
+    let fixture = Fixture::with(Members::One);
+    let mut holder = fixture.contend(ClientKind::Lock, 60);
     let token = holder.granted();
     block_on(async {
-        let client = Fencepost::connect(scene.url()).await.unwrap();
-        let leader = client.election(&scene.name).leader().await.unwrap().unwrap();
+        let client = Fencepost::connect(fixture.url()).await.unwrap();
+        let leader = client.election(&fixture.name).leader().await.unwrap().unwrap();
         assert_eq!((leader.term.map(fencepost::Token::get), leader.value), (Some(token), None));
     });
     holder.release();
@@ -137,10 +137,10 @@ fn a_lock_of_another_make_has_no_value() {
 
 const NAME: &str = "FENCEPOST_TEST_ELECTION";
 
-/// Not a test: the process of a candidate of ours, which leads until its input ends.
+/// Not a test: the process of a fencepost candidate, which leads until its input ends.
 #[test]
 #[ignore = "started by the tests here"]
-fn a_candidate_of_ours() {
+fn candidate_process() {
     let Ok(name) = std::env::var(NAME) else { return };
     block_on(async {
         let client = Fencepost::from_env().await.unwrap();
@@ -153,21 +153,21 @@ fn a_candidate_of_ours() {
     });
 }
 
-fn candidate_of_ours(scene: &Scene) -> Contender {
+fn candidate(fixture: &Fixture) -> Contender {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "elections::a_candidate_of_ours", "--ignored", "--nocapture"]);
-    command.env(NAME, &scene.name).env("FENCEPOST_URL", scene.url());
-    Contender::new(Worker::spawn(command, scene.store.dir.path()), Ways::FENCEPOST)
+    command.args(["--exact", "elections::candidate_process", "--ignored", "--nocapture"]);
+    command.env(NAME, &fixture.name).env("FENCEPOST_URL", fixture.url());
+    Contender::new(Worker::spawn(command, fixture.store.dir.path()), Protocol::FENCEPOST)
 }
 
 #[test]
-fn a_killed_leader_of_ours_is_followed_by_the_other_make() {
-    let scene = Scene::with(Members::One);
-    let mut ours = candidate_of_ours(&scene);
+fn third_party_candidate_follows_a_killed_leader() {
+    let fixture = Fixture::with(Members::One);
+    let mut ours = candidate(&fixture);
     let token = ours.granted();
-    assert_eq!(scene.show()["token"], token);
-    let mut theirs = scene.contend(Make::Elect, 60);
-    scene.wait_for_waiters(1);
+    assert_eq!(fixture.show()["token"], token);
+    let mut theirs = fixture.contend(ClientKind::Elect, 60);
+    fixture.wait_for_waiters(1);
     ours.kill();
     assert!(theirs.granted() > token);
     wait_for("its end", LIMIT, || ours.has_ended());
@@ -175,14 +175,14 @@ fn a_killed_leader_of_ours_is_followed_by_the_other_make() {
 }
 
 #[test]
-fn a_killed_leader_of_the_other_make_is_followed_by_ours() {
-    let scene = Scene::with(Members::One);
-    let mut theirs = scene.contend(Make::Elect, 60);
+fn candidate_follows_a_killed_third_party_leader() {
+    let fixture = Fixture::with(Members::One);
+    let mut theirs = fixture.contend(ClientKind::Elect, 60);
     let token = theirs.granted();
     block_on(async {
-        let client = Fencepost::connect(scene.url()).await.unwrap();
-        let ours = stands(&client, &scene, "ours");
-        scene.wait_for_waiters(1);
+        let client = Fencepost::connect(fixture.url()).await.unwrap();
+        let ours = campaigns(&client, &fixture, "ours");
+        fixture.wait_for_waiters(1);
         theirs.kill();
         let ours = leads(ours, ETCDCTL_LEASE);
         assert!(ours.term().get() > token);

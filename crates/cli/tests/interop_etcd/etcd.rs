@@ -1,20 +1,20 @@
-//! An etcd, or three members of one, with several makes of client on it.
+//! An etcd, or a cluster of three members, with several kinds of client.
 
 use std::ops::Deref;
 use std::process::Command;
 use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testkit::interop::contender::{Contender, Ways};
-use fencepost_testkit::interop::mixed::{INCREMENT, Party, Tally, Way, count};
+use fencepost_testkit::interop::contender::{Contender, Protocol};
+use fencepost_testkit::interop::mixed::{CountResult, INCREMENT, Party, PartyKind, count};
 use fencepost_testkit::interop::servers::{Members, Servers};
 use fencepost_testkit::interop::site::Site;
 use fencepost_testkit::interop::worker::{Worker, python};
 use fencepost_testkit::{Etcd, EtcdCluster, Slot, shared};
 
-/// Whose lock it is.
+/// A kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Make {
+pub(crate) enum ClientKind {
     Fencepost,
     /// `etcdctl lock`.
     Lock,
@@ -24,13 +24,13 @@ pub(crate) enum Make {
     Service,
 }
 
-/// Servers, which tests share, and who is on them.
-pub(crate) struct Scene {
+/// Servers, which tests share, and their clients.
+pub(crate) struct Fixture {
     site: Site,
     servers: Servers<Etcd>,
 }
 
-impl Deref for Scene {
+impl Deref for Fixture {
     type Target = Site;
 
     fn deref(&self) -> &Site {
@@ -38,7 +38,7 @@ impl Deref for Scene {
     }
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn with(members: Members) -> Self {
         static ONE: Slot<Etcd> = Slot::new(Weak::new());
         static THREE: Slot<EtcdCluster> = Slot::new(Weak::new());
@@ -49,33 +49,32 @@ impl Scene {
         Self { site: Site::on(servers.url()), servers }
     }
 
-    /// A member, each time the next one.
+    /// A member; each call returns the next one.
     pub(crate) fn member(&self) -> &Etcd {
         self.servers.member()
     }
 
-    /// Starts one that holds the lock as soon as it gets it.
-    pub(crate) fn contend(&self, make: Make, ttl: u32) -> Contender {
-        self.contend_for(make, &self.name, ttl)
+    /// Starts a client that holds the lock as soon as it is granted.
+    pub(crate) fn contend(&self, kind: ClientKind, ttl: u32) -> Contender {
+        self.contend_for(kind, &self.name, ttl)
     }
 
-    /// Starts one that holds a lock as soon as it gets it. An election's lease is of 60 s, whatever one asks
-    /// for.
-    pub(crate) fn contend_for(&self, make: Make, name: &str, ttl: u32) -> Contender {
+    /// Starts a client that holds a lock as soon as it is granted. The lease of `etcdctl elect` is always 60 s.
+    pub(crate) fn contend_for(&self, kind: ClientKind, name: &str, ttl: u32) -> Contender {
         let ttl_text = ttl.to_string();
-        let line = match make {
-            Make::Fencepost => return self.ours(name, ttl),
-            Make::Service => {
+        let line = match kind {
+            ClientKind::Fencepost => return self.ours(name, ttl),
+            ClientKind::Service => {
                 let mut worker = Worker::start(self.service(name, ttl), &self.store);
-                worker.tell("acquire");
-                return Contender::new(worker, Ways::WORKER);
+                worker.send("acquire");
+                return Contender::new(worker, Protocol::WORKER);
             }
-            Make::Lock => ["lock", "--ttl", &ttl_text, name],
-            Make::Elect => ["elect", "--", name, "node-3"],
+            ClientKind::Lock => ["lock", "--ttl", &ttl_text, name],
+            ClientKind::Elect => ["elect", "--", name, "node-3"],
         };
         let mut command = self.member().etcdctl_command();
         command.args(["-w", "fields"]).args(line);
-        Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::ETCDCTL)
+        Contender::new(Worker::spawn(command, self.store.dir.path()), Protocol::ETCDCTL)
     }
 
     fn service(&self, name: &str, ttl: u32) -> Command {
@@ -84,12 +83,12 @@ impl Scene {
         command
     }
 
-    /// One who counts under a lock.
-    pub(crate) fn party<'a>(&'a self, number: usize, make: Make, name: &'a str) -> Party<'a> {
-        let way = match make {
-            Make::Fencepost => self.our_way(name),
-            Make::Lock => Way::Command(Box::new(move || {
-                // Not ETCD_LOCK_REV: that one is no token.
+    /// A client that counts under a lock.
+    pub(crate) fn party<'a>(&'a self, number: usize, kind: ClientKind, name: &'a str) -> Party<'a> {
+        let party_kind = match kind {
+            ClientKind::Fencepost => self.our_party_kind(name),
+            ClientKind::Lock => PartyKind::Command(Box::new(move || {
+                // Not ETCD_LOCK_REV, which is not a token.
                 let script = format!(
                     "token=$(etcdctl --endpoints=$member get -w fields $ETCD_LOCK_KEY | \
                      sed -n 's/^\"CreateRevision\" : //p'); {INCREMENT}"
@@ -100,16 +99,20 @@ impl Scene {
                 command.args(["lock", name, "--", "sh", "-c", &script]);
                 command
             })),
-            Make::Elect => Way::Holder(Box::new(move || self.contend_for(make, name, 60))),
-            Make::Service => Way::Worker(Worker::start(self.service(name, 10), &self.store)),
+            ClientKind::Elect => {
+                PartyKind::Holder(Box::new(move || self.contend_for(kind, name, 60)))
+            }
+            ClientKind::Service => {
+                PartyKind::Worker(Worker::start(self.service(name, 10), &self.store))
+            }
         };
-        Party { who: format!("{make:?}-{number}"), way }
+        Party { who: format!("{kind:?}-{number}"), kind: party_kind }
     }
 
-    /// Has this crew count, each under its lock.
-    pub(crate) fn count(&self, crew: &[(Make, &str)], pause: Duration) -> Tally {
-        let parties = crew.iter().enumerate();
-        let parties = parties.map(|(number, (make, name))| self.party(number, *make, name));
+    /// Lets these clients count, each under its lock.
+    pub(crate) fn count(&self, clients: &[(ClientKind, &str)], pause: Duration) -> CountResult {
+        let parties = clients.iter().enumerate();
+        let parties = parties.map(|(number, (kind, name))| self.party(number, *kind, name));
         count(self.store.dir.path(), pause, parties.collect())
     }
 }

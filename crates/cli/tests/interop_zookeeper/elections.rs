@@ -1,5 +1,5 @@
-//! Candidates of other makes: kazoo's `Election`, Curator's `LeaderSelector` and `LeaderLatch`, and ours, each in a
-//! process of its own. What each says of itself is what the others read.
+//! Candidates of kazoo's `Election`, Curator's `LeaderSelector` and `LeaderLatch`, and fencepost, each in a process of its
+//! own. Each reads the values of the others.
 
 use std::io::BufRead as _;
 use std::process::Command;
@@ -7,38 +7,41 @@ use std::time::Duration;
 
 use fencepost::{Fencepost, Leader};
 use fencepost_testkit::command::{LIMIT, now, wait_for};
-use fencepost_testkit::interop::contender::{Contender, Ways};
+use fencepost_testkit::interop::contender::{Contender, Protocol};
 use fencepost_testkit::interop::servers::Members;
 use fencepost_testkit::interop::worker::{Worker, python};
 
-use crate::zookeeper::{Scene, java};
+use crate::zookeeper::{Fixture, java};
 
-/// Whose candidate it is.
+/// A kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Make {
-    Ours(&'static str),
+enum ClientKind {
+    Fencepost(&'static str),
     Kazoo,
     Selector,
     Latch,
 }
 
-const OURS: Make = Make::Ours("curator");
-const OURS_AS_KAZOO: Make = Make::Ours("kazoo");
-const OURS_AS_LATCH: Make = Make::Ours("latch");
-/// Those that take part with each other.
-const PAIRS: [(Make, Make); 3] =
-    [(OURS, Make::Selector), (OURS_AS_KAZOO, Make::Kazoo), (OURS_AS_LATCH, Make::Latch)];
-/// Where our candidate is told what it is to do.
+const OURS: ClientKind = ClientKind::Fencepost("curator");
+const OURS_AS_KAZOO: ClientKind = ClientKind::Fencepost("kazoo");
+const OURS_AS_LATCH: ClientKind = ClientKind::Fencepost("latch");
+/// Pairs that can contend with each other.
+const PAIRS: [(ClientKind, ClientKind); 3] = [
+    (OURS, ClientKind::Selector),
+    (OURS_AS_KAZOO, ClientKind::Kazoo),
+    (OURS_AS_LATCH, ClientKind::Latch),
+];
+/// The variable with the task of a fencepost candidate.
 const CANDIDATE: &str = "FENCEPOST_TEST_CANDIDATE";
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// One of ours, in a process of its own: the tests below start it. It takes the same orders as the others, and
-/// `beat`, which renews its lease, and `say VALUE`.
+/// Not a test: the process of a fencepost candidate, which the tests below start. It takes the same orders as the
+/// third-party candidates, and `renew`, which renews its lease, and `say VALUE`.
 #[test]
-#[ignore = "it is started by the others"]
+#[ignore = "the other tests start it"]
 fn candidate() {
     let Ok(orders) = std::env::var(CANDIDATE) else { return };
     let [url, name, ttl, value]: [&str; 4] =
@@ -61,12 +64,12 @@ fn candidate() {
                 runtime.block_on(term.proclaim(value)).unwrap();
                 println!("said");
             }
-            ("beat", _) => {
+            ("renew", _) => {
                 let owner = leading.as_ref().unwrap().guard().owner();
                 for _ in 0..3 {
                     runtime.block_on(client.renew(name, owner, None)).unwrap();
                 }
-                println!("beaten");
+                println!("renewed");
             }
             ("release", _) => {
                 runtime.block_on(leading.take().unwrap().resign()).unwrap();
@@ -78,41 +81,41 @@ fn candidate() {
     runtime.block_on(client.close());
 }
 
-/// Starts a worker; it says `ready` some time.
-fn worker(scene: &Scene, make: Make, value: &str, ttl: Duration) -> Worker {
+/// Starts a worker, which prints `ready` when it is connected.
+fn worker(fixture: &Fixture, kind: ClientKind, value: &str, ttl: Duration) -> Worker {
     let ttl = ttl.as_millis().to_string();
-    let (hosts, path) = (scene.member().address().to_string(), format!("/{}", scene.name));
-    let mut command = match make {
-        Make::Ours(style) => {
+    let (hosts, path) = (fixture.member().address().to_string(), format!("/{}", fixture.name));
+    let mut command = match kind {
+        ClientKind::Fencepost(style) => {
             let mut command = Command::new(std::env::current_exe().unwrap());
             let url = format!("zookeeper://{hosts}?style={style}");
-            command.env(CANDIDATE, [&url, &scene.name, &ttl, value].join("\n"));
+            command.env(CANDIDATE, [&url, &fixture.name, &ttl, value].join("\n"));
             command.args(["--exact", "elections::candidate", "--ignored", "--nocapture"]);
-            return Worker::spawn(command, scene.store.dir.path());
+            return Worker::spawn(command, fixture.store.dir.path());
         }
-        Make::Kazoo => python("kazoo_election.py"),
-        Make::Selector | Make::Latch => {
+        ClientKind::Kazoo => python("kazoo_election.py"),
+        ClientKind::Selector | ClientKind::Latch => {
             let mut command = java("CuratorElection");
-            command.arg(if make == Make::Latch { "latch" } else { "selector" });
+            command.arg(if kind == ClientKind::Latch { "latch" } else { "selector" });
             command
         }
     };
     command.args([&hosts, &path, &ttl, value]);
-    Worker::spawn(command, scene.store.dir.path())
+    Worker::spawn(command, fixture.store.dir.path())
 }
 
-/// Starts one that leads as soon as it is elected.
-fn campaign(scene: &Scene, make: Make, value: &str, ttl: u64) -> Contender {
-    let mut worker = worker(scene, make, value, Duration::from_secs(ttl));
-    worker.tell("acquire");
-    Contender::new(worker, Ways::WORKER)
+/// Starts a candidate that leads as soon as it is elected.
+fn campaign(fixture: &Fixture, kind: ClientKind, value: &str, ttl: u64) -> Contender {
+    let mut worker = worker(fixture, kind, value, Duration::from_secs(ttl));
+    worker.send("acquire");
+    Contender::new(worker, Protocol::WORKER)
 }
 
-/// Who leads, as we see it.
-fn leader(scene: &Scene) -> Option<Leader> {
+/// The leader, as fencepost sees it.
+fn leader(fixture: &Fixture) -> Option<Leader> {
     runtime().block_on(async {
-        let client = Fencepost::connect(&scene.member().url()).await.unwrap();
-        let leader = client.election(&scene.name).leader().await.unwrap();
+        let client = Fencepost::connect(&fixture.member().url()).await.unwrap();
+        let leader = client.election(&fixture.name).leader().await.unwrap();
         client.close().await;
         leader
     })
@@ -122,49 +125,49 @@ fn value(leader: Option<Leader>) -> Option<String> {
     leader.and_then(|leader| leader.value).map(|value| value.text().into_owned())
 }
 
-fn with_each(test: impl Fn(&Scene, Make, Make) + Sync) {
+fn with_each(test: impl Fn(&Fixture, ClientKind, ClientKind) + Sync) {
     for (ours, theirs) in PAIRS {
-        let scene = Scene::with(Members::One);
-        println!("{ours:?} and {theirs:?}: {}", scene.name);
-        test(&scene, ours, theirs);
+        let fixture = Fixture::with(Members::One);
+        println!("{ours:?} and {theirs:?}: {}", fixture.name);
+        test(&fixture, ours, theirs);
     }
 }
 
-/// Each waits for the other, and reads what the other says of itself; terms rise over both.
+/// Each waits for the other and reads its value. Terms rise across both.
 #[test]
-fn candidates_of_two_makes_lead_in_turn() {
-    with_each(|scene, ours, theirs| {
-        let mut first = campaign(scene, theirs, "theirs", 30);
+fn curator_and_fencepost_candidates_take_turns() {
+    with_each(|fixture, ours, theirs| {
+        let mut first = campaign(fixture, theirs, "theirs", 30);
         let term = first.granted();
-        let seen = leader(scene).unwrap();
+        let seen = leader(fixture).unwrap();
         assert_eq!(seen.term.map(fencepost::Token::get), Some(term));
         assert_eq!(value(Some(seen)).as_deref(), Some("theirs"));
-        let mut second = campaign(scene, ours, "ours", 30);
-        scene.wait_for_waiters(1);
-        let mut third = campaign(scene, theirs, "theirs too", 30);
-        scene.wait_for_waiters(2);
+        let mut second = campaign(fixture, ours, "ours", 30);
+        fixture.wait_for_waiters(1);
+        let mut third = campaign(fixture, theirs, "theirs too", 30);
+        fixture.wait_for_waiters(2);
         assert!(second.token().is_none() && third.token().is_none());
         let listed = ["ours", "theirs", "theirs too"];
         let others = first.ask("contenders", "contenders ");
         let mut others: Vec<&str> = others.split(',').collect();
         others.sort_unstable();
-        assert_eq!(others, listed, "{theirs:?} reads what all say");
+        assert_eq!(others, listed, "{theirs:?} reads all values");
         first.release();
         let next = second.granted();
         assert!(next > term && third.token().is_none());
-        if theirs != Make::Kazoo {
+        if theirs != ClientKind::Kazoo {
             assert_eq!(third.ask("leader", "leader "), "ours");
         }
-        // Its heartbeats keep nobody from hearing of its end.
-        second.ask("beat", "beaten");
-        // What is proclaimed is read by them as well, but where that would.
-        if theirs != Make::Latch {
+        // Renewals do not keep the third candidate from learning of the end of the term.
+        second.ask("renew", "renewed");
+        // Other clients read a proclaimed value too. `LeaderLatch` has no such read.
+        if theirs != ClientKind::Latch {
             second.ask("say ours, busy", "said");
-            assert_eq!(value(leader(scene)).as_deref(), Some("ours, busy"));
+            assert_eq!(value(leader(fixture)).as_deref(), Some("ours, busy"));
         }
         match theirs {
-            Make::Latch => {}
-            Make::Kazoo => {
+            ClientKind::Latch => {}
+            ClientKind::Kazoo => {
                 assert!(third.ask("contenders", "contenders ").starts_with("ours, busy,"));
             }
             _ => assert_eq!(third.ask("leader", "leader "), "ours, busy"),
@@ -172,42 +175,42 @@ fn candidates_of_two_makes_lead_in_turn() {
         second.release();
         assert!(third.granted() > next);
         third.release();
-        wait_for("nobody leads", LIMIT, || leader(scene).is_none());
+        wait_for("nobody leads", LIMIT, || leader(fixture).is_none());
     });
 }
 
-/// `kill -9` of either: the other leads when the session is over.
+/// After `kill -9` of either, the other leads when the session has ended.
 #[test]
-fn a_killed_leader_is_followed_by_the_other_make() {
-    with_each(|scene, ours, theirs| {
+fn third_party_candidate_follows_a_killed_leader() {
+    with_each(|fixture, ours, theirs| {
         for (dies, follows) in [(ours, theirs), (theirs, ours)] {
-            let mut leading = campaign(scene, dies, "leads", 3);
+            let mut leading = campaign(fixture, dies, "leads", 3);
             let term = leading.granted();
-            let mut next = campaign(scene, follows, "follows", 20);
-            scene.wait_for_waiters(1);
+            let mut next = campaign(fixture, follows, "follows", 20);
+            fixture.wait_for_waiters(1);
             let before = now();
             leading.kill();
             assert!(next.granted() > term);
             println!(
-                "{dies:?} was killed with 3 s, {follows:?} led after {:.2?}",
+                "{dies:?} with a TTL of 3 s was killed, {follows:?} led after {:.2?}",
                 now().since(before)
             );
-            assert_eq!(value(leader(scene)).as_deref(), Some("follows"));
+            assert_eq!(value(leader(fixture)).as_deref(), Some("follows"));
             next.release();
         }
     });
 }
 
-/// How soon a leader of ours that dies is followed: the session is as long as the TTL, and ends with a tick.
+/// How soon a dead fencepost leader is replaced: its session is as long as the TTL, and ends at a tick of the server.
 #[test]
-fn the_next_of_ours_leads_soon_after_the_ttl() {
-    let scene = Scene::with(Members::One);
+fn next_candidate_leads_soon_after_the_ttl() {
+    let fixture = Fixture::with(Members::One);
     for ttl in [2, 4] {
         for _ in 0..3 {
-            let mut leading = campaign(&scene, OURS, "leads", ttl);
+            let mut leading = campaign(&fixture, OURS, "leads", ttl);
             leading.granted();
-            let mut next = campaign(&scene, OURS, "follows", 20);
-            scene.wait_for_waiters(1);
+            let mut next = campaign(&fixture, OURS, "follows", 20);
+            fixture.wait_for_waiters(1);
             let before = now();
             leading.kill();
             next.granted();
@@ -217,27 +220,27 @@ fn the_next_of_ours_leads_soon_after_the_ttl() {
     }
 }
 
-/// The facts that the choice of a style rests on: a `LeaderLatch` orders children by what follows `latch-`, a
-/// `LeaderSelector` by what follows `lock-`, and each takes the other's for later ones. We wait for all.
+/// The facts behind the choice of a style: a `LeaderLatch` orders children by what follows `latch-`, a `LeaderSelector`
+/// by what follows `lock-`, and each sorts the other's children behind its own. Fencepost waits for all.
 #[test]
-fn a_latch_waits_for_latches_and_a_selector_for_locks() {
+fn latch_waits_for_latches_and_selector_for_locks() {
     for (holder, contender, waits) in [
-        (OURS, Make::Latch, false),
-        (OURS_AS_LATCH, Make::Selector, false),
-        (OURS_AS_LATCH, Make::Kazoo, false),
-        (Make::Latch, OURS, true),
-        (Make::Selector, OURS_AS_LATCH, true),
-        (Make::Kazoo, OURS_AS_LATCH, true),
+        (OURS, ClientKind::Latch, false),
+        (OURS_AS_LATCH, ClientKind::Selector, false),
+        (OURS_AS_LATCH, ClientKind::Kazoo, false),
+        (ClientKind::Latch, OURS, true),
+        (ClientKind::Selector, OURS_AS_LATCH, true),
+        (ClientKind::Kazoo, OURS_AS_LATCH, true),
         (OURS_AS_KAZOO, OURS_AS_LATCH, true),
     ] {
-        let scene = Scene::with(Members::One);
-        let mut first = campaign(&scene, holder, "first", 30);
+        let fixture = Fixture::with(Members::One);
+        let mut first = campaign(&fixture, holder, "first", 30);
         first.granted();
-        let mut second = campaign(&scene, contender, "second", 30);
+        let mut second = campaign(&fixture, contender, "second", 30);
         println!("{contender:?} waits for {holder:?}: {waits}");
         if waits {
-            scene.wait_for_waiters(1);
-            assert!(second.token().is_none(), "{contender:?} and {holder:?}: tell the docs");
+            fixture.wait_for_waiters(1);
+            assert!(second.token().is_none(), "{contender:?} and {holder:?}: update the docs");
             first.release();
             second.granted();
         } else {

@@ -1,10 +1,10 @@
-//! Other makes of client on the same ZooKeeper: kazoo's `Lock` and Curator's `InterProcessMutex`, in processes
-//! of their own. They do not exclude each other, so we are like one of them or like the other: see
-//! [`who_waits_for_whom`].
+//! Third-party clients on the same ZooKeeper: kazoo's `Lock` and Curator's `InterProcessMutex`, in processes of their
+//! own. They do not exclude each other, so fencepost follows one of them or the other: see
+//! [`clients_wait_for_each_other_as_documented`].
 //!
 //! `scripts/clients` installs and compiles them.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod elections;
 mod zookeeper;
@@ -16,32 +16,35 @@ use fencepost_testkit::interop::mixed::{self, LONG, Party, SHORT};
 use fencepost_testkit::interop::servers::Members;
 use fencepost_testkit::interop::worker::Worker;
 use rustix::process::Signal;
-use zookeeper::{Make, Scene};
+use zookeeper::{ClientKind, Fixture};
 
-/// Those of ours that exclude another make, and are excluded by it.
-const PAIRS: [(Make, Make); 3] =
-    [(Make::Ours, Make::Curator), (Make::Ours, Make::WideKazoo), (Make::OursAsKazoo, Make::Kazoo)];
+/// Pairs of a fencepost style and a third-party client that exclude each other.
+const PAIRS: [(ClientKind, ClientKind); 3] = [
+    (ClientKind::Fencepost, ClientKind::Curator),
+    (ClientKind::Fencepost, ClientKind::WideKazoo),
+    (ClientKind::FencepostAsKazoo, ClientKind::Kazoo),
+];
 
 /// Runs the test with each pair.
-fn with_each(test: impl Fn(&Scene, Make, Make) + Sync) {
+fn with_each(test: impl Fn(&Fixture, ClientKind, ClientKind) + Sync) {
     let test = &test;
     std::thread::scope(|scope| {
         for (ours, theirs) in PAIRS {
             scope.spawn(move || {
-                let scene = Scene::with(Members::One);
-                println!("{ours:?} and {theirs:?}: {}", scene.name);
-                test(&scene, ours, theirs);
+                let fixture = Fixture::with(Members::One);
+                println!("{ours:?} and {theirs:?}: {}", fixture.name);
+                test(&fixture, ours, theirs);
             });
         }
     });
 }
 
-fn mixed_processes(members: Members, crew: &[Make]) {
-    let scene = Scene::with(members);
-    let crew: Vec<_> = crew.iter().map(|make| (*make, &*scene.name)).collect();
-    let tally = scene.count(&crew, SHORT);
-    tally.report(&format!("{members:?}, {crew:?}"));
-    tally.assert_excluded();
+fn mixed_processes(members: Members, clients: &[ClientKind]) {
+    let fixture = Fixture::with(members);
+    let clients: Vec<_> = clients.iter().map(|kind| (*kind, &*fixture.name)).collect();
+    let result = fixture.count(&clients, SHORT);
+    result.report(&format!("{members:?}, {clients:?}"));
+    result.assert_excluded();
 }
 
 #[test]
@@ -51,67 +54,73 @@ fn mixed_processes_lose_no_update() {
     }
 }
 
-/// We take both kinds of node for what they are, and a kazoo that is told to does as well.
+/// Fencepost recognizes both kinds of node, and so does a kazoo that is configured to.
 #[test]
-fn ours_of_both_styles_and_a_wide_kazoo_lose_no_update() {
-    let crew = [Make::Ours, Make::OursAsKazoo, Make::WideKazoo];
-    mixed_processes(Members::One, &crew);
+fn both_styles_and_a_wide_kazoo_lose_no_update() {
+    let clients = [ClientKind::Fencepost, ClientKind::FencepostAsKazoo, ClientKind::WideKazoo];
+    mixed_processes(Members::One, &clients);
 }
 
 #[test]
 fn mixed_processes_lose_no_update_on_three_members() {
-    mixed_processes(Members::Three, &[Make::Ours, Make::Ours, Make::Curator]);
-    mixed_processes(Members::Three, &[Make::OursAsKazoo, Make::OursAsKazoo, Make::Kazoo]);
+    mixed_processes(
+        Members::Three,
+        &[ClientKind::Fencepost, ClientKind::Fencepost, ClientKind::Curator],
+    );
+    mixed_processes(
+        Members::Three,
+        &[ClientKind::FencepostAsKazoo, ClientKind::FencepostAsKazoo, ClientKind::Kazoo],
+    );
 }
 
-/// The checks above can fail: with another name, with the wrong style, and without a lock they do.
+/// Control: the checks above fail with another name, with the wrong style, and without a lock.
 #[test]
-fn who_does_not_take_part_costs_updates() {
+fn control_client_without_the_lock_loses_updates() {
     for (ours, theirs, same) in [
-        (Make::Ours, Make::Curator, false),
-        (Make::OursAsKazoo, Make::Kazoo, false),
-        (Make::Ours, Make::Kazoo, true),
-        (Make::OursAsKazoo, Make::Curator, true),
+        (ClientKind::Fencepost, ClientKind::Curator, false),
+        (ClientKind::FencepostAsKazoo, ClientKind::Kazoo, false),
+        (ClientKind::Fencepost, ClientKind::Kazoo, true),
+        (ClientKind::FencepostAsKazoo, ClientKind::Curator, true),
     ] {
-        let scene = Scene::with(Members::One);
-        let other = format!("{}-other", scene.name);
-        let crew = [(ours, &*scene.name), (theirs, if same { &scene.name } else { &other })];
-        let tally = scene.count(&crew, LONG);
-        tally.report(&format!("{crew:?}"));
-        tally.assert_not_excluded();
+        let fixture = Fixture::with(Members::One);
+        let other = format!("{}-other", fixture.name);
+        let clients = [(ours, &*fixture.name), (theirs, if same { &fixture.name } else { &other })];
+        let result = fixture.count(&clients, LONG);
+        result.report(&format!("{clients:?}"));
+        result.assert_not_excluded();
     }
-    let scene = Scene::with(Members::One);
-    let parties = vec![scene.party(0, Make::Ours, &scene.name), Party::unlocked()];
-    let tally = mixed::count(scene.store.dir.path(), LONG, parties);
-    tally.report("somebody without a lock");
-    tally.assert_not_excluded();
+    let fixture = Fixture::with(Members::One);
+    let parties = vec![fixture.party(0, ClientKind::Fencepost, &fixture.name), Party::unlocked()];
+    let result = mixed::count(fixture.store.dir.path(), LONG, parties);
+    result.report("a client without a lock");
+    result.assert_not_excluded();
 }
 
-/// The facts that the choice of a style rests on. We wait for everybody; whether they wait for us is a matter
-/// of our nodes' names; kazoo and Curator as they are do not wait for each other.
+/// The facts behind the choice of a style. Fencepost waits for all clients. Whether they wait for fencepost depends on
+/// the names of its nodes. Default kazoo and Curator do not wait for each other.
 #[test]
-fn who_waits_for_whom() {
-    use Make::{Curator, Kazoo, Ours, OursAsKazoo, WideKazoo};
-    let waits = |contender: Make, holder: Make| match contender {
-        Ours | OursAsKazoo | WideKazoo => true,
-        Kazoo => holder == OursAsKazoo || holder == WideKazoo,
-        Curator => holder == Ours,
+fn clients_wait_for_each_other_as_documented() {
+    use ClientKind::{Curator, Fencepost, FencepostAsKazoo, Kazoo, WideKazoo};
+    let waits = |contender: ClientKind, holder: ClientKind| match contender {
+        Fencepost | FencepostAsKazoo | WideKazoo => true,
+        Kazoo => holder == FencepostAsKazoo || holder == WideKazoo,
+        Curator => holder == Fencepost,
     };
-    let scene = Scene::with(Members::One);
+    let fixture = Fixture::with(Members::One);
     let session = Duration::from_secs(10);
-    let mut others =
-        [Kazoo, WideKazoo, Curator].map(|make| (make, scene.worker(make, &scene.name, session)));
-    let assert_waits = |contender: Make, holder: Make, granted: bool| {
+    let mut others = [Kazoo, WideKazoo, Curator]
+        .map(|kind| (kind, fixture.worker(kind, &fixture.name, session)));
+    let assert_waits = |contender: ClientKind, holder: ClientKind, granted: bool| {
         println!("{contender:?} waits for {holder:?}: {}", !granted);
         assert_eq!(
             waits(contender, holder),
             !granted,
-            "{contender:?} and {holder:?}: tell the docs"
+            "{contender:?} and {holder:?}: update the docs"
         );
     };
-    let ours_is_granted = |make: Make| {
-        let line = ["run", "--no-wait", &scene.name, "--", "true"];
-        let (code, _, err) = scene.site(make).say(&line);
+    let ours_is_granted = |kind: ClientKind| {
+        let line = ["run", "--no-wait", &fixture.name, "--", "true"];
+        let (code, _, err) = fixture.site(kind).run(&line);
         assert!(matches!(code, Some(0 | 75)), "{err}");
         code == Some(0)
     };
@@ -124,13 +133,13 @@ fn who_waits_for_whom() {
         }
         granted
     };
-    for holder in [Ours, OursAsKazoo] {
-        let mut held = scene.contend(holder, 30);
+    for holder in [Fencepost, FencepostAsKazoo] {
+        let mut held = fixture.contend(holder, 30);
         held.granted();
         for (contender, worker) in &mut others {
             assert_waits(*contender, holder, is_granted(worker));
         }
-        for contender in [Ours, OursAsKazoo] {
+        for contender in [Fencepost, FencepostAsKazoo] {
             assert_waits(contender, holder, ours_is_granted(contender));
         }
         held.release();
@@ -143,65 +152,65 @@ fn who_waits_for_whom() {
                 assert_waits(*contender, holder, is_granted(worker));
             }
         }
-        for contender in [Ours, OursAsKazoo] {
+        for contender in [Fencepost, FencepostAsKazoo] {
             assert_waits(contender, holder, ours_is_granted(contender));
         }
         assert_eq!(others[holding].1.ask("release"), "released");
     }
 }
 
-/// First come, first served, whoever it is. The tokens of all rise together.
+/// First come, first served, for both kinds of client. The tokens of both rise together.
 #[test]
-fn both_makes_stand_in_one_line() {
-    with_each(|scene, ours, theirs| {
-        let makes = [theirs, ours, theirs, ours, ours, theirs];
-        scene.assert_served_in_line(&makes, |make| scene.contend(make, 10));
+fn both_clients_share_one_queue() {
+    with_each(|fixture, ours, theirs| {
+        let kinds = [theirs, ours, theirs, ours, ours, theirs];
+        fixture.assert_granted_in_order(&kinds, |kind| fixture.contend(kind, 10));
     });
 }
 
 #[test]
-fn a_killed_holder_of_another_make_is_taken_over_when_its_session_ends() {
-    with_each(|scene, ours, theirs| {
-        let mut holder = scene.contend(theirs, 2);
+fn lock_of_a_killed_third_party_holder_is_granted_when_its_session_ends() {
+    with_each(|fixture, ours, theirs| {
+        let mut holder = fixture.contend(theirs, 2);
         let token = holder.granted();
-        let mut next = scene.contend(ours, 10);
-        scene.wait_for_waiters(1);
+        let mut next = fixture.contend(ours, 10);
+        fixture.wait_for_waiters(1);
         assert!(next.token().is_none());
         let before = now();
         holder.kill();
         assert!(next.granted() > token);
-        println!("{theirs:?} was killed, {ours:?} followed after {:.2?}", now().since(before));
+        println!("{theirs:?} was killed, {ours:?} was granted after {:.2?}", now().since(before));
         next.release();
     });
 }
 
-/// Nothing of ours works on when the other make has the lock: the watchdog saw to it.
+/// The watchdog kills the command before the third-party client is granted the lock.
 #[test]
-fn a_killed_holder_of_ours_is_taken_over_and_nothing_of_it_runs() {
-    with_each(|scene, ours, theirs| {
-        let (holder, group, token) = scene.site(ours).start_group();
-        let mut next = scene.contend(theirs, 10);
-        scene.wait_for_waiters(1);
+fn lock_of_a_killed_run_is_granted_after_its_command_is_dead() {
+    with_each(|fixture, ours, theirs| {
+        let (holder, group, token) = fixture.site(ours).start_group();
+        let mut next = fixture.contend(theirs, 10);
+        fixture.wait_for_waiters(1);
         assert!(next.token().is_none());
         let before = now();
         holder.signal(Signal::KILL);
         assert!(next.granted() > token);
         assert!(running_in_group(group).is_empty());
-        println!("{ours:?} was killed, {theirs:?} followed after {:.2?}", now().since(before));
+        println!("{ours:?} was killed, {theirs:?} was granted after {:.2?}", now().since(before));
         next.release();
     });
 }
 
-/// One that died in line holds up the others until its session ends, and not longer.
+/// A dead waiter blocks the others only until its session ends.
 #[test]
-fn a_killed_waiter_of_another_make_is_passed_when_its_session_ends() {
-    with_each(|scene, ours, theirs| {
-        let mut holder = scene.contend(ours, 10);
+fn killed_third_party_waiter_leaves_the_queue_when_its_session_ends() {
+    with_each(|fixture, ours, theirs| {
+        let mut holder = fixture.contend(ours, 10);
         let token = holder.granted();
-        let waiter = scene.contend(theirs, 2);
-        scene.wait_for_waiters(1);
-        let mut next = scene.contend(ours, 10);
-        scene.wait_for_waiters(2);
+        let waiter = fixture.contend(theirs, 2);
+        fixture.wait_for_waiters(1);
+        let mut next = fixture.contend(ours, 10);
+        fixture.wait_for_waiters(2);
         waiter.kill();
         holder.release();
         assert!(next.granted() > token);
@@ -210,13 +219,13 @@ fn a_killed_waiter_of_another_make_is_passed_when_its_session_ends() {
 }
 
 #[test]
-fn a_holder_of_another_make_is_named_and_gives_75() {
-    with_each(|scene, ours, theirs| {
-        let site = scene.site(ours);
-        let mut holder = scene.contend(theirs, 10);
+fn third_party_holder_is_named_and_exit_code_is_75() {
+    with_each(|fixture, ours, theirs| {
+        let site = fixture.site(ours);
+        let mut holder = fixture.contend(theirs, 10);
         let token = holder.granted();
         let label = match theirs {
-            Make::Curator => "another client (127.0.0.1)",
+            ClientKind::Curator => "another client (127.0.0.1)",
             _ => "another client (a kazoo)",
         };
         site.assert_held_by(label, token);
@@ -225,51 +234,51 @@ fn a_holder_of_another_make_is_named_and_gives_75() {
     });
 }
 
-/// The other make is not told: neither of them looks at its node again. It can not undo our grant either.
+/// The third-party client is not notified, because it does not read its node again. It cannot end the next grant.
 #[test]
-fn a_holder_of_another_make_can_be_broken() {
-    with_each(|scene, ours, theirs| {
-        let mut broken = scene.contend(theirs, 10);
+fn break_ends_a_third_party_grant() {
+    with_each(|fixture, ours, theirs| {
+        let mut broken = fixture.contend(theirs, 10);
         let token = broken.granted();
-        let mut next = scene.contend(ours, 10);
-        scene.wait_for_waiters(1);
-        scene.break_it();
+        let mut next = fixture.contend(ours, 10);
+        fixture.wait_for_waiters(1);
+        fixture.break_it();
         assert!(next.granted() > token);
-        assert!(!broken.has_ended(), "it was told after all");
+        assert!(!broken.has_ended(), "it was notified after all");
         broken.release();
-        assert!(scene.show()["holder"].is_object());
+        assert!(fixture.show()["holder"].is_object());
         next.release();
     });
 }
 
-/// A grant of a script whose session has ended; the other make has the lock by then.
+/// The grant of a script whose session has ended. The third-party client holds the lock by then.
 #[test]
-fn our_release_and_renewal_leave_a_lock_of_another_make_alone() {
-    with_each(|scene, ours, theirs| {
-        let site = scene.site(ours);
-        let grant = site.acquire(&["--ttl", "1s", &scene.name]);
-        let mut holder = scene.contend(theirs, 10);
+fn release_and_renew_by_a_stale_owner_leave_a_third_party_lock_alone() {
+    with_each(|fixture, ours, theirs| {
+        let site = fixture.site(ours);
+        let grant = site.acquire(&["--ttl", "1s", &fixture.name]);
+        let mut holder = fixture.contend(theirs, 10);
         let token = holder.granted();
         assert!(token > grant.token);
-        site.assert_anothers(&scene.name, &grant.owner);
+        site.assert_anothers(&fixture.name, &grant.owner);
         assert_eq!(site.show()["token"], token);
         holder.release();
     });
 }
 
-/// `a/b` lies in the directory of `a`, and is no contender there: to nobody.
+/// `a/b` is in the directory of `a`, but no client takes it for a contender there.
 #[test]
-fn a_nested_name_blocks_nobody() {
-    with_each(|scene, ours, theirs| {
-        let nested = format!("{}/b", scene.name);
+fn nested_name_blocks_no_client() {
+    with_each(|fixture, ours, theirs| {
+        let nested = format!("{}/b", fixture.name);
         for (inside, outside) in [(ours, theirs), (theirs, ours), (ours, ours)] {
-            let mut inner = scene.contend_for(inside, &nested, 10);
+            let mut inner = fixture.contend_for(inside, &nested, 10);
             inner.granted();
-            let mut outer = scene.contend(outside, 10);
+            let mut outer = fixture.contend(outside, 10);
             outer.granted();
-            let mut again = scene.contend_for(outside, &nested, 10);
-            wait_for("one in line", LIMIT, || scene.show_of(&nested)["waiting"] == 1);
-            assert!(again.token().is_none(), "{outside:?} came in beside {inside:?}");
+            let mut again = fixture.contend_for(outside, &nested, 10);
+            wait_for("a waiter", LIMIT, || fixture.show_of(&nested)["waiting"] == 1);
+            assert!(again.token().is_none(), "{outside:?} was granted beside {inside:?}");
             inner.release();
             again.granted();
             again.release();
@@ -278,25 +287,25 @@ fn a_nested_name_blocks_nobody() {
     });
 }
 
-/// Except to Curator if the nested name comes before the digits of its node: it takes every child for a
-/// contender, and then waits as long as that directory is there, held or not. We stand in line behind it.
+/// Except Curator, if the nested name sorts before the digits of its node: Curator takes every child for a contender, and
+/// waits for as long as that directory exists, held or not. Fencepost waits behind it in the queue.
 #[test]
-fn a_nested_name_that_sorts_low_blocks_curator_and_not_us() {
-    let scene = Scene::with(Members::One);
-    let mut inner = scene.contend_for(Make::Ours, &format!("{}/0", scene.name), 10);
+fn nested_name_that_sorts_low_blocks_only_curator() {
+    let fixture = Fixture::with(Members::One);
+    let mut inner = fixture.contend_for(ClientKind::Fencepost, &format!("{}/0", fixture.name), 10);
     inner.granted();
     inner.release();
-    let mut ours = scene.contend(Make::Ours, 10);
+    let mut ours = fixture.contend(ClientKind::Fencepost, 10);
     ours.granted();
     ours.release();
-    let mut curator = scene.worker(Make::Curator, &scene.name, Duration::from_secs(10));
-    assert_eq!(curator.ask("try"), "refused", "the trap is gone: tell the docs");
-    curator.tell("acquire");
-    wait_for("it in line", LIMIT, || scene.show()["holder"].is_object());
-    let mut behind = scene.contend(Make::Ours, 10);
-    scene.wait_for_waiters(1);
+    let mut curator = fixture.worker(ClientKind::Curator, &fixture.name, Duration::from_secs(10));
+    assert_eq!(curator.ask("try"), "refused", "Curator has changed: update the docs");
+    curator.send("acquire");
+    wait_for("its position", LIMIT, || fixture.show()["holder"].is_object());
+    let mut behind = fixture.contend(ClientKind::Fencepost, 10);
+    fixture.wait_for_waiters(1);
     assert!(behind.token().is_none());
-    scene.member().delete(&format!("/{}/0", scene.name)).unwrap();
+    fixture.member().delete(&format!("/{}/0", fixture.name)).unwrap();
     assert!(curator.answer().starts_with("granted "));
     assert_eq!(curator.ask("release"), "released");
     behind.granted();

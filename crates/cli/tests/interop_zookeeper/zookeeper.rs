@@ -1,40 +1,40 @@
-//! A ZooKeeper, or three members of one, with several makes of client on it.
+//! A ZooKeeper, or an ensemble of three members, with several kinds of client.
 
 use std::ops::Deref;
 use std::process::Command;
 use std::sync::Weak;
 use std::time::Duration;
 
-use fencepost_testkit::interop::contender::{Contender, Ways};
-use fencepost_testkit::interop::mixed::{Party, Tally, Way, count};
+use fencepost_testkit::interop::contender::{Contender, Protocol};
+use fencepost_testkit::interop::mixed::{CountResult, Party, PartyKind, count};
 use fencepost_testkit::interop::servers::{Members, Servers};
 use fencepost_testkit::interop::site::Site;
 use fencepost_testkit::interop::worker::{TOOLS, Worker, assert_installed, python};
 use fencepost_testkit::{Slot, ZooKeeper, ZooKeeperEnsemble, java_classpath, shared};
 
-/// Whose lock it is.
+/// A kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Make {
-    /// Ours, whose nodes are called as Curator's are.
-    Ours,
-    /// Ours with `?style=kazoo`.
-    OursAsKazoo,
-    /// kazoo's, as it is.
+pub(crate) enum ClientKind {
+    /// Fencepost, whose nodes have names like Curator's.
+    Fencepost,
+    /// Fencepost with `?style=kazoo`.
+    FencepostAsKazoo,
+    /// kazoo with its defaults.
     Kazoo,
-    /// kazoo's with `extra_lock_patterns=["-lock-"]`.
+    /// kazoo with `extra_lock_patterns=["-lock-"]`.
     WideKazoo,
     /// Curator's `InterProcessMutex`.
     Curator,
 }
 
-/// Servers, which tests share, and who is on them.
-pub(crate) struct Scene {
+/// Servers, which tests share, and their clients.
+pub(crate) struct Fixture {
     site: Site,
     as_kazoo: Site,
     servers: Servers<ZooKeeper>,
 }
 
-impl Deref for Scene {
+impl Deref for Fixture {
     type Target = Site;
 
     fn deref(&self) -> &Site {
@@ -42,7 +42,7 @@ impl Deref for Scene {
     }
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn with(members: Members) -> Self {
         static ONE: Slot<ZooKeeper> = Slot::new(Weak::new());
         static THREE: Slot<ZooKeeperEnsemble> = Slot::new(Weak::new());
@@ -55,67 +55,71 @@ impl Scene {
         Self { site, as_kazoo, servers }
     }
 
-    /// A member, each time the next one.
+    /// A member; each call returns the next one.
     pub(crate) fn member(&self) -> &ZooKeeper {
         self.servers.member()
     }
 
-    /// Our command, as this make of ours.
-    pub(crate) fn site(&self, make: Make) -> &Site {
-        match make {
-            Make::Ours => &self.site,
-            Make::OursAsKazoo => &self.as_kazoo,
-            Make::Kazoo | Make::WideKazoo | Make::Curator => unreachable!("that is not us"),
+    /// The fencepost command in this style.
+    pub(crate) fn site(&self, kind: ClientKind) -> &Site {
+        match kind {
+            ClientKind::Fencepost => &self.site,
+            ClientKind::FencepostAsKazoo => &self.as_kazoo,
+            ClientKind::Kazoo | ClientKind::WideKazoo | ClientKind::Curator => {
+                unreachable!("that is not us")
+            }
         }
     }
 
-    /// A worker of another make, for one lock. Its session ends when it has not been heard of for so long.
-    pub(crate) fn worker(&self, make: Make, name: &str, session: Duration) -> Worker {
-        let mut command = match make {
-            Make::Kazoo | Make::WideKazoo => python("kazoo_lock.py"),
-            Make::Curator => java("CuratorLock"),
-            Make::Ours | Make::OursAsKazoo => unreachable!("that is us"),
+    /// A third-party client for one lock, with this session timeout.
+    pub(crate) fn worker(&self, kind: ClientKind, name: &str, session: Duration) -> Worker {
+        let mut command = match kind {
+            ClientKind::Kazoo | ClientKind::WideKazoo => python("kazoo_lock.py"),
+            ClientKind::Curator => java("CuratorLock"),
+            ClientKind::Fencepost | ClientKind::FencepostAsKazoo => unreachable!("that is us"),
         };
         let hosts = self.member().address().to_string();
         command.args([&hosts, &format!("/{name}"), &session.as_millis().to_string()]);
-        if make == Make::WideKazoo {
+        if kind == ClientKind::WideKazoo {
             command.arg("-lock-");
         }
         Worker::start(command, &self.store)
     }
 
-    /// Starts one that holds the lock as soon as it gets it.
-    pub(crate) fn contend(&self, make: Make, ttl: u32) -> Contender {
-        self.contend_for(make, &self.name, ttl)
+    /// Starts a client that holds the lock as soon as it is granted.
+    pub(crate) fn contend(&self, kind: ClientKind, ttl: u32) -> Contender {
+        self.contend_for(kind, &self.name, ttl)
     }
 
-    /// Starts one that holds a lock as soon as it gets it.
-    pub(crate) fn contend_for(&self, make: Make, name: &str, ttl: u32) -> Contender {
-        match make {
-            Make::Ours | Make::OursAsKazoo => self.site(make).ours(name, ttl),
-            Make::Kazoo | Make::WideKazoo | Make::Curator => {
-                let mut worker = self.worker(make, name, Duration::from_secs(ttl.into()));
-                worker.tell("acquire");
-                Contender::new(worker, Ways::WORKER)
+    /// Starts a client that holds a lock as soon as it is granted.
+    pub(crate) fn contend_for(&self, kind: ClientKind, name: &str, ttl: u32) -> Contender {
+        match kind {
+            ClientKind::Fencepost | ClientKind::FencepostAsKazoo => self.site(kind).ours(name, ttl),
+            ClientKind::Kazoo | ClientKind::WideKazoo | ClientKind::Curator => {
+                let mut worker = self.worker(kind, name, Duration::from_secs(ttl.into()));
+                worker.send("acquire");
+                Contender::new(worker, Protocol::WORKER)
             }
         }
     }
 
-    /// One who counts under a lock.
-    pub(crate) fn party<'a>(&'a self, number: usize, make: Make, name: &'a str) -> Party<'a> {
-        let way = match make {
-            Make::Ours | Make::OursAsKazoo => self.site(make).our_way(name),
-            Make::Kazoo | Make::WideKazoo | Make::Curator => {
-                Way::Worker(self.worker(make, name, Duration::from_secs(10)))
+    /// A client that counts under a lock.
+    pub(crate) fn party<'a>(&'a self, number: usize, kind: ClientKind, name: &'a str) -> Party<'a> {
+        let party_kind = match kind {
+            ClientKind::Fencepost | ClientKind::FencepostAsKazoo => {
+                self.site(kind).our_party_kind(name)
+            }
+            ClientKind::Kazoo | ClientKind::WideKazoo | ClientKind::Curator => {
+                PartyKind::Worker(self.worker(kind, name, Duration::from_secs(10)))
             }
         };
-        Party { who: format!("{make:?}-{number}"), way }
+        Party { who: format!("{kind:?}-{number}"), kind: party_kind }
     }
 
-    /// Has this crew count, each under its lock.
-    pub(crate) fn count(&self, crew: &[(Make, &str)], pause: Duration) -> Tally {
-        let parties = crew.iter().enumerate();
-        let parties = parties.map(|(number, (make, name))| self.party(number, *make, name));
+    /// Lets these clients count, each under its lock.
+    pub(crate) fn count(&self, clients: &[(ClientKind, &str)], pause: Duration) -> CountResult {
+        let parties = clients.iter().enumerate();
+        let parties = parties.map(|(number, (kind, name))| self.party(number, *kind, name));
         count(self.store.dir.path(), pause, parties.collect())
     }
 }
@@ -124,7 +128,7 @@ impl Scene {
 pub(crate) fn java(class: &str) -> Command {
     assert_installed(&format!("{class}.java"), &format!("java/{class}.java"));
     let mut command = Command::new("java");
-    // It lives for seconds and does little.
+    // It runs for seconds and does little.
     command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx64m"]);
     command.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error");
     command.args(["-cp", &format!("{TOOLS}/java:{}", java_classpath().unwrap()), class]);

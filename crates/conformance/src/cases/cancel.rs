@@ -1,8 +1,8 @@
 //! P6: a future that is dropped, at whichever await, leaves nothing behind at the store.
 //!
-//! redis-py#3847, sqlx#4198, rslock#30, curator#600: a cancelled acquire or release left the lock, or a
-//! place in the queue, until its TTL. The TTL here is a minute and the next one must be granted in
-//! seconds, so what passes was undone and did not run out.
+//! redis-py#3847, sqlx#4198, rslock#30, curator#600: a cancelled acquire or release left the lock, or a position in the
+//! queue, until its TTL. The TTL here is a minute and the next grant must come within seconds, so it was undone and
+//! did not expire.
 
 use std::future::pending;
 use std::time::Duration;
@@ -11,38 +11,37 @@ use fencepost::Fencepost;
 use fencepost_base::race::{First, race};
 
 use super::{Verdict, cases};
-use crate::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, pass, until_free, until_queued,
+use crate::fixture::{
+    Cancelled, Fixture, LONG, SOON, Stop, cancel_after, ensure, pass, until_free, until_queued,
     until_waiting, within,
 };
 
 cases![
-    a_cancelled_acquire_leaves_nothing,
-    an_acquire_cancelled_at_any_time_leaves_nothing,
-    a_cancelled_wait_leaves_nothing,
-    a_wait_cancelled_when_its_turn_comes_leaves_nothing,
-    a_cancelled_try_leaves_nothing,
-    a_cancelled_release_still_releases,
-    a_cancelled_run_keeps_the_guard,
-    cancelled_work_is_not_polled_again,
+    cancelled_acquire_leaves_nothing,
+    acquire_cancelled_at_any_time_leaves_nothing,
+    cancelled_wait_leaves_nothing,
+    wait_cancelled_as_it_is_granted_leaves_nothing,
+    cancelled_try_acquire_leaves_nothing,
+    cancelled_release_still_releases,
+    cancelled_run_keeps_the_guard,
+    work_of_a_lost_guard_is_not_polled_again,
 ];
 
 /// More awaits than any call here has.
 const MANY: usize = 1000;
-/// How long a future may stand still before it counts as parked.
+/// How long a future may stall before it counts as parked.
 const PARKED: Duration = Duration::from_millis(300);
 
-/// The lock can be taken at once by somebody else, and then nothing is left of anybody.
+/// Another client gets the lock at once, and then nothing is left at the store.
 async fn nothing_is_left(other: &Fencepost, name: &str, after: &str) -> Verdict {
-    match other.lock(name).ttl(LONG).acquire_within(SOON).await {
+    match other.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await {
         Ok(guard) => guard.release().await?,
-        Err(error) => return Err(Stop::Failed(format!("after {after}: {error}"))),
+        Err(error) => return Err(Stop::Failed(format!("after {after}: {}", error.one_line()))),
     }
     until_free(other, name).await
 }
 
-/// When the client that cancelled has settled everything, nothing is left either: no call that was under
-/// way came in late and stayed.
+/// Closes the client that cancelled. After that nothing is left either: no late call has left a grant or a position.
 async fn nothing_comes_late(client: Fencepost, other: &Fencepost, name: &str) -> Verdict {
     within(SOON, "the client settles everything", client.close()).await?;
     drop(client);
@@ -52,8 +51,8 @@ async fn nothing_comes_late(client: Fencepost, other: &Fencepost, name: &str) ->
     Ok(())
 }
 
-async fn a_cancelled_acquire_leaves_nothing(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn cancelled_acquire_leaves_nothing(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     for polls in 0..MANY {
         let acquire = ours.lock("free").ttl(LONG).acquire();
         if let Ok(guard) = cancel_after(polls, SOON, acquire).await {
@@ -66,8 +65,8 @@ async fn a_cancelled_acquire_leaves_nothing(scene: &Scene) -> Verdict {
     Err(Stop::Failed(format!("an acquire was not done after {MANY} polls")))
 }
 
-async fn a_cancelled_try_leaves_nothing(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn cancelled_try_acquire_leaves_nothing(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     for polls in 0..MANY {
         let acquire = ours.lock("try").ttl(LONG).try_acquire();
         if let Ok(guard) = cancel_after(polls, SOON, acquire).await {
@@ -79,21 +78,21 @@ async fn a_cancelled_try_leaves_nothing(scene: &Scene) -> Verdict {
     Err(Stop::Failed(format!("a try was not done after {MANY} polls")))
 }
 
-/// Polls come when the store answers; a drop may come at any time in between.
-async fn an_acquire_cancelled_at_any_time_leaves_nothing(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
-    let mut dice = scene.dice();
+/// Polls happen when the store replies; a drop can happen at any time in between.
+async fn acquire_cancelled_at_any_time_leaves_nothing(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
+    let mut rng = fixture.rng();
     for _ in 0..30 {
-        let delay = dice.below(Duration::from_millis(2));
-        // A grant that comes first is dropped just so.
+        let delay = rng.below(Duration::from_millis(2));
+        // If the grant comes first, the guard is dropped.
         let _ = race(ours.lock("any").ttl(LONG).acquire(), pass(delay)).await;
         nothing_is_left(&theirs, "any", &format!("an acquire dropped after {delay:?}")).await?;
     }
     nothing_comes_late(ours, &theirs, "any").await
 }
 
-async fn a_cancelled_wait_leaves_nothing(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn cancelled_wait_leaves_nothing(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let guard = theirs.lock("held").ttl(LONG).acquire().await?;
     for polls in 0..MANY {
         let acquire = ours.lock("held").ttl(LONG).acquire();
@@ -101,10 +100,10 @@ async fn a_cancelled_wait_leaves_nothing(scene: &Scene) -> Verdict {
         until_waiting(&theirs, "held", 0).await?;
         match cancelled {
             Ok(answer) => {
-                return Err(Stop::Failed(format!("a held lock was answered with {answer:?}")));
+                return Err(Stop::Failed(format!("a held lock returned {answer:?}")));
             }
             Err(Cancelled::Dropped) => {}
-            // It waits for the release now, and was woken by nothing: that was its last await.
+            // It waits for the release, so that was its last await.
             Err(Cancelled::Stalled) => break,
         }
     }
@@ -114,11 +113,11 @@ async fn a_cancelled_wait_leaves_nothing(scene: &Scene) -> Verdict {
     nothing_comes_late(ours, &theirs, "held").await
 }
 
-/// The grant, its confirmation and the cancellation meet: dropped at each await after the release.
-async fn a_wait_cancelled_when_its_turn_comes_leaves_nothing(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+/// The grant, its confirmation and the cancellation meet: cancelled at each await after the release.
+async fn wait_cancelled_as_it_is_granted_leaves_nothing(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     for polls in 0..MANY {
-        let guard = theirs.lock("turn").ttl(LONG).acquire_within(SOON).await?;
+        let guard = theirs.lock("turn").ttl(LONG).wait_timeout(SOON).acquire().await?;
         let mut acquire = Box::pin(ours.lock("turn").ttl(LONG).acquire());
         until_queued(&mut acquire, &theirs, "turn").await?;
         guard.release().await?;
@@ -131,10 +130,10 @@ async fn a_wait_cancelled_when_its_turn_comes_leaves_nothing(scene: &Scene) -> V
     Err(Stop::Failed(format!("a granted waiter was not done after {MANY} polls")))
 }
 
-async fn a_cancelled_release_still_releases(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn cancelled_release_still_releases(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     for polls in 0..MANY {
-        let guard = ours.lock("release").ttl(LONG).acquire_within(SOON).await?;
+        let guard = ours.lock("release").ttl(LONG).wait_timeout(SOON).acquire().await?;
         let released = cancel_after(polls, SOON, guard.release()).await.ok().transpose()?;
         nothing_is_left(&theirs, "release", &format!("a release dropped at poll {polls}")).await?;
         if released.is_some() {
@@ -144,8 +143,8 @@ async fn a_cancelled_release_still_releases(scene: &Scene) -> Verdict {
     Err(Stop::Failed(format!("a release was not done after {MANY} polls")))
 }
 
-async fn a_cancelled_run_keeps_the_guard(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn cancelled_run_keeps_the_guard(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let guard = ours.lock("run").ttl(LONG).acquire().await?;
     for polls in 0..5 {
         let work = guard.run(async {
@@ -155,17 +154,17 @@ async fn a_cancelled_run_keeps_the_guard(scene: &Scene) -> Verdict {
             pending::<()>().await;
         });
         let cancelled = cancel_after(polls, PARKED, work).await;
-        ensure!(cancelled.is_err(), "work without end came to its end");
+        ensure!(cancelled.is_err(), "work that never ends has ended");
         guard.check()?;
-        ensure!(theirs.lock("run").try_acquire().await?.is_none(), "the lock was let go");
+        ensure!(theirs.lock("run").try_acquire().await?.is_none(), "the lock was released");
     }
     guard.release().await?;
     nothing_is_left(&theirs, "run", "cancelled work").await
 }
 
-/// The work of a guard that is lost is dropped there and then.
-async fn cancelled_work_is_not_polled_again(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+/// The work of a lost guard is dropped at once.
+async fn work_of_a_lost_guard_is_not_polled_again(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let guard = ours.lock("lost").ttl(Duration::from_millis(600)).acquire().await?;
     let ttl = guard.ttl().as_duration();
     let mut steps = 0_u32;
@@ -193,7 +192,7 @@ async fn cancelled_work_is_not_polled_again(scene: &Scene) -> Verdict {
         within(ttl + SOON, "the work is dropped", both).await?
     };
     let outcome: fencepost::Result<()> = outcome;
-    crate::scene::ensure_kind!(outcome, fencepost::ErrorKind::Lost(_), "broken work");
+    crate::fixture::ensure_kind!(outcome, fencepost::ErrorKind::Lost, "broken work");
     ensure!(steps > 0, "the work never ran");
     ensure!(guard.check().is_err(), "a broken guard can be trusted");
     Ok(())

@@ -1,69 +1,69 @@
-//! Claims: many workers, many items, each done once by one.
+//! Claims: many workers, many items, each item done once.
 
 use std::time::Duration;
 
 use super::{Verdict, cases};
-use crate::diary::Diary;
+use crate::fixture::{Fixture, LONG, SOON, Stop, ensure, ledger, now};
+use crate::history::RunHistory;
 use crate::process::Worker;
-use crate::scene::{LONG, SOON, Scene, Stop, ensure, ledger, now};
 use crate::worker::runner::keys;
 
-cases![claims_give_the_first_free_item, @alone claims_of_many_workers_are_done_once_each,];
+cases![claims_give_the_first_free_item, @alone claims_by_many_workers_are_done_once_each,];
 
 const WORKERS: usize = 8;
 const ITEMS: usize = 40;
 const TTL: Duration = Duration::from_secs(2);
 
-async fn claims_give_the_first_free_item(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn claims_give_the_first_free_item(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     ledger(&ours)?;
     let items = ["b", "a", "c"];
     let (ours, theirs) = (ours.claim(items), theirs.claim(items));
     let (ours, theirs) = (ours.may_repeat().ttl(LONG), theirs.may_repeat().ttl(LONG));
-    let first = ours.take().await?.ok_or_else(|| Stop::Failed("nothing is free".into()))?;
+    let first = ours.take().await?.ok_or_else(|| Stop::Failed("no item is free".into()))?;
     ensure!(first.key() == "b", "the first of {items:?} is {}", first.key());
     first.check()?;
     let second = theirs.take().await?;
-    let second = second.filter(|turn| turn.key() == "a");
-    ensure!(second.is_some(), "the next free one was not given");
+    let second = second.filter(|run_guard| run_guard.key() == "a");
+    ensure!(second.is_some(), "the next free item was not claimed");
     first.done("").await?;
-    // Given up, it is free again, and comes before the third.
-    if let Some(turn) = second {
-        turn.give_up().await?;
+    // When it is given up it is free again, and comes before the third.
+    if let Some(run_guard) = second {
+        run_guard.give_up().await?;
     }
     let third = ours.take().await?;
-    ensure!(third.as_ref().is_some_and(|turn| turn.key() == "a"), "gave {third:?}");
+    ensure!(third.as_ref().is_some_and(|run_guard| run_guard.key() == "a"), "claimed {third:?}");
     let fourth = theirs.take().await?;
-    ensure!(fourth.as_ref().is_some_and(|turn| turn.key() == "c"), "gave {fourth:?}");
-    ensure!(ours.take().await?.is_none(), "gave one that is in work or done");
-    // One that failed for good is not given again; one that was dropped is.
-    if let Some(turn) = third {
-        turn.failed("broken").await?;
+    ensure!(fourth.as_ref().is_some_and(|run_guard| run_guard.key() == "c"), "claimed {fourth:?}");
+    ensure!(ours.take().await?.is_none(), "claimed an item that is running or done");
+    // An item that is recorded as failed is not claimed again; a dropped one is.
+    if let Some(run_guard) = third {
+        run_guard.failed("broken").await?;
     }
     drop(fourth);
     let end = now() + SOON;
     let last = loop {
         match ours.take().await? {
             None => ensure!(now() < end, "a dropped item is not free again"),
-            Some(turn) => break turn,
+            Some(run_guard) => break run_guard,
         }
     };
-    ensure!(last.key() == "c", "gave {last:?}");
+    ensure!(last.key() == "c", "claimed {last:?}");
     last.done("").await?;
-    ensure!(theirs.take().await?.is_none(), "there was nothing left to do");
+    ensure!(theirs.take().await?.is_none(), "an item was claimed after all were done");
     Ok(())
 }
 
-async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn claims_by_many_workers_are_done_once_each(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     ledger(&client)?;
-    let path = scene.file("diary");
+    let path = fixture.file("history");
     let (file, ttl) = (path.to_string_lossy(), TTL.as_millis().to_string());
     let items = ITEMS.to_string();
-    let start = |how: &str| scene.worker("claim", &[&file, &items, &ttl, how]);
+    let start = |how: &str| fixture.worker("claim", &[&file, &items, &ttl, how]);
     let mut victim = start("hangs")?;
     victim.go().await?;
-    let at = victim.hear(SOON * 2).await?;
+    let at = victim.read_line(SOON * 2).await?;
     let mut workers = Worker::start_together(WORKERS, || start("works")).await?;
     let from = now();
     victim.kill()?;
@@ -71,13 +71,12 @@ async fn claims_of_many_workers_are_done_once_each(scene: &Scene) -> Verdict {
         worker.done().await?;
     }
     let took = now().since(from);
-    let entries = client.once_entries().await?;
-    let begun = Diary::at(&path).check(&keys(ITEMS), &entries)?;
-    scene.report(&format!(
+    let records = client.once_records().await?;
+    let begun = RunHistory::at(&path).check(&keys(ITEMS), &records)?;
+    fixture.report(&format!(
         "{ITEMS} items by {WORKERS} workers, {begun} runs, in {took:.1?}; one died {at}"
     ));
-    // The one that was killed, and nobody else, left an item to be done again. A machine that stands still
-    // for a whole lease can add to that.
+    // Only the killed worker left an item to be done again. A machine that stalls for a whole lease can add to that.
     ensure!(begun > ITEMS, "the killed worker's item was not taken over");
     Ok(())
 }

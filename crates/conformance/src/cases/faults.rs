@@ -1,68 +1,68 @@
-//! P4 and P5: when the store is out of reach, or the holder stands still or dies, the guard is told in
-//! time, nobody is granted twice, and the next holder has a higher token.
+//! P4 and P5: when the store is out of reach, or the holder freezes or dies, the guard is lost in time, no lock is granted
+//! twice, and the next holder has a higher token.
 
 use std::time::Duration;
 
 use fencepost::backend::LossCause;
 use fencepost::guarantees::Fault;
-use fencepost::{ErrorKind, GuardState};
+use fencepost::{ErrorKind, GuardStatus};
 
-use super::tokens::promised;
+use super::tokens::skip_unless_promised;
 use super::{History, Verdict, cases};
-use crate::scene::{
-    LONG, SHORT, SOON, Scene, ensure, ensure_kind, lease_end, now, queue_up, shown_token,
+use crate::fixture::{
+    Fixture, LONG, SHORT, SOON, ensure, ensure_kind, lease_end, now, queue_up, shown_token,
     until_free, within,
 };
 
 cases![
-    a_cut_off_guard_is_lost_in_time,
-    a_cut_that_heals_in_time_loses_nothing,
-    nobody_is_granted_while_cut_off,
-    a_release_while_cut_off_is_made_up_for,
-    @own_server a_stopped_store_loses_guards_in_time,
-    a_frozen_holder_learns_of_its_loss_at_its_first_look,
-    a_killed_holder_is_followed_by_the_next,
+    cut_off_guard_is_lost_in_time,
+    cut_that_heals_in_time_loses_nothing,
+    no_lock_is_granted_while_cut_off,
+    release_while_cut_off_is_applied_later,
+    @own_server guard_is_lost_in_time_when_the_store_stops,
+    frozen_holder_learns_of_its_loss_at_its_first_read,
+    killed_holder_is_replaced,
 ];
 
-/// How late a wake-up may be on a busy machine. The guard's own state reads the clock and is never late.
+/// How late a wake-up may be on a busy machine. The guard's state reads the clock and is never late.
 const WAKE_UP: Duration = Duration::from_millis(250);
 
-/// Long enough that a renewal can fail and another succeed before it runs out.
+/// Long enough for a failed renewal and another that succeeds.
 const ROOMY: Duration = Duration::from_millis(1500);
 
-/// redisson#4698, #775: renewal failed, was logged, and the holder worked on. etcd#5571: the client waited
-/// for its transport to tell it.
-async fn a_cut_off_guard_is_lost_in_time(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+/// redisson#4698, #775: renewal failed, was logged, and the holder kept working. etcd#5571: the client relied on its
+/// transport to notice.
+async fn cut_off_guard_is_lost_in_time(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let history = History::of("cut")?;
     let guard = ours.lock("cut").ttl(SHORT * 2).acquire().await?;
     let from = now();
-    scene.site.cut().await?;
+    fixture.site.cut().await?;
     let ttl = guard.ttl().as_duration();
     let mut changes = guard.changes();
     let mut failing = false;
     let (cause, deadline) = loop {
         let before = guard.deadline();
-        match within(ttl * 2, "the guard is told", changes.next()).await? {
-            (GuardState::Held, _) => ensure!(!failing, "renewed while cut off"),
-            (GuardState::RenewalFailing, _) => failing = true,
-            (GuardState::Lost(cause), _) => break (cause, before),
-            (state, _) => ensure!(false, "nobody released, and it is {state:?}"),
+        match within(ttl * 2, "the guard is lost", changes.next()).await? {
+            (GuardStatus::Held, _) => ensure!(!failing, "renewed while cut off"),
+            (GuardStatus::RenewalFailing, _) => failing = true,
+            (GuardStatus::Lost(cause), _) => break (cause, before),
+            (state, _) => ensure!(false, "the guard was not released, and is {state:?}"),
         }
     };
-    let told = now();
-    ensure!(failing, "lost without a word that renewals fail");
-    ensure!(cause == LossCause::StoreUnreachable, "the cause is given as \"{cause}\"");
-    ensure!(told >= deadline, "lost {:?} before its time", deadline.since(told));
-    ensure!(told < deadline + WAKE_UP, "told {:?} too late", told.since(deadline));
-    ensure_kind!(guard.check(), ErrorKind::Lost(_), "a lost guard");
+    let lost_at = now();
+    ensure!(failing, "lost without reporting RenewalFailing");
+    ensure!(cause == LossCause::StoreUnreachable, "the cause is \"{cause}\"");
+    ensure!(lost_at >= deadline, "lost {:?} before its time", deadline.since(lost_at));
+    ensure!(lost_at < deadline + WAKE_UP, "lost {:?} too late", lost_at.since(deadline));
+    ensure_kind!(guard.check(), ErrorKind::Lost, "a lost guard");
     ensure!(guard.remaining().is_zero(), "a lost guard has {:?} left", guard.remaining());
     let dropped = guard.run(async {}).await;
-    ensure_kind!(dropped, ErrorKind::Lost(_), "work under a lost guard");
+    ensure_kind!(dropped, ErrorKind::Lost, "work under a lost guard");
     history.add(guard.token(), from, deadline);
-    scene.site.heal().await?;
-    // Lost stays lost when the store is back.
-    let next = theirs.lock("cut").ttl(LONG).acquire_within(ttl + SOON).await?;
+    fixture.site.heal().await?;
+    // A lost guard stays lost when the store is back.
+    let next = theirs.lock("cut").ttl(LONG).wait_timeout(ttl + SOON).acquire().await?;
     history.add(next.token(), now(), now());
     ensure!(guard.check().is_err(), "a lost guard came back");
     drop(guard);
@@ -70,93 +70,93 @@ async fn a_cut_off_guard_is_lost_in_time(scene: &Scene) -> Verdict {
     history.check()
 }
 
-async fn a_cut_that_heals_in_time_loses_nothing(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn cut_that_heals_in_time_loses_nothing(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let guard = client.lock("heal").ttl(ROOMY).acquire().await?;
-    scene.site.cut().await?;
+    fixture.site.cut().await?;
     let mut changes = guard.changes();
     let limit = guard.ttl().as_duration();
-    let failing = async { while changes.next().await.0 != GuardState::RenewalFailing {} };
-    within(limit, "the guard says that renewals fail", failing).await?;
+    let failing = async { while changes.next().await.0 != GuardStatus::RenewalFailing {} };
+    within(limit, "the guard reports RenewalFailing", failing).await?;
     let before = guard.deadline();
     ensure!(guard.check().is_ok(), "failing renewals are not yet a loss");
-    scene.site.heal().await?;
+    fixture.site.heal().await?;
     let (state, deadline) = within(limit, "the guard is renewed again", changes.next()).await?;
-    ensure!(state == GuardState::Held, "after the cut the guard is {state:?}");
+    ensure!(state == GuardStatus::Held, "after the cut the guard is {state:?}");
     ensure!(deadline > before, "the renewal did not move the deadline");
     Ok(guard.release().await?)
 }
 
-/// P5, and no orphan of what was asked for meanwhile.
-async fn nobody_is_granted_while_cut_off(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
-    scene.site.cut().await?;
+/// P5, and the acquire leaves no orphan.
+async fn no_lock_is_granted_while_cut_off(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
+    fixture.site.cut().await?;
     let limit = Duration::from_millis(300);
     let asked = now();
-    let answer = client.lock("closed").ttl(LONG).acquire_within(limit).await;
+    let answer = client.lock("closed").ttl(LONG).wait_timeout(limit).acquire().await;
     let error = ensure_kind!(answer, ErrorKind::Unreachable, "a store that is cut off");
     let took = now().since(asked);
-    ensure!(took < limit + SOON, "it took {took:?} to say so");
-    ensure!(!error.to_string().contains('\n'), "\"{error}\" is not one line");
-    scene.site.heal().await?;
-    // A client that was cut off is usable again, and what it asked for then is undone.
-    client.lock("closed").ttl(LONG).acquire_within(SOON).await?.release().await?;
+    ensure!(took < limit + SOON, "the error took {took:?}");
+    ensure!(!error.one_line().contains('\n'), "\"{error}\" is not one line");
+    fixture.site.heal().await?;
+    // A client that was cut off is usable again, and its earlier acquire is undone.
+    client.lock("closed").ttl(LONG).wait_timeout(SOON).acquire().await?.release().await?;
     until_free(&client, "closed").await
 }
 
 /// redis-py#3847, rslock#30: a release that failed left the lock until its TTL.
-async fn a_release_while_cut_off_is_made_up_for(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn release_while_cut_off_is_applied_later(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let guard = ours.lock("late").ttl(LONG).acquire().await?;
-    scene.site.cut().await?;
+    fixture.site.cut().await?;
     drop(guard);
-    scene.site.heal().await?;
-    theirs.lock("late").ttl(LONG).acquire_within(SOON).await?.release().await?;
+    fixture.site.heal().await?;
+    theirs.lock("late").ttl(LONG).wait_timeout(SOON).acquire().await?.release().await?;
     until_free(&theirs, "late").await
 }
 
-/// A server that stands still is worse than one that is gone: connections stay, nothing answers.
-async fn a_stopped_store_loses_guards_in_time(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+/// A frozen server is worse than one that is gone: connections stay open, and nothing replies.
+async fn guard_is_lost_in_time_when_the_store_stops(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let guard = ours.lock("stopped").ttl(SHORT * 2).acquire().await?;
     let token = guard.token();
-    scene.site.stop().await?;
+    fixture.site.stop().await?;
     let ttl = guard.ttl().as_duration();
-    let cause = within(ttl * 2, "the guard is told", guard.lost()).await?;
+    let cause = within(ttl * 2, "the guard is lost", guard.lost()).await?;
     let late = now().since(guard.deadline());
-    ensure!(late < WAKE_UP, "told {late:?} too late");
-    ensure!(cause == LossCause::StoreUnreachable, "the cause is given as \"{cause}\"");
-    scene.site.resume().await?;
-    let next = theirs.lock("stopped").ttl(LONG).acquire_within(ttl + SOON).await?;
+    ensure!(late < WAKE_UP, "lost {late:?} too late");
+    ensure!(cause == LossCause::StoreUnreachable, "the cause is \"{cause}\"");
+    fixture.site.resume().await?;
+    let next = theirs.lock("stopped").ttl(LONG).wait_timeout(ttl + SOON).acquire().await?;
     ensure!(next.token() > token, "token {} after {token}", next.token());
     ensure!(guard.check().is_err(), "a lost guard came back");
     Ok(())
 }
 
-/// The story behind fencing: a holder freezes past its lease and wakes up sure of its lock.
-async fn a_frozen_holder_learns_of_its_loss_at_its_first_look(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
-    promised(&client, Fault::HolderPause)?;
+/// Why fencing exists: a holder freezes past its lease and wakes up sure of its lock.
+async fn frozen_holder_learns_of_its_loss_at_its_first_read(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
+    skip_unless_promised(&client, Fault::HolderPause)?;
     let ttl = (SHORT * 2).as_millis().to_string();
-    let mut holder = scene.worker("hold", &["frozen", &ttl, "frozen"])?;
+    let mut holder = fixture.worker("hold", &["frozen", &ttl, "frozen"])?;
     holder.go().await?;
     let (token, _) = holder.granted(SOON).await?;
     holder.stop().await?;
     let stopped = now();
     let lease = client.inspect("frozen").await?.holder.and_then(|holder| holder.remaining);
     let lease = lease.unwrap_or(SHORT);
-    let next = client.lock("frozen").ttl(LONG).acquire_within(lease + SOON).await?;
+    let next = client.lock("frozen").ttl(LONG).wait_timeout(lease + SOON).acquire().await?;
     ensure!(next.token() > token, "token {} after {token}", next.token());
-    // The order is in the pipe before it wakes: its answer is the holder's first look at its guard.
-    holder.tell("look")?;
+    // The order is in the pipe before it wakes, so its reply is the holder's first read of its guard.
+    holder.send("state")?;
     holder.resume()?;
-    let first = holder.hear(SOON).await?;
+    let first = holder.read_line(SOON).await?;
     let lost = first.starts_with("lost ") || first.starts_with("state lost ");
     ensure!(lost, "{:?} after it froze the holder says \"{first}\"", now().since(stopped));
-    // And what it does with its old grant changes nothing.
-    holder.tell("release")?;
+    // What it does with its old grant changes nothing.
+    holder.send("release")?;
     let released = loop {
-        let line = holder.hear(SOON).await?;
+        let line = holder.read_line(SOON).await?;
         if !line.starts_with("lost ") && !line.starts_with("state ") {
             break line;
         }
@@ -168,11 +168,11 @@ async fn a_frozen_holder_learns_of_its_loss_at_its_first_look(scene: &Scene) -> 
     Ok(())
 }
 
-async fn a_killed_holder_is_followed_by_the_next(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
-    promised(&client, Fault::HolderCrash)?;
+async fn killed_holder_is_replaced(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
+    skip_unless_promised(&client, Fault::HolderCrash)?;
     let ttl = Duration::from_secs(6);
-    let mut holder = scene.worker("hold", &["killed", &ttl.as_millis().to_string(), "killed"])?;
+    let mut holder = fixture.worker("hold", &["killed", &ttl.as_millis().to_string(), "killed"])?;
     holder.go().await?;
     let (token, presence) = holder.granted(SOON).await?;
     let waiting = queue_up(&client, "killed", LONG, 1).await?;

@@ -1,4 +1,4 @@
-//! What a lock may be called, and what is refused before it reaches the store.
+//! Which names, TTLs and labels are allowed, and which are refused before they reach the store.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use fencepost::ErrorKind;
 use fencepost_core::{Label, LockName};
 
 use super::{Verdict, cases};
-use crate::scene::{LONG, SOON, Scene, ensure, ensure_kind};
+use crate::fixture::{Fixture, LONG, SOON, ensure, ensure_kind};
 
 cases![
-    names_do_not_touch_each_other,
+    similar_names_are_separate_locks,
     bad_names_are_refused,
     bad_ttls_are_refused,
     bad_labels_are_refused,
     labels_are_shown_as_given,
 ];
 
-/// Long, unicode, and each other's prefixes: an etcd range read or a `LIKE` would mix some of these up.
-async fn names_do_not_touch_each_other(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+/// Long, unicode, and each other's prefixes: an etcd range read or a `LIKE` would confuse some of these.
+async fn similar_names_are_separate_locks(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let long = "x".repeat(LockName::MAX_BYTES);
     let nearly = "x".repeat(LockName::MAX_BYTES - 1);
     let wide = "ü".repeat(LockName::MAX_BYTES / 2);
@@ -62,7 +62,7 @@ async fn names_do_not_touch_each_other(scene: &Scene) -> Verdict {
     ];
     let mut guards = Vec::new();
     for name in &names {
-        let guard = ours.lock(name).ttl(LONG).acquire_within(SOON).await?;
+        let guard = ours.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await?;
         ensure!(guard.name().as_str() == *name, "{name:?} became {:?}", guard.name());
         guards.push(guard);
     }
@@ -75,7 +75,7 @@ async fn names_do_not_touch_each_other(scene: &Scene) -> Verdict {
     let listed: Vec<String> =
         theirs.list().await?.iter().map(|info| info.name.to_string()).collect();
     ensure!(listed == names, "listed are {listed:?}");
-    // Letting one go lets go of no other.
+    // Releasing one releases no other.
     let mut left = guards.len();
     for guard in guards {
         guard.release().await?;
@@ -86,14 +86,14 @@ async fn names_do_not_touch_each_other(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn bad_names_are_refused(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn bad_names_are_refused(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let too_long = "x".repeat(LockName::MAX_BYTES + 1);
     let too_wide = "ü".repeat(LockName::MAX_BYTES / 2 + 1);
     for name in ["", "\0", "a\nb", "a\tb", "\u{7f}", "\u{85}", &*too_long, &*too_wide] {
         let answer = client.lock(name).acquire().await;
         let error = ensure_kind!(answer, ErrorKind::Invalid, format!("the name {name:?}"));
-        ensure!(!error.to_string().contains('\n'), "\"{error}\" is not one line");
+        ensure!(!error.one_line().contains('\n'), "\"{error}\" is not one line");
         ensure_kind!(client.inspect(name).await, ErrorKind::Invalid, "inspect");
         ensure_kind!(client.break_lock(name).await, ErrorKind::Invalid, "break");
     }
@@ -101,10 +101,10 @@ async fn bad_names_are_refused(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn bad_ttls_are_refused(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn bad_ttls_are_refused(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let day = Duration::from_hours(24);
-    let longest = client.guarantees().longest.as_duration();
+    let longest = client.guarantees().max_ttl.as_duration();
     for ttl in [
         Duration::ZERO,
         Duration::from_nanos(1),
@@ -115,7 +115,7 @@ async fn bad_ttls_are_refused(scene: &Scene) -> Verdict {
     ] {
         let answer = client.lock("ttl").ttl(ttl).acquire().await;
         let error =
-            ensure_kind!(answer, ErrorKind::Invalid, format!("a TTL of {ttl:?}")).to_string();
+            ensure_kind!(answer, ErrorKind::Invalid, format!("a TTL of {ttl:?}")).one_line();
         let remedy = error.contains("100ms to 24h") || error.contains("give at most");
         ensure!(remedy, "\"{error}\" names no remedy");
     }
@@ -125,20 +125,20 @@ async fn bad_ttls_are_refused(scene: &Scene) -> Verdict {
         ("progress_within", lock().progress_within(Duration::ZERO)),
     ] {
         let error = ensure_kind!(lock.acquire().await, ErrorKind::Invalid, what);
-        ensure!(error.to_string().contains(what), "\"{error}\" does not name {what}");
+        ensure!(error.one_line().contains(what), "\"{error}\" does not name {what}");
     }
     ensure!(client.list().await?.is_empty(), "something refused was locked");
-    // The ends of the range are in it. A store may make them coarser, never shorter.
+    // The ends of the range are allowed. A store may extend a TTL, never shorten it.
     for ttl in [Duration::from_millis(100), longest] {
-        let guard = client.lock("ttl").ttl(ttl).acquire_within(SOON).await?;
+        let guard = client.lock("ttl").ttl(ttl).wait_timeout(SOON).acquire().await?;
         ensure!(guard.ttl().as_duration() >= ttl, "asked for {ttl:?}, got {:?}", guard.ttl());
         guard.release().await?;
     }
     Ok(())
 }
 
-async fn bad_labels_are_refused(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn bad_labels_are_refused(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     for label in
         [String::new(), "a\nb".into(), "\u{1b}[31m".into(), "x".repeat(Label::MAX_BYTES + 1)]
     {
@@ -149,17 +149,18 @@ async fn bad_labels_are_refused(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn labels_are_shown_as_given(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn labels_are_shown_as_given(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let long = "ü".repeat(Label::MAX_BYTES / 2);
     for label in ["build-7:4711", "日本語 🔒", "it's \"quoted\"; --", &*long] {
-        let guard = client.lock("label").ttl(LONG).label(label).acquire_within(SOON).await?;
+        let guard =
+            client.lock("label").ttl(LONG).label(label).wait_timeout(SOON).acquire().await?;
         let shown = client.inspect("label").await?.holder.map(|holder| holder.label.to_string());
         ensure!(shown.as_deref() == Some(label), "{label:?} is shown as {shown:?}");
         guard.release().await?;
     }
-    // Unless it is set, it says which process holds.
-    let guard = client.lock("label").ttl(LONG).acquire_within(SOON).await?;
+    // By default the label names the process.
+    let guard = client.lock("label").ttl(LONG).wait_timeout(SOON).acquire().await?;
     let shown = client.inspect("label").await?.holder.map(|holder| holder.label.to_string());
     let pid = format!(":{}", std::process::id());
     ensure!(shown.as_ref().is_some_and(|shown| shown.ends_with(&pid)), "{shown:?}");

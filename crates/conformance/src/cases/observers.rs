@@ -1,4 +1,4 @@
-//! Those who look on at an election: they see terms in order, and end on the last one.
+//! Observers of an election: they see terms in order, and end on the last leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,48 +8,48 @@ use fencepost_core::Token;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use super::election::said;
+use super::election::value_of;
 use super::{Verdict, cases};
-use crate::scene::{LONG, SOON, Scene, ensure, now, pass, until, within};
+use crate::fixture::{Fixture, LONG, SOON, ensure, now, pass, until, within};
 
 cases![election_observers_end_on_the_last_leader];
 
 const NAME: &str = "observed";
 
-/// Whom an observer was told of, in order.
+/// The leaders that an observer has seen, in order.
 #[derive(Clone, Default)]
-pub(super) struct Seen(Arc<Mutex<Vec<Option<Leader>>>>);
+pub(super) struct ObservedLeaders(Arc<Mutex<Vec<Option<Leader>>>>);
 
-impl Seen {
-    /// Follows the election from another client, whatever happens to its line.
-    pub(super) async fn by(scene: &Scene, name: &'static str) -> Verdict<(Self, Following)> {
-        let client = scene.client().await?;
+impl ObservedLeaders {
+    /// Follows the election from another client, even while its connection is cut.
+    pub(super) async fn by(fixture: &Fixture, name: &'static str) -> Verdict<(Self, ObserverTask)> {
+        let client = fixture.client().await?;
         let seen = Self::default();
         let to = seen.clone();
-        let following = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let mut observer = client.election(name).observe()?;
             loop {
                 match observer.next().await {
                     Ok(leader) => to.0.lock().push(leader),
-                    Err(error) if *error.kind() == ErrorKind::Unreachable => {
+                    Err(error) if error.kind() == ErrorKind::Unreachable => {
                         pass(Duration::from_millis(20)).await;
                     }
                     Err(error) => return Err::<(), _>(error),
                 }
             }
         });
-        Ok((seen, Following(following)))
+        Ok((seen, ObserverTask(task)))
     }
 
     fn all(&self) -> Vec<Option<Leader>> {
         self.0.lock().clone()
     }
 
-    /// Waits until it was told this last, and looks whether the terms came in order.
+    /// Waits until the observer ends on this leader, and checks that the terms came in order.
     pub(super) async fn ends_on(&self, term: Token, value: &str, limit: Duration) -> Verdict {
         let last = |all: &[Option<Leader>]| {
             let last = all.last().and_then(Option::as_ref);
-            (last.and_then(|last| last.term), said(last))
+            (last.and_then(|last| last.term), value_of(last))
         };
         let wanted = (Some(term), Some(value.to_owned()));
         let end = now() + limit;
@@ -58,24 +58,24 @@ impl Seen {
             pass(Duration::from_millis(5)).await;
         }
         let terms: Vec<_> = self.all().iter().flatten().filter_map(|seen| seen.term).collect();
-        ensure!(terms.is_sorted(), "an observer was told of the terms {terms:?}");
+        ensure!(terms.is_sorted(), "an observer saw the terms {terms:?}");
         Ok(())
     }
 }
 
-/// An observer at work. Dropping it ends it.
-pub(super) struct Following(JoinHandle<fencepost::Result<()>>);
+/// A running observer. Dropping it ends it.
+pub(super) struct ObserverTask(JoinHandle<fencepost::Result<()>>);
 
-impl Drop for Following {
+impl Drop for ObserverTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn election_observers_end_on_the_last_leader(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
-    let (one, _one) = Seen::by(scene, NAME).await?;
-    let (two, _two) = Seen::by(scene, NAME).await?;
+async fn election_observers_end_on_the_last_leader(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
+    let (one, _one) = ObservedLeaders::by(fixture, NAME).await?;
+    let (two, _two) = ObservedLeaders::by(fixture, NAME).await?;
     let mut last = None;
     for number in 0..4 {
         let client = if number % 2 == 0 { &ours } else { &theirs };
@@ -92,15 +92,15 @@ async fn election_observers_end_on_the_last_leader(scene: &Scene) -> Verdict {
         for seen in [&one, &two] {
             seen.ends_on(leadership.term(), "3.2", SOON).await?;
         }
-        // The value alone is news.
+        // A new value is reported, too.
         leadership.proclaim("the last word").await?;
         for seen in [&one, &two] {
             seen.ends_on(leadership.term(), "the last word", SOON).await?;
         }
-        // One that comes now sees it at once.
+        // A new observer sees it at once.
         let mut late = theirs.election(NAME).observe()?;
-        let first = within(SOON, "the first look", late.next()).await??;
-        ensure!(said(first.as_ref()).as_deref() == Some("the last word"), "sees {first:?}");
+        let first = within(SOON, "the first value", late.next()).await??;
+        ensure!(value_of(first.as_ref()).as_deref() == Some("the last word"), "sees {first:?}");
         leadership.resign().await?;
         let gone = within(SOON, "nobody leads", late.next()).await??;
         ensure!(gone.is_none(), "an observer sees {gone:?} after the leader resigned");

@@ -1,4 +1,4 @@
-//! Once per key, in one process: one success is recorded, and everybody else gets its result.
+//! Once per key, in one process: one success is recorded, and every other caller gets its result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,80 +6,81 @@ use std::time::Duration;
 
 use fencepost::guarantees::Records;
 use fencepost::ledger::State;
-use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Once, Turn};
+use fencepost::{ErrorKind, Fencepost, OnFailure, Once, RunGuard, Start};
 use tokio::task::JoinSet;
 
 use super::{Verdict, cases};
-use crate::scene::{
-    Cancelled, LONG, SOON, Scene, Stop, cancel_after, ensure, ensure_kind, ledger, ours, pass,
+use crate::fixture::{
+    Cancelled, Fixture, LONG, SOON, Stop, cancel_after, claimed, ensure, ensure_kind, ledger, pass,
     until, until_free, until_waiting, within,
 };
 
 cases![
-    once_runs_once_and_late_comers_get_the_result,
-    once_of_many_callers_one_runs,
-    once_a_failure_is_retried_or_recorded,
-    once_forgets,
-    once_waits_no_longer_than_it_is_told,
-    once_is_listed,
+    once_runs_once_and_later_callers_get_the_result,
+    once_one_of_many_callers_runs,
+    once_failure_is_retried_or_recorded,
+    once_forgotten_key_runs_again,
+    once_wait_ends_at_its_timeout,
+    once_keys_are_listed,
     once_is_refused_where_records_may_be_lost,
     once_cancelled_at_any_await_leaves_no_stuck_key,
-    once_cancelled_while_it_waits_leaves_no_stuck_key,
-    once_of_a_store_that_is_cut_off_is_unreachable,
+    once_cancelled_wait_leaves_no_stuck_key,
+    once_on_a_cut_off_store_is_unreachable,
 ];
 
 const KEY: &str = "billing/2026-11";
 /// More awaits than any call here has.
 const MANY: usize = 1000;
 
-/// A key that may be run again if the store forgets, so that every store with a ledger can show what it does.
+/// A key that accepts stores that can lose records, so that this works on every store with a ledger.
 fn once(client: &Fencepost, key: &str) -> Once {
-    client.once(key).may_repeat().ttl(LONG).keep(LONG)
+    client.once(key).may_repeat().ttl(LONG).retain_for(LONG)
 }
 
-/// What a run gives, and whether it was this one that ran.
+/// The result of a run, and whether this call ran the work.
 async fn run(client: &Fencepost, key: &str, result: &str) -> Verdict<(Vec<u8>, bool)> {
     let once = once(client, key);
     let recorded = once.run(|_| async { Ok::<_, std::io::Error>(result.to_owned()) });
-    let recorded = within(SOON, "a run comes to its end", recorded).await??;
+    let recorded = within(SOON, "a run ends", recorded).await??;
     Ok((recorded.result, recorded.ran))
 }
 
-async fn begin(client: &Fencepost, key: &str) -> Verdict<Turn> {
-    ours(within(SOON, "a run begins", once(client, key).begin()).await??)
+async fn begin(client: &Fencepost, key: &str) -> Verdict<RunGuard> {
+    claimed(within(SOON, "a run begins", once(client, key).begin()).await??)
 }
 
-async fn two_clients(scene: &Scene) -> Verdict<(Fencepost, Fencepost)> {
-    let clients = scene.two_clients().await?;
+async fn two_clients(fixture: &Fixture) -> Verdict<(Fencepost, Fencepost)> {
+    let clients = fixture.two_clients().await?;
     ledger(&clients.0)?;
     Ok(clients)
 }
 
-async fn once_runs_once_and_late_comers_get_the_result(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+async fn once_runs_once_and_later_callers_get_the_result(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     ensure!(run(&ours, KEY, "one").await? == (b"one".to_vec(), true), "the first did not run");
-    for client in [&ours, &theirs, &scene.client().await?] {
+    for client in [&ours, &theirs, &fixture.client().await?] {
         let (result, ran) = run(client, KEY, "two").await?;
         ensure!(!ran && result == b"one", "a late comer ran, or got {result:?}");
     }
     until_free(&ours, &format!("once/{KEY}")).await?;
-    // One that comes while it runs waits for the result.
-    let turn = begin(&ours, "slow").await?;
-    let token = turn.token();
-    let entry = once(&theirs, "slow").entry().await?;
-    let running = entry.is_some_and(|entry| entry.state == State::Running && entry.token == token);
-    ensure!(running, "a key at work is not shown as running");
+    // A caller that comes during the run waits for the result.
+    let run_guard = begin(&ours, "slow").await?;
+    let token = run_guard.token();
+    let record = once(&theirs, "slow").record().await?;
+    let running =
+        record.is_some_and(|record| record.state == State::Running && record.token == token);
+    ensure!(running, "a running key is not shown as running");
     let client = theirs.clone();
     let late = tokio::spawn(async move { run(&client, "slow", "two").await });
     until_waiting(&ours, "once/slow", 1).await?;
-    turn.done("one").await?;
+    run_guard.done("one").await?;
     let (result, ran) = within(SOON, "the late comer is answered", late).await???;
     ensure!(!ran && result == b"one", "a late comer ran, or got {result:?}");
     Ok(())
 }
 
-async fn once_of_many_callers_one_runs(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+async fn once_one_of_many_callers_runs(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     for round in 0..4 {
         let (ran, mut callers) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
         for number in 0..20 {
@@ -89,118 +90,118 @@ async fn once_of_many_callers_one_runs(scene: &Scene) -> Verdict {
                 let once = once(&client, &format!("many/{round}"));
                 let recorded = once.run(|run| async move {
                     ran.fetch_add(1, Ordering::SeqCst);
-                    // Long enough for the others to come.
+                    // Long enough for the others to arrive.
                     pass(Duration::from_millis(20)).await;
                     Ok::<_, std::io::Error>(run.token().to_string())
                 });
                 recorded.await
             });
         }
-        let mut told = 0;
+        let mut reported = 0;
         let mut results = Vec::new();
         while let Some(recorded) = within(SOON * 2, "a caller ends", callers.join_next()).await? {
             let recorded = recorded??;
-            told += usize::from(recorded.ran);
+            reported += usize::from(recorded.ran);
             let own = recorded.token.to_string().into_bytes();
             ensure!(recorded.result == own, "the result of another run: {recorded:?}");
             results.push(recorded.result);
         }
         results.dedup();
         let ran = ran.load(Ordering::SeqCst);
-        ensure!((ran, told, results.len()) == (1, 1, 1), "{ran} ran, {told} were told so");
+        ensure!((ran, reported, results.len()) == (1, 1, 1), "{ran} ran, {reported} report that");
     }
     Ok(())
 }
 
-async fn once_a_failure_is_retried_or_recorded(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+async fn once_failure_is_retried_or_recorded(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     let fail = async |client: &Fencepost, key: &str, on: OnFailure| {
         let once = once(client, key).on_failure(on);
-        once.run(|_| async { Err::<&str, _>(std::io::Error::other("kaputt")) }).await
+        once.run(|_| async { Err::<&str, _>(std::io::Error::other("broken")) }).await
     };
     let error = fail(&ours, KEY, OnFailure::Retry).await;
     let error = ensure_kind!(error, ErrorKind::Failed, "work that failed");
-    ensure!(error.to_string().contains("kaputt"), "\"{error}\" does not say why");
-    ensure!(once(&ours, KEY).entry().await?.is_none(), "a failure to retry left a record");
+    ensure!(error.one_line().contains("broken"), "\"{error}\" does not say why");
+    ensure!(once(&ours, KEY).record().await?.is_none(), "a failure to retry left a record");
     ensure!(run(&theirs, KEY, "better").await?.1, "a failed key was not tried again");
 
     let error = fail(&ours, "for good", OnFailure::Record).await;
     ensure_kind!(error, ErrorKind::Failed, "work that failed");
-    let entry = once(&theirs, "for good").entry().await?;
+    let record = once(&theirs, "for good").record().await?;
     let failed =
-        entry.is_some_and(|entry| entry.state == State::Failed && entry.result == b"kaputt");
+        record.is_some_and(|record| record.state == State::Failed && record.result == b"broken");
     ensure!(failed, "a failure was not recorded");
     let again = once(&theirs, "for good").run(|_| async { Ok::<_, std::io::Error>("no") }).await;
     let error = ensure_kind!(again, ErrorKind::Failed, "a key that is recorded as failed");
-    ensure!(error.to_string().contains("kaputt"), "\"{error}\" does not say why");
-    ensure!(once(&theirs, "for good").forget().await?, "a failure can not be forgotten");
+    ensure!(error.one_line().contains("broken"), "\"{error}\" does not say why");
+    ensure!(once(&theirs, "for good").forget().await?, "a failure cannot be forgotten");
     ensure!(run(&theirs, "for good", "yes").await?.1, "a forgotten failure was not tried again");
 
-    // What is too long is recorded as failed: the work was done, and must not be repeated for that.
-    let turn = begin(&ours, "long").await?;
-    let long = turn.done(vec![0; 64 * 1024 + 1]).await;
+    // A result that is too long is recorded as a failure: the work was done, and must not be repeated for that.
+    let run_guard = begin(&ours, "long").await?;
+    let long = run_guard.done(vec![0; 64 * 1024 + 1]).await;
     ensure_kind!(long, ErrorKind::Invalid, "a result of more than 64 KiB");
-    let entry = once(&theirs, "long").entry().await?;
-    ensure!(entry.is_some_and(|entry| entry.state == State::Failed), "it may be repeated");
+    let record = once(&theirs, "long").record().await?;
+    ensure!(record.is_some_and(|record| record.state == State::Failed), "it may be repeated");
     Ok(())
 }
 
-async fn once_forgets(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
-    ensure!(!once(&ours, KEY).forget().await?, "forgot what was never there");
-    let turn = begin(&ours, KEY).await?;
+async fn once_forgotten_key_runs_again(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
+    ensure!(!once(&ours, KEY).forget().await?, "forgot a record that was never there");
+    let run_guard = begin(&ours, KEY).await?;
     let error = once(&theirs, KEY).forget().await;
-    ensure_kind!(error, ErrorKind::Held(_), "forgetting a key that is at work");
-    turn.done("one").await?;
-    ensure!(once(&theirs, KEY).forget().await?, "it can not be forgotten");
-    ensure!(once(&ours, KEY).entry().await?.is_none(), "it was forgotten, and is there");
+    ensure_kind!(error, ErrorKind::Held, "forgetting a running key");
+    run_guard.done("one").await?;
+    ensure!(once(&theirs, KEY).forget().await?, "the record cannot be forgotten");
+    ensure!(once(&ours, KEY).record().await?.is_none(), "a forgotten record is still there");
     until_free(&ours, &format!("once/{KEY}")).await?;
     ensure!(run(&ours, KEY, "two").await? == (b"two".to_vec(), true), "it did not run again");
     Ok(())
 }
 
-async fn once_waits_no_longer_than_it_is_told(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
-    let turn = begin(&ours, KEY).await?;
+async fn once_wait_ends_at_its_timeout(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
+    let run_guard = begin(&ours, KEY).await?;
     for limit in [Duration::ZERO, Duration::from_millis(300)] {
-        let brief = once(&theirs, KEY).wait_at_most(limit);
-        let error = within(SOON, "it gives up", brief.begin()).await?;
-        ensure_kind!(error, ErrorKind::Held(_), "a key that is at work");
+        let brief = once(&theirs, KEY).wait_timeout(limit);
+        let error = within(SOON, "the wait times out", brief.begin()).await?;
+        ensure_kind!(error, ErrorKind::Held, "a key that is running");
     }
     until_waiting(&ours, &format!("once/{KEY}"), 0).await?;
-    // Dropped, it is free for the next, and the record does not keep anybody out.
-    drop(turn);
-    ensure!(run(&theirs, KEY, "two").await?.1, "a dropped turn was not taken over");
+    // After the drop the key is free, and its record does not block the next run.
+    drop(run_guard);
+    ensure!(run(&theirs, KEY, "two").await?.1, "a dropped run was not taken over");
     for keep in [Duration::ZERO, Duration::from_hours(20 * 366 * 24)] {
-        let bad = once(&ours, "bad").keep(keep).begin().await;
-        ensure_kind!(bad, ErrorKind::Invalid, "a time that no record is kept for");
+        let bad = once(&ours, "bad").retain_for(keep).begin().await;
+        ensure_kind!(bad, ErrorKind::Invalid, "an invalid retention");
     }
     Ok(())
 }
 
-async fn once_is_listed(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+async fn once_keys_are_listed(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     run(&ours, "b", "result").await?;
     run(&theirs, "a/1", "result").await?;
-    let turn = begin(&ours, "c").await?;
+    let run_guard = begin(&ours, "c").await?;
     let flight = ours.single_flight("a/2");
-    flight.get_or(|| async { Ok::<_, std::io::Error>("no key of once") }).await?;
-    let listed = theirs.once_entries().await?;
-    let shown: Vec<_> = listed.iter().map(|(key, entry)| (key.as_str(), entry.state)).collect();
+    flight.get_or(|| async { Ok::<_, std::io::Error>("not a key of once") }).await?;
+    let listed = theirs.once_records().await?;
+    let shown: Vec<_> = listed.iter().map(|(key, record)| (key.as_str(), record.state)).collect();
     let wanted = [("a/1", State::Done), ("b", State::Done), ("c", State::Running)];
     ensure!(shown == wanted, "listed are {shown:?}");
-    turn.give_up().await?;
-    ensure!(theirs.once_entries().await?.len() == 2, "what was given up is listed");
+    run_guard.give_up().await?;
+    ensure!(theirs.once_records().await?.len() == 2, "a key that was given up is listed");
     Ok(())
 }
 
-async fn once_is_refused_where_records_may_be_lost(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+async fn once_is_refused_where_records_may_be_lost(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let answer = client.once(KEY).ttl(LONG).begin().await;
     let flight = client.single_flight(KEY).get_or(|| async { Ok::<_, std::io::Error>("") }).await;
     let (why, remedy) = match client.guarantees().records {
         Records::Kept => {
-            ensure!(matches!(answer?, Begun::Ours(_)), "a fresh store has a record");
+            ensure!(matches!(answer?, Start::Claimed(_)), "a fresh store has a record");
             flight?;
             return Ok(());
         }
@@ -217,15 +218,15 @@ async fn once_is_refused_where_records_may_be_lost(scene: &Scene) -> Verdict {
         }
     };
     let error = ensure_kind!(answer, ErrorKind::Refused, "a store that may lose its records");
-    let said = error.to_string();
+    let said = error.one_line();
     ensure!(!why.is_empty() && said.contains(&why), "\"{said}\" does not say why");
     ensure!(!remedy.is_empty() && said.contains(&remedy), "\"{said}\": no remedy");
     Ok(())
 }
 
-/// P6 for keys: the TTL is a minute and the next one must run in seconds, so what passes was given up.
-async fn once_cancelled_at_any_await_leaves_no_stuck_key(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+/// P6 for keys: the TTL is a minute and the next run must start within seconds, so the key was given up and did not expire.
+async fn once_cancelled_at_any_await_leaves_no_stuck_key(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     for polls in 0..MANY {
         let key = format!("cancelled/{polls}");
         let once = once(&ours, &key);
@@ -237,7 +238,7 @@ async fn once_cancelled_at_any_await_leaves_no_stuck_key(scene: &Scene) -> Verdi
         let done = recorded.is_some();
         ensure!(recorded.is_none_or(|recorded| recorded.ran), "a fresh key did not run");
         let (result, ran) = run(&theirs, &key, "theirs").await?;
-        // Dropped after the mark was sent it is done all the same.
+        // If it was dropped after the finish was sent, it is done all the same.
         let fits = if ran { result == b"theirs" } else { result == b"ours" };
         ensure!(fits && !(done && ran), "after poll {polls}: ran {ran}, result {result:?}");
         until_free(&theirs, &format!("once/{key}")).await?;
@@ -248,50 +249,52 @@ async fn once_cancelled_at_any_await_leaves_no_stuck_key(scene: &Scene) -> Verdi
     Err(Stop::Failed(format!("a run was not done after {MANY} polls")))
 }
 
-async fn once_cancelled_while_it_waits_leaves_no_stuck_key(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
-    let turn = begin(&theirs, KEY).await?;
+async fn once_cancelled_wait_leaves_no_stuck_key(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
+    let run_guard = begin(&theirs, KEY).await?;
     let name = format!("once/{KEY}");
     for polls in 0..MANY {
         let once = once(&ours, KEY);
         match cancel_after(polls, Duration::from_millis(150), once.begin()).await {
-            Ok(begun) => return Err(Stop::Failed(format!("a key at work gave {begun:?}"))),
+            Ok(begun) => {
+                return Err(Stop::Failed(format!("a running key gave {begun:?}")));
+            }
             Err(Cancelled::Dropped) => {}
-            // It waits for the other one's end now.
+            // It waits for the other run to end.
             Err(Cancelled::Stalled) => break,
         }
         until_waiting(&theirs, &name, 0).await?;
     }
     until_waiting(&theirs, &name, 0).await?;
-    turn.check()?;
-    turn.done("theirs").await?;
+    run_guard.check()?;
+    run_guard.done("theirs").await?;
     ensure!(run(&ours, KEY, "ours").await? == (b"theirs".to_vec(), false), "it ran again");
     until_free(&ours, &name).await
 }
 
-async fn once_of_a_store_that_is_cut_off_is_unreachable(scene: &Scene) -> Verdict {
-    let (ours, theirs) = two_clients(scene).await?;
+async fn once_on_a_cut_off_store_is_unreachable(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = two_clients(fixture).await?;
     run(&ours, "before", "one").await?;
     let at_work = begin(&ours, "at work").await?;
-    scene.site.cut().await?;
-    let fresh = once(&ours, KEY).wait_at_most(SOON);
+    fixture.site.cut().await?;
+    let fresh = once(&ours, KEY).wait_timeout(SOON);
     let settling = tokio::spawn(at_work.done("done"));
     // Without a limit it would wait until the store is back.
-    let fresh = within(SOON * 3, "it is told", fresh.begin()).await?;
+    let fresh = within(SOON * 3, "the call ends", fresh.begin()).await?;
     ensure_kind!(fresh, ErrorKind::Unreachable, "a store that is cut off");
-    // What was at work is done: it is tried again until that is recorded, and not let go before.
-    ensure!(!settling.is_finished(), "it gave up on the record of what was done");
-    scene.site.heal().await?;
-    within(SOON * 8, "it is recorded after the cut", settling).await???;
+    // Work that is done is retried until it is recorded, and its lock is not released before.
+    ensure!(!settling.is_finished(), "the finish gave up while the store was cut off");
+    fixture.site.heal().await?;
+    within(SOON * 8, "the finish is recorded after the cut", settling).await???;
     ensure!(run(&theirs, "at work", "again").await? == (b"done".to_vec(), false), "repeated");
-    // Nothing is stuck.
+    // No key is stuck.
     for (client, key) in [(&theirs, KEY), (&ours, KEY)] {
         let what = format!("\"{key}\" can be run after the cut");
         until(SOON * 2, &what, async || {
-            let once = once(client, key).wait_at_most(SOON);
+            let once = once(client, key).wait_timeout(SOON);
             match once.run(|_| async { Ok::<_, std::io::Error>("after") }).await {
                 Ok(_) => Ok(true),
-                Err(error) if *error.kind() == ErrorKind::Unreachable => Ok(false),
+                Err(error) if error.kind() == ErrorKind::Unreachable => Ok(false),
                 Err(error) => Err(error.into()),
             }
         })

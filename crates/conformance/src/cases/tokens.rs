@@ -7,30 +7,32 @@ use fencepost::guarantees::{Fault, Holds};
 use fencepost_core::Token;
 
 use super::{History, Verdict, cases};
-use crate::scene::{LONG, SHORT, SOON, Scene, Stop, ensure, lease_end, now, shown_token};
+use crate::fixture::{
+    Fixture, LONG, SHORT, SOON, Stop, break_held, ensure, lease_end, now, shown_token,
+};
 
 cases![
-    tokens_rise_over_release,
-    tokens_rise_over_expiry,
-    tokens_rise_over_break,
-    tokens_rise_over_reconnect,
-    @own_server tokens_rise_over_store_restart,
+    tokens_rise_across_release,
+    tokens_rise_across_expiry,
+    tokens_rise_across_break,
+    tokens_rise_across_reconnect,
+    @own_server tokens_rise_across_store_restart,
     tokens_rise_on_every_name,
 ];
 
-/// Takes the lock, writes it into the history, gives it back.
+/// Acquires the lock, records the grant, and releases it.
 async fn round(client: &Fencepost, history: &History, name: &str) -> Verdict {
-    let guard = client.lock(name).ttl(LONG).acquire_within(SOON).await?;
+    let guard = client.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await?;
     let from = now();
     history.add(guard.token(), from, now());
     Ok(guard.release().await?)
 }
 
-async fn tokens_rise_over_release(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn tokens_rise_across_release(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let history = History::of("release")?;
     for _ in 0..20 {
-        // Twice by the same one: client-go's LeaderTransitions was not bumped for the same identity.
+        // Twice by the same client: client-go's LeaderTransitions was not raised for the same identity.
         round(&ours, &history, "release").await?;
         round(&ours, &history, "release").await?;
         round(&theirs, &history, "release").await?;
@@ -38,30 +40,30 @@ async fn tokens_rise_over_release(scene: &Scene) -> Verdict {
     history.check()
 }
 
-async fn tokens_rise_over_expiry(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn tokens_rise_across_expiry(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let history = History::of("expiry")?;
-    let mut patience = SOON;
+    let mut timeout = SOON;
     for _ in 0..3 {
-        let guard = ours.lock("expiry").ttl(SHORT).lease_only().acquire_within(patience).await?;
+        let guard =
+            ours.lock("expiry").ttl(SHORT).lease_only().wait_timeout(timeout).acquire().await?;
         let from = now();
         history.add(guard.token(), from, guard.deadline().max(from));
-        patience = lease_end(&guard).since(now()) + SOON;
+        timeout = lease_end(&guard).since(now()) + SOON;
         let _ = guard.detach();
     }
-    let guard = theirs.lock("expiry").ttl(LONG).acquire_within(patience).await?;
+    let guard = theirs.lock("expiry").ttl(LONG).wait_timeout(timeout).acquire().await?;
     history.add(guard.token(), now(), now());
     history.check()
 }
 
-async fn tokens_rise_over_break(scene: &Scene) -> Verdict {
-    let (ours, theirs) = scene.two_clients().await?;
+async fn tokens_rise_across_break(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
     let mut last = None;
     for _ in 0..3 {
-        let guard = ours.lock("break").ttl(LONG).acquire_within(SOON).await?;
+        let guard = ours.lock("break").ttl(LONG).wait_timeout(SOON).acquire().await?;
         ensure!(Some(guard.token()) >= last, "token {} after floor {last:?}", guard.token());
-        let broken = theirs.break_lock("break").await?;
-        let broken = broken.ok_or_else(|| Stop::Failed("a held lock was not broken".into()))?;
+        let broken = break_held(&theirs, "break").await?;
         ensure!(broken.token == Some(guard.token()), "broke {broken:?}, not {}", guard.token());
         ensure!(broken.floor > guard.token(), "floor {} for {}", broken.floor, guard.token());
         last = Some(broken.floor);
@@ -69,68 +71,67 @@ async fn tokens_rise_over_break(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-/// consul's `LockIndex` starts at 1 when the key is deleted: a name that was let go, by everybody, goes on
-/// where it was.
-async fn tokens_rise_over_reconnect(scene: &Scene) -> Verdict {
+/// consul's `LockIndex` restarts at 1 when the key is deleted. A name that every client has released continues where it was.
+async fn tokens_rise_across_reconnect(fixture: &Fixture) -> Verdict {
     let history = History::of("reconnect")?;
     for _ in 0..5 {
-        let client = scene.client().await?;
+        let client = fixture.client().await?;
         round(&client, &history, "reconnect").await?;
         client.close().await;
     }
     history.check()
 }
 
-async fn tokens_rise_over_store_restart(scene: &Scene) -> Verdict {
+async fn tokens_rise_across_store_restart(fixture: &Fixture) -> Verdict {
     let history = History::of("restart")?;
-    let client = scene.client().await?;
-    promised(&client, Fault::StoreCrash)?;
+    let client = fixture.client().await?;
+    skip_unless_promised(&client, Fault::StoreCrash)?;
     round(&client, &history, "restart").await?;
-    // One grant is in force while the store is away: it is still there afterwards, and excludes.
+    // One grant is in force while the store is down. Afterwards it is still there, and excludes.
     let kept = client.lock("restart/kept").ttl(LONG).lease_only().acquire().await?;
     let token = kept.token();
     let owner = kept.detach();
     for _ in 0..3 {
-        scene.site.restart().await?;
-        let client = scene.client().await?;
+        fixture.site.restart().await?;
+        let client = fixture.client().await?;
         round(&client, &history, "restart").await?;
         let shown = shown_token(&client, "restart/kept").await?;
         ensure!(shown == Some(token), "after a restart {token} is {shown:?}");
         ensure!(client.lock("restart/kept").try_acquire().await?.is_none(), "granted twice");
         client.close().await;
     }
-    let client = scene.client().await?;
+    let client = fixture.client().await?;
     client.release("restart/kept", owner).await?;
-    let next = client.lock("restart/kept").ttl(LONG).acquire_within(SOON).await?;
+    let next = client.lock("restart/kept").ttl(LONG).wait_timeout(SOON).acquire().await?;
     ensure!(next.token() > token, "token {} after {token}", next.token());
     history.check()
 }
 
-/// Skips the case where the backend does not promise exclusion and tokens under this fault.
-pub(super) fn promised(client: &Fencepost, fault: Fault) -> Verdict {
+/// Skips the case if the backend does not promise exclusion and rising tokens under this fault.
+pub(super) fn skip_unless_promised(client: &Fencepost, fault: Fault) -> Verdict {
     let guarantees = client.guarantees();
     let kept = guarantees.rows().find(|(row, _)| *row == fault).map(|(_, kept)| kept);
     match kept {
         Some(kept) if kept.exclusion == Holds::No || kept.tokens == Holds::No => {
-            Err(Stop::Skipped(format!("declared as not kept under {fault}: {}", kept.note)))
+            Err(Stop::Skipped(format!("declared as not promised under {fault}: {}", kept.note)))
         }
         _ => Ok(()),
     }
 }
 
-/// Names may share a counter or have their own; each rises, and many in between change nothing.
-async fn tokens_rise_on_every_name(scene: &Scene) -> Verdict {
-    let client = scene.client().await?;
+/// Names may share a counter or have their own. Each one's tokens rise, whatever is granted in between.
+async fn tokens_rise_on_every_name(fixture: &Fixture) -> Verdict {
+    let client = fixture.client().await?;
     let names = ["a", "a/b", "b"];
     let mut last = [None; 3];
     for turn in 0..12 {
-        let guard = client.lock(names[turn % 3]).ttl(LONG).acquire_within(SOON).await?;
+        let guard = client.lock(names[turn % 3]).ttl(LONG).wait_timeout(SOON).acquire().await?;
         let token = guard.token();
         ensure!(Some(token) > last[turn % 3], "token {token} after {:?}", last[turn % 3]);
         ensure!(token.get() <= Token::MAX, "token {token} is not safe in JSON");
         last[turn % 3] = Some(token);
         drop(guard);
-        crate::scene::pass(Duration::from_millis(1)).await;
+        crate::fixture::pass(Duration::from_millis(1)).await;
     }
     Ok(())
 }

@@ -1,43 +1,29 @@
 //! What must be true of every fence.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use fencepost::ErrorKind;
 use fencepost_core::{Label, LockName, Token};
 
-use super::counter::{Ways, play};
-use super::crowd::crowd;
-use super::{Resource, Scene};
-use crate::scene::{Stop, Verdict, ensure, ensure_kind};
+use super::concurrent::concurrent;
+use super::counter::{Enters, run_rounds};
+use super::{Fixture, Resource};
+use crate::cases::cases;
+use crate::fixture::{Stop, Verdict, ensure, ensure_kind};
 
-/// A named thing that must be true of every fence.
-pub(super) struct Case {
-    pub(super) name: &'static str,
-    pub(super) run: for<'a> fn(&'a Scene) -> Pin<Box<dyn Future<Output = Verdict> + 'a>>,
-}
-
-macro_rules! cases {
-    ($($name:ident),+ $(,)?) => {
-        pub(super) const CASES: &[Case] =
-            &[$(Case { name: stringify!($name), run: |scene| Box::pin($name(scene)) }),+];
-    };
-}
-cases!(
-    equal_is_accepted,
-    lower_is_refused_and_the_mark_is_named,
-    a_higher_token_raises_the_mark,
-    names_do_not_compare,
-    a_refused_call_writes_nothing,
-    a_rollback_leaves_the_mark,
-    the_highest_token_is_a_token,
+cases![
+    equal_token_is_accepted,
+    lower_token_is_refused_with_the_mark,
+    higher_token_raises_the_mark,
+    marks_of_two_names_are_independent,
+    refused_call_writes_nothing,
+    rollback_leaves_the_mark,
+    highest_token_is_accepted,
     marks_are_shown,
-    a_reset_is_audited,
-    a_reset_wants_a_name_and_a_reason,
-    intermediary_response_is_no_end,
+    reset_is_audited,
+    reset_requires_a_name_and_a_reason,
+    intermediary_response_does_not_end_a_write,
     counter_is_exact,
-    crowd_is_exact,
-);
+    concurrent_counter_is_exact,
+];
 
 fn name(text: &str) -> Verdict<LockName> {
     Ok(LockName::new(text)?)
@@ -47,14 +33,14 @@ fn token(number: u64) -> Verdict<Token> {
     Ok(Token::new(number)?)
 }
 
-/// What the counter is, without entering.
+/// The counter, read without entering.
 async fn value(resource: &dyn Resource, name: &LockName) -> Verdict<i64> {
     Ok(resource.read(name, None).await?)
 }
 
-/// A holder writes more than once under its one token, and reads in between.
-async fn equal_is_accepted(scene: &Scene) -> Verdict {
-    let (resource, name, mine) = (&*scene.resource, name("invoice/42")?, token(33)?);
+/// A holder writes more than once with its token, and reads in between.
+async fn equal_token_is_accepted(fixture: &Fixture) -> Verdict {
+    let (resource, name, mine) = (&*fixture.resource, name("invoice/42")?, token(33)?);
     ensure!(resource.read(&name, Some(mine)).await? == 0, "a fresh counter is 0");
     for number in 1..=3 {
         resource.write(&name, Some(mine), number).await?;
@@ -63,8 +49,8 @@ async fn equal_is_accepted(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn lower_is_refused_and_the_mark_is_named(scene: &Scene) -> Verdict {
-    let (resource, name) = (&*scene.resource, name("invoice/42")?);
+async fn lower_token_is_refused_with_the_mark(fixture: &Fixture) -> Verdict {
+    let (resource, name) = (&*fixture.resource, name("invoice/42")?);
     resource.write(&name, Some(token(34)?), 1).await?;
     let stale = token(33)?;
     let read =
@@ -75,25 +61,25 @@ async fn lower_is_refused_and_the_mark_is_named(scene: &Scene) -> Verdict {
         "a stale write"
     );
     for error in [read, write] {
-        let text = error.to_string();
+        let text = error.one_line();
         ensure!(text.contains("33") && text.contains("34"), "it names both tokens: {text}");
         ensure!(text.contains("invoice/42"), "it names the lock or the row: {text}");
     }
-    let Ok(marks) = scene.marks() else { return Ok(()) };
+    let Ok(marks) = fixture.marks() else { return Ok(()) };
     let who = Label::new("web-2:77")?;
     marks.enter(&name, token(40)?, &who).await?;
     let error =
         ensure_kind!(marks.enter(&name, stale, &who).await, ErrorKind::Stale, "33 after 40");
-    let text = error.to_string();
+    let text = error.one_line();
     ensure!(
         text.starts_with("token 33 for \"invoice/42\" is stale: 40 has entered (web-2:77, 2"),
-        "it says who: {text}"
+        "it names the holder: {text}"
     );
     Ok(())
 }
 
-async fn a_higher_token_raises_the_mark(scene: &Scene) -> Verdict {
-    let (resource, name) = (&*scene.resource, name("a")?);
+async fn higher_token_raises_the_mark(fixture: &Fixture) -> Verdict {
+    let (resource, name) = (&*fixture.resource, name("a")?);
     for number in [1, 2, 900] {
         let token = token(number)?;
         resource.read(&name, Some(token)).await?;
@@ -110,8 +96,8 @@ async fn a_higher_token_raises_the_mark(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn names_do_not_compare(scene: &Scene) -> Verdict {
-    let resource = &*scene.resource;
+async fn marks_of_two_names_are_independent(fixture: &Fixture) -> Verdict {
+    let resource = &*fixture.resource;
     resource.write(&name("a")?, Some(token(1000)?), 1).await?;
     resource.write(&name("b")?, Some(token(1)?), 2).await?;
     resource.write(&name("a/b")?, Some(token(1)?), 3).await?;
@@ -120,25 +106,25 @@ async fn names_do_not_compare(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn a_refused_call_writes_nothing(scene: &Scene) -> Verdict {
-    let (resource, name) = (&*scene.resource, name("a")?);
+async fn refused_call_writes_nothing(fixture: &Fixture) -> Verdict {
+    let (resource, name) = (&*fixture.resource, name("a")?);
     resource.write(&name, Some(token(7)?), 70).await?;
-    let before = match scene.marks() {
+    let before = match fixture.marks() {
         Ok(marks) => marks.show(None).await?,
         Err(_) => Vec::new(),
     };
     ensure_kind!(resource.write(&name, Some(token(6)?), 60).await, ErrorKind::Stale, "6 after 7");
     ensure!(value(resource, &name).await? == 70, "the value is the accepted one");
-    if let Ok(marks) = scene.marks() {
+    if let Ok(marks) = fixture.marks() {
         ensure!(marks.show(None).await? == before, "the marks are as they were");
     }
     resource.write(&name, Some(token(7)?), 71).await?;
     Ok(())
 }
 
-/// Who entered and rolled back was never there.
-async fn a_rollback_leaves_the_mark(scene: &Scene) -> Verdict {
-    let (resource, name) = (&*scene.resource, name("a")?);
+/// A token that entered in a transaction that was rolled back has never entered.
+async fn rollback_leaves_the_mark(fixture: &Fixture) -> Verdict {
+    let (resource, name) = (&*fixture.resource, name("a")?);
     resource.write(&name, Some(token(1)?), 1).await?;
     let Some(abandoned) = resource.abandon(&name, token(5)?, 50) else {
         return Err(Stop::Skipped("this resource has no transactions".into()));
@@ -149,8 +135,8 @@ async fn a_rollback_leaves_the_mark(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn the_highest_token_is_a_token(scene: &Scene) -> Verdict {
-    let (resource, name) = (&*scene.resource, name("a")?);
+async fn highest_token_is_accepted(fixture: &Fixture) -> Verdict {
+    let (resource, name) = (&*fixture.resource, name("a")?);
     resource.write(&name, Some(token(Token::MAX)?), 1).await?;
     resource.write(&name, Some(token(Token::MAX)?), 2).await?;
     ensure_kind!(
@@ -161,14 +147,14 @@ async fn the_highest_token_is_a_token(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn marks_are_shown(scene: &Scene) -> Verdict {
-    let marks = scene.marks()?;
+async fn marks_are_shown(fixture: &Fixture) -> Verdict {
+    let marks = fixture.marks()?;
     ensure!(marks.show(None).await?.is_empty(), "a fresh resource has no marks");
     let (first, second) = (Label::new("web-1:1")?, Label::new("web-2:2")?);
     let long = name(&"ü".repeat(256))?;
     marks.enter(&name("b")?, token(3)?, &first).await?;
     marks.enter(&long, token(9)?, &second).await?;
-    // Who enters again under the same token is the same holder: who set the mark stays.
+    // The same token is the same holder, so the mark keeps who set it.
     marks.enter(&name("b")?, token(3)?, &second).await?;
     let all = marks.show(None).await?;
     ensure!(all.len() == 2, "both are shown: {all:?}");
@@ -187,20 +173,20 @@ async fn marks_are_shown(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-async fn a_reset_is_audited(scene: &Scene) -> Verdict {
-    let (resource, marks, name) = (&*scene.resource, scene.marks()?, name("ledger")?);
-    ensure!(marks.reset(&name, None, "ops", "typo").await?.is_none(), "there was none to forget");
-    ensure!(marks.audit(None).await?.is_empty(), "what changed nothing leaves no record");
+async fn reset_is_audited(fixture: &Fixture) -> Verdict {
+    let (resource, marks, name) = (&*fixture.resource, fixture.marks()?, name("ledger")?);
+    ensure!(marks.reset(&name, None, "ops", "typo").await?.is_none(), "reset made up a mark");
+    ensure!(marks.audit(None).await?.is_empty(), "a reset without effect was recorded");
     marks.enter(&name, token(500)?, &Label::new("web-1:1")?).await?;
     let old = marks.reset(&name, Some(token(3)?), "ada", "the store was restored").await?;
-    ensure!(old.is_some_and(|old| old.token.get() == 500), "it says what was there");
+    ensure!(old.is_some_and(|old| old.token.get() == 500), "reset returns the old mark");
     resource.write(&name, Some(token(3)?), 1).await?;
     ensure_kind!(resource.write(&name, Some(token(2)?), 2).await, ErrorKind::Stale, "below it");
     let old = marks.reset(&name, None, "bob", "the table is gone").await?;
-    ensure!(old.is_some_and(|old| old.set_by == "ada"), "who resets has set the mark");
+    ensure!(old.is_some_and(|old| old.set_by == "ada"), "the mark does not name who reset it");
     ensure!(marks.show(Some(&name)).await?.is_empty(), "a forgotten mark is not shown");
     resource.write(&name, Some(token(1)?), 3).await?;
-    let told: Vec<_> = marks
+    let audited: Vec<_> = marks
         .audit(Some(&name))
         .await?
         .into_iter()
@@ -210,12 +196,12 @@ async fn a_reset_is_audited(scene: &Scene) -> Verdict {
         (Some(500), Some(3), "ada".to_owned(), "the store was restored".to_owned()),
         (Some(3), None, "bob".to_owned(), "the table is gone".to_owned()),
     ];
-    ensure!(told == expected, "the records: {told:?}");
+    ensure!(audited == expected, "the audit shows {audited:?}");
     Ok(())
 }
 
-async fn a_reset_wants_a_name_and_a_reason(scene: &Scene) -> Verdict {
-    let (marks, name) = (scene.marks()?, name("ledger")?);
+async fn reset_requires_a_name_and_a_reason(fixture: &Fixture) -> Verdict {
+    let (marks, name) = (fixture.marks()?, name("ledger")?);
     marks.enter(&name, token(5)?, &Label::new("web-1:1")?).await?;
     let before = marks.show(None).await?;
     let long = "x".repeat(1025);
@@ -227,17 +213,17 @@ async fn a_reset_wants_a_name_and_a_reason(scene: &Scene) -> Verdict {
             ErrorKind::Invalid,
             format!("by {by:?}, why {why:?}")
         );
-        ensure!(!error.to_string().contains(['\n', '\0']), "an error is one line: {error}");
+        ensure!(!error.one_line().contains(['\n', '\0']), "an error is one line: {error}");
     }
     ensure!(marks.show(None).await? == before, "nothing was written");
     ensure!(marks.audit(None).await?.is_empty(), "nothing was recorded");
     Ok(())
 }
 
-/// A gateway answers 504 and the write goes on: once a later holder's write is acknowledged, it must not be replaced.
-async fn intermediary_response_is_no_end(scene: &Scene) -> Verdict {
-    let fenced = given_up(scene, Some((token(33)?, token(34)?))).await?;
-    let bare = given_up(scene, None).await?;
+/// A gateway answers 504 while the write continues. Once a later holder's write is acknowledged, it must not be replaced.
+async fn intermediary_response_does_not_end_a_write(fixture: &Fixture) -> Verdict {
+    let fenced = given_up(fixture, Some((token(33)?, token(34)?))).await?;
+    let bare = given_up(fixture, None).await?;
     eprintln!(
         "later write acknowledged, value at the end: with the fence {fenced:?}; control without it \
          {bare:?}"
@@ -247,10 +233,10 @@ async fn intermediary_response_is_no_end(scene: &Scene) -> Verdict {
     Ok(())
 }
 
-/// The first holder's write, 1, is given up; the second one writes 2; then the first write is applied or refused. Returns
-/// whether the second write was acknowledged, and what is there in the end.
-async fn given_up(scene: &Scene, tokens: Option<(Token, Token)>) -> Verdict<(bool, i64)> {
-    let (behind, name) = (scene.behind_intermediary().await?, name("invoice/42")?);
+/// The intermediary gives up on the first holder's write of 1; the second holder writes 2; then the first write is applied or
+/// refused. Returns whether the second write was acknowledged, and the final value.
+async fn given_up(fixture: &Fixture, tokens: Option<(Token, Token)>) -> Verdict<(bool, i64)> {
+    let (behind, name) = (fixture.behind_intermediary().await?, name("invoice/42")?);
     let (first, second) = tokens.unzip();
     ensure_kind!(
         behind.write_given_up(&name, first, 1).await,
@@ -267,28 +253,31 @@ async fn given_up(scene: &Scene, tokens: Option<(Token, Token)>) -> Verdict<(boo
 }
 
 /// etcd#11457: locks alone do not protect a read-modify-write. Nor do fenced writes alone (P8).
-async fn counter_is_exact(scene: &Scene) -> Verdict {
-    let fenced = play(scene, "fenced", Ways { enter_to_read: true, enter_to_write: true }).await?;
-    let half = play(scene, "half", Ways { enter_to_read: false, enter_to_write: true }).await?;
-    let bare = play(scene, "bare", Ways { enter_to_read: false, enter_to_write: false }).await?;
+async fn counter_is_exact(fixture: &Fixture) -> Verdict {
+    let fenced =
+        run_rounds(fixture, "fenced", Enters { before_read: true, before_write: true }).await?;
+    let half =
+        run_rounds(fixture, "half", Enters { before_read: false, before_write: true }).await?;
+    let bare =
+        run_rounds(fixture, "bare", Enters { before_read: false, before_write: false }).await?;
     eprintln!(
         "{} rounds: with the fence {fenced}; control that does not enter to read {half}; control \
          without the fence {bare}",
-        scene.rounds
+        fixture.rounds
     );
     ensure!(fenced.lost == 0, "with the fence updates were lost: {fenced}");
-    ensure!(fenced.refused > 0, "nobody came too late, so nothing was shown: {fenced}");
+    ensure!(fenced.refused > 0, "nothing was refused, so the test shows nothing: {fenced}");
     ensure!(bare.lost > 0, "without the fence nothing was lost: {bare}");
     ensure!(half.lost > 0, "without entering to read nothing was lost: {half}");
     Ok(())
 }
 
-/// The same with real connections that run into each other.
-async fn crowd_is_exact(scene: &Scene) -> Verdict {
-    let fenced = crowd(scene, "crowd/fenced", true).await?;
-    let bare = crowd(scene, "crowd/bare", false).await?;
+/// The same with real connections that collide.
+async fn concurrent_counter_is_exact(fixture: &Fixture) -> Verdict {
+    let fenced = concurrent(fixture, "concurrent/fenced", true).await?;
+    let bare = concurrent(fixture, "concurrent/bare", false).await?;
     eprintln!("8 connections: with the fence {fenced}; control without it {bare}");
-    ensure!(fenced.acknowledged > 0, "nobody got through: {fenced}");
+    ensure!(fenced.acknowledged > 0, "nothing was acknowledged: {fenced}");
     ensure!(fenced.lost == 0, "with the fence updates were lost: {fenced}");
     ensure!(bare.lost > 0, "without the fence nothing was lost: {bare}");
     Ok(())

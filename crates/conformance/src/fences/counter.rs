@@ -1,13 +1,13 @@
-//! The counter under random pauses. Time is a number: whoever is due next does its next transaction, and a
-//! pause only moves it back in the line. The lock is a simulated one that does its part faultlessly.
+//! The counter under random pauses. Time is simulated: the worker that is due next runs its next transaction, and a pause
+//! only makes it due later. The simulated lock works perfectly.
 
 use std::fmt;
 
 use fencepost::ErrorKind;
 use fencepost_core::{LockName, Token};
 
-use super::Scene;
-use crate::scene::{Dice, Verdict, ensure};
+use super::Fixture;
+use crate::fixture::{Rng, Verdict, ensure};
 
 const WORKERS: usize = 3;
 const INCREMENTS: u32 = 4;
@@ -15,20 +15,20 @@ const LEASE: u64 = 1000;
 
 /// Which transactions enter.
 #[derive(Clone, Copy)]
-pub(super) struct Ways {
-    pub(super) enter_to_read: bool,
-    pub(super) enter_to_write: bool,
+pub(super) struct Enters {
+    pub(super) before_read: bool,
+    pub(super) before_write: bool,
 }
 
-/// What came of it.
+/// The outcomes of some rounds.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Tally {
+pub(super) struct Outcomes {
     pub(super) acknowledged: i64,
     pub(super) refused: i64,
     pub(super) lost: i64,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Outcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { acknowledged, refused, lost } = self;
         write!(f, "{acknowledged} acknowledged, {refused} refused, {lost} lost")
@@ -57,7 +57,7 @@ struct Lock {
 }
 
 impl Lock {
-    /// A token, or when to ask again.
+    /// A token, or when to try again.
     fn acquire(&mut self, now: u64) -> Verdict<Result<Token, u64>> {
         if let Some((_, until)) = self.held
             && until > now
@@ -75,40 +75,50 @@ impl Lock {
     }
 }
 
-/// Mostly a part of the lease; one time in four a multiple of it.
-fn pause(dice: &mut Dice) -> u64 {
-    let long = dice.next().is_multiple_of(4);
-    if long { LEASE + dice.next() % (3 * LEASE) } else { 1 + dice.next() % (LEASE / 3) }
+/// Usually part of the lease; one time in four a multiple of it.
+fn pause(rng: &mut Rng) -> u64 {
+    let long = rng.next().is_multiple_of(4);
+    if long { LEASE + rng.next() % (3 * LEASE) } else { 1 + rng.next() % (LEASE / 3) }
 }
 
-/// Plays all rounds, each on a name of its own.
-pub(super) async fn play(scene: &Scene, prefix: &str, ways: Ways) -> Verdict<Tally> {
-    let mut all = Tally::default();
-    for round in 0..scene.rounds {
+/// Runs all rounds, each on its own name.
+pub(super) async fn run_rounds(
+    fixture: &Fixture,
+    prefix: &str,
+    enters: Enters,
+) -> Verdict<Outcomes> {
+    let mut all = Outcomes::default();
+    for round in 0..fixture.rounds {
         let name = LockName::new(&format!("{prefix}/{round}"))?;
-        // Each round can be had again by its own seed: the run's and its number.
-        let mut dice = Dice::new(scene.seed.wrapping_add(round));
-        let tally = play_round(scene, &name, ways, &mut dice).await?;
-        all.acknowledged += tally.acknowledged;
-        all.refused += tally.refused;
-        all.lost += tally.lost;
+        // The run's seed and the round's number repeat a round.
+        let mut rng = Rng::new(fixture.seed.wrapping_add(round));
+        let outcomes = run_round(fixture, &name, enters, &mut rng).await?;
+        all.acknowledged += outcomes.acknowledged;
+        all.refused += outcomes.refused;
+        all.lost += outcomes.lost;
     }
     Ok(all)
 }
 
-async fn play_round(scene: &Scene, name: &LockName, ways: Ways, dice: &mut Dice) -> Verdict<Tally> {
-    let (resource, mut lock, mut tally) = (&*scene.resource, Lock::default(), Tally::default());
+async fn run_round(
+    fixture: &Fixture,
+    name: &LockName,
+    enters: Enters,
+    rng: &mut Rng,
+) -> Verdict<Outcomes> {
+    let (resource, mut lock, mut outcomes) =
+        (&*fixture.resource, Lock::default(), Outcomes::default());
     let mut workers: Vec<Worker> = (0..WORKERS)
-        .map(|_| Worker { due: dice.next() % LEASE, step: Step::Acquire, left: INCREMENTS })
+        .map(|_| Worker { due: rng.next() % LEASE, step: Step::Acquire, left: INCREMENTS })
         .collect();
     let mut steps = 0;
     while let Some(worker) =
         workers.iter_mut().filter(|worker| worker.left > 0).min_by_key(|worker| worker.due)
     {
         steps += 1;
-        ensure!(steps < 100_000, "round \"{name}\" comes to no end");
+        ensure!(steps < 100_000, "round \"{name}\" does not end");
         let now = worker.due;
-        worker.due += pause(dice);
+        worker.due += pause(rng);
         let next = match worker.step {
             Step::Acquire => Ok(match lock.acquire(now)? {
                 Ok(token) => Step::Read(token),
@@ -118,13 +128,13 @@ async fn play_round(scene: &Scene, name: &LockName, ways: Ways, dice: &mut Dice)
                 }
             }),
             Step::Read(token) => {
-                let read = resource.read(name, ways.enter_to_read.then_some(token)).await;
+                let read = resource.read(name, enters.before_read.then_some(token)).await;
                 read.map(|value| Step::Write(token, value + 1))
             }
             Step::Write(token, value) => {
-                let write = resource.write(name, ways.enter_to_write.then_some(token), value);
+                let write = resource.write(name, enters.before_write.then_some(token), value);
                 write.await.map(|()| {
-                    tally.acknowledged += 1;
+                    outcomes.acknowledged += 1;
                     Step::Release(token)
                 })
             }
@@ -135,13 +145,13 @@ async fn play_round(scene: &Scene, name: &LockName, ways: Ways, dice: &mut Dice)
             }
         };
         worker.step = match next {
-            Err(error) if *error.kind() == ErrorKind::Stale => {
-                tally.refused += 1;
+            Err(error) if error.kind() == ErrorKind::Stale => {
+                outcomes.refused += 1;
                 Step::Acquire
             }
             next => next?,
         };
     }
-    tally.lost = tally.acknowledged - resource.read(name, None).await?;
-    Ok(tally)
+    outcomes.lost = outcomes.acknowledged - resource.read(name, None).await?;
+    Ok(outcomes)
 }

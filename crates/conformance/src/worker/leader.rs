@@ -1,18 +1,18 @@
-//! A candidate: when its turn comes it enters a resource with a fence, and writes there as it is told to.
+//! A candidate: when it leads, it enters a resource with a fence, and writes there on order.
 
 use std::path::Path;
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, Leadership, fences};
-use fencepost_core::{LockName, Token};
+use fencepost_core::{FencingToken, LockName, Token};
 use fencepost_process::worker::say;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::LossWatch;
-use crate::scene::{Verdict, pass};
+use crate::fixture::{Verdict, pass};
 
-/// Who stands, for what, and where it writes when it leads.
+/// A candidate, its election, and where it writes when it leads.
 pub(super) struct Candidate<'a> {
     pub(super) name: &'a str,
     pub(super) ttl: Duration,
@@ -21,8 +21,8 @@ pub(super) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Campaigns again whenever it is told to, until it resigns.
-    pub(super) async fn stand(
+    /// Campaigns again on order, until it resigns.
+    pub(super) async fn campaign(
         &self,
         client: &Fencepost,
         orders: &mut UnboundedReceiver<String>,
@@ -31,13 +31,13 @@ impl Candidate<'_> {
         loop {
             let leadership = match election.campaign(self.label).await {
                 Ok(leadership) => leadership,
-                Err(error) if *error.kind() == ErrorKind::Unreachable => {
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
                     pass(Duration::from_millis(20)).await;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            // A leader's first act is to enter: from here on no earlier one can write.
+            // A leader enters first: from here on no earlier leader can write.
             let entered = self.write(leadership.term(), true)?;
             say(&format!("leading {} {entered}", leadership.term()));
             if self.reign(leadership, orders).await? {
@@ -46,20 +46,20 @@ impl Candidate<'_> {
         }
     }
 
-    /// Whether it resigned.
+    /// Follows orders as the leader. Returns whether it resigned.
     async fn reign(
         &self,
         leadership: Leadership,
         orders: &mut UnboundedReceiver<String>,
     ) -> Verdict<bool> {
-        let mut watch = LossWatch::over(&leadership);
+        let mut watch = LossWatch::over(leadership.guard());
         loop {
             match watch.order(orders).await.as_deref() {
                 Some("write") => match leadership.check() {
-                    Ok(term) => say(self.write(term, true)?),
-                    Err(error) => say(&format!("not sent: {error}")),
+                    Ok(fencing) => say(self.write(fencing.token(), true)?),
+                    Err(error) => say(&format!("not sent: {}", error.one_line())),
                 },
-                // As one does that looked before it froze.
+                // Like a leader that checked before it froze.
                 Some("write unchecked") => say(self.write(leadership.term(), true)?),
                 Some("write unfenced") => say(self.write(leadership.term(), false)?),
                 Some("campaign") => return Ok(false),
@@ -74,14 +74,14 @@ impl Candidate<'_> {
     }
 
     fn write(&self, term: Token, fenced: bool) -> Verdict<&'static str> {
-        let name = LockName::new(self.name)?;
+        let fencing = FencingToken::new(LockName::new(self.name)?, term);
         let mut connection = Connection::open(self.resource)?;
         connection.busy_timeout(Duration::from_secs(10))?;
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if fenced {
-            match fences::sqlite::enter(&tx, &name, term) {
+            match fences::sqlite::enter(&tx, &fencing) {
                 Ok(()) => {}
-                Err(error) if *error.kind() == ErrorKind::Stale => return Ok("stale"),
+                Err(error) if error.kind() == ErrorKind::Stale => return Ok("stale"),
                 Err(error) => return Err(error.into()),
             }
         }

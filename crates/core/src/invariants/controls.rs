@@ -1,6 +1,6 @@
-//! Negative controls: a predicate that never fails proves nothing, so each is shown here what it must not
-//! accept. The machines are real ones that a wrong step is claimed to lead between, or are made wrong on
-//! purpose; the effects are made by hand.
+//! Negative controls: a predicate that never fails proves nothing, so each must refuse a wrong step here.
+//! The step is claimed to lead between two real machines, or to a machine that is made wrong on purpose;
+//! its effects are written by hand.
 
 use std::time::Duration;
 
@@ -34,13 +34,13 @@ fn release(owner: OwnerId) -> Command {
     Command::Release { name: name(), owner }
 }
 
-fn granted(owner: OwnerId, value: u64, place: Option<u64>) -> Effect {
-    let ticket = place.and_then(Ticket::new);
+fn granted(owner: OwnerId, value: u64, ticket_number: Option<u64>) -> Effect {
+    let ticket = ticket_number.and_then(Ticket::new);
     Effect::Granted { name: name(), owner, token: token(value), ttl: ttl(), ticket }
 }
 
-fn queued(owner: OwnerId, place: u64) -> Effect {
-    Effect::Queued { name: name(), owner, ticket: Ticket::new(place).unwrap(), ttl: ttl() }
+fn queued(owner: OwnerId, ticket_number: u64) -> Effect {
+    Effect::Queued { name: name(), owner, ticket: Ticket::new(ticket_number).unwrap(), ttl: ttl() }
 }
 
 fn released(owner: OwnerId, value: u64) -> Effect {
@@ -76,12 +76,18 @@ fn refuses(
 #[test]
 fn p1_refuses_a_second_holder() {
     let (held_by_a, held_by_b) = (with(&[A]), joined(Machine::above(token(1)), &[B]));
-    let told = [granted(B, 2, None)];
-    refuses(p1_exclusion, "while another held", (&held_by_a, &held_by_b), &acquire(B), &told);
-    refuses(p1_exclusion, "effects tell", (&held_by_a, &held_by_b), &acquire(B), &[]);
+    let reported = [granted(B, 2, None)];
+    refuses(p1_exclusion, "while another held", (&held_by_a, &held_by_b), &acquire(B), &reported);
+    refuses(p1_exclusion, "not the one in the effects", (&held_by_a, &held_by_b), &acquire(B), &[]);
     // The next is granted first, and only then does the old grant end.
-    let told = [granted(B, 2, Some(1)), released(A, 1)];
-    refuses(p1_exclusion, "while another held", (&with(&[A, B]), &held_by_b), &release(A), &told);
+    let reported = [granted(B, 2, Some(1)), released(A, 1)];
+    refuses(
+        p1_exclusion,
+        "while another held",
+        (&with(&[A, B]), &held_by_b),
+        &release(A),
+        &reported,
+    );
 }
 
 #[test]
@@ -95,70 +101,76 @@ fn p2_refuses_a_token_that_falls_or_comes_again() {
     let before = Machine::above(token(9));
     for old in [8, 9] {
         let after = joined(Machine::above(token(old - 1)), &[A]);
-        let told = [granted(A, old, None)];
-        refuses(p2_monotonic_tokens, "after 9", (&before, &after), &acquire(A), &told);
+        let reported = [granted(A, old, None)];
+        refuses(p2_monotonic_tokens, "after 9", (&before, &after), &acquire(A), &reported);
     }
 }
 
 #[test]
 fn p2_refuses_a_counter_that_goes_back() {
     let (before, forgotten) = (joined(Machine::above(token(9)), &[A]), Machine::new());
-    let told = [released(A, 10)];
-    refuses(p2_monotonic_tokens, "was the last", (&before, &forgotten), &release(A), &told);
+    let reported = [released(A, 10)];
+    refuses(p2_monotonic_tokens, "was the last", (&before, &forgotten), &release(A), &reported);
 }
 
 #[test]
 fn p2_refuses_a_break_that_does_not_shut_the_holder_out() {
     let (before, after) = (with(&[A]), Machine::above(token(1)));
-    let told = [Effect::Broken { name: name(), owner: A, token: token(1), floor: token(1) }];
+    let reported = [Effect::Broken { name: name(), owner: A, token: token(1), floor: token(1) }];
     let command = Command::Break { name: name() };
-    refuses(p2_monotonic_tokens, "after 1", (&before, &after), &command, &told);
+    refuses(p2_monotonic_tokens, "after 1", (&before, &after), &command, &reported);
 }
 
 #[test]
-fn p3_refuses_a_release_by_a_stranger() {
+fn p3_refuses_a_release_by_another_owner() {
     let (before, free) = (with(&[A]), Machine::above(token(1)));
     refuses(p3_owner_only, "NotHeld", (&before, &free), &release(B), &[released(A, 1)]);
-    let told = [Effect::NotHeld { name: name(), owner: B }];
-    refuses(p3_owner_only, "by a stranger", (&before, &free), &release(B), &told);
+    let reported = [Effect::NotHeld { name: name(), owner: B }];
+    refuses(p3_owner_only, "without a grant", (&before, &free), &release(B), &reported);
 }
 
 #[test]
 fn p3_refuses_a_renewal_by_the_former_holder() {
     let held_by_b = joined(Machine::above(token(1)), &[B]);
-    let told = [Effect::Renewed { name: name(), owner: A, token: token(2), ttl: ttl() }];
+    let reported = [Effect::Renewed { name: name(), owner: A, token: token(2), ttl: ttl() }];
     let command = Command::Renew { name: name(), owner: A };
-    refuses(p3_owner_only, "NotHeld", (&held_by_b, &held_by_b), &command, &told);
+    refuses(p3_owner_only, "NotHeld", (&held_by_b, &held_by_b), &command, &reported);
 }
 
 #[test]
 fn p3_refuses_an_old_expire_that_hits_the_new_grant() {
     let (before, free) = (joined(Machine::above(token(1)), &[B]), Machine::above(token(2)));
     let command = Command::Expire { name: name(), lease: Lease::Held(token(1)) };
-    let told = [Effect::Expired { name: name(), owner: B, lease: Lease::Held(token(2)) }];
-    refuses(p3_owner_only, "who may not", (&before, &free), &command, &told);
+    let reported = [Effect::Expired { name: name(), owner: B, lease: Lease::Held(token(2)) }];
+    refuses(p3_owner_only, "that may not", (&before, &free), &command, &reported);
 }
 
 #[test]
-fn p3_refuses_to_touch_other_places_and_other_names() {
+fn p3_refuses_changes_of_other_positions_and_names() {
     let (before, after) = (with(&[A, B, C]), with(&[A, C]));
     let command = Command::Cancel { name: name(), owner: C };
-    refuses(p3_owner_only, "place 1", (&before, &after), &command, &[]);
+    refuses(p3_owner_only, "position 1", (&before, &after), &command, &[]);
 
     let elsewhere = Command::Release { name: LockName::new("m").unwrap(), owner: A };
-    let told = [Effect::NotHeld { name: LockName::new("m").unwrap(), owner: A }];
-    refuses(p3_owner_only, "another name", (&with(&[A]), &Machine::new()), &elsewhere, &told);
+    let reported = [Effect::NotHeld { name: LockName::new("m").unwrap(), owner: A }];
+    refuses(p3_owner_only, "another name", (&with(&[A]), &Machine::new()), &elsewhere, &reported);
 }
 
 #[test]
 fn p6_refuses_a_retry_with_a_new_token_or_ticket() {
     let (before, after) = (with(&[A]), joined(Machine::above(token(1)), &[A]));
-    let told = [granted(A, 2, None)];
-    refuses(p6_no_orphans_no_doubles, "lost token 1", (&before, &after), &acquire(A), &told);
+    let reported = [granted(A, 2, None)];
+    refuses(p6_no_orphans_no_doubles, "lost token 1", (&before, &after), &acquire(A), &reported);
 
     let before = with(&[A, B]);
-    let told = [queued(B, 2)];
-    refuses(p6_no_orphans_no_doubles, "lost place 1", (&before, &before), &acquire(B), &told);
+    let reported = [queued(B, 2)];
+    refuses(
+        p6_no_orphans_no_doubles,
+        "lost position 1",
+        (&before, &before),
+        &acquire(B),
+        &reported,
+    );
 }
 
 #[test]
@@ -170,54 +182,54 @@ fn p6_refuses_an_owner_that_waits_twice_or_holds_and_waits() {
         ttl: ttl(),
         label: Label::new("test:1").unwrap(),
     };
-    for (owner, told) in [(B, queued(B, 1)), (A, granted(A, 1, None))] {
+    for (owner, reported) in [(B, queued(B, 1)), (A, granted(A, 1, None))] {
         let mut wrong = before.clone();
         wrong.queue_unchecked(&name(), waiter(owner));
         let steps = (&before, &wrong);
-        refuses(p6_no_orphans_no_doubles, "has another", steps, &acquire(owner), &[told]);
+        refuses(p6_no_orphans_no_doubles, "has another", steps, &acquire(owner), &[reported]);
     }
     let mut wrong = before.clone();
     wrong.queue_unchecked(&name(), waiter(C));
-    let told = [queued(B, 1)];
-    refuses(p6_no_orphans_no_doubles, "placed twice", (&before, &wrong), &acquire(B), &told);
+    let reported = [queued(B, 1)];
+    refuses(p6_no_orphans_no_doubles, "two positions", (&before, &wrong), &acquire(B), &reported);
 }
 
 #[test]
-fn p6_refuses_what_is_left_behind() {
+fn p6_refuses_leftovers() {
     let held = with(&[A]);
     refuses(p6_no_orphans_no_doubles, "release", (&held, &held), &release(A), &[released(A, 1)]);
     let cancel = Command::Cancel { name: name(), owner: B };
     let left = with(&[A, B]);
-    let told = [Effect::NotHeld { name: name(), owner: B }];
-    refuses(p6_no_orphans_no_doubles, "cancel", (&left, &left), &cancel, &told);
+    let reported = [Effect::NotHeld { name: name(), owner: B }];
+    refuses(p6_no_orphans_no_doubles, "cancel", (&left, &left), &cancel, &reported);
 }
 
 #[test]
-fn p7_refuses_to_wake_two() {
+fn p7_refuses_two_grants_in_one_step() {
     let before = with(&[A, B, C]);
     let after = joined(Machine::above(token(1)), &[B]);
-    let told = [released(A, 1), granted(B, 2, Some(1)), granted(C, 3, Some(2))];
-    refuses(p7_no_herd, "granted 2 owners", (&before, &after), &release(A), &told);
+    let reported = [released(A, 1), granted(B, 2, Some(1)), granted(C, 3, Some(2))];
+    refuses(p7_no_herd, "granted 2 owners", (&before, &after), &release(A), &reported);
 }
 
 #[test]
-fn p7_refuses_to_pass_somebody_over() {
+fn p7_refuses_to_skip_a_waiter() {
     let before = with(&[A, B, C]);
     let after = joined(Machine::above(token(1)), &[C, B]);
-    let told = [released(A, 1), granted(C, 2, Some(2))];
-    refuses(p7_no_herd, "first in line", (&before, &after), &release(A), &told);
+    let reported = [released(A, 1), granted(C, 2, Some(2))];
+    refuses(p7_no_herd, "first in the queue", (&before, &after), &release(A), &reported);
 }
 
 #[test]
-fn p7_refuses_a_line_that_is_left_standing() {
+fn p7_refuses_waiters_on_a_free_name() {
     let (before, free) = (with(&[A, B]), Machine::above(token(1)));
-    refuses(p7_no_herd, "first in line", (&before, &free), &release(A), &[released(A, 1)]);
+    refuses(p7_no_herd, "first in the queue", (&before, &free), &release(A), &[released(A, 1)]);
 }
 
 #[test]
-fn p7_refuses_a_place_from_nowhere() {
+fn p7_refuses_a_position_without_a_request() {
     let (before, after) = (with(&[A]), with(&[A, C]));
-    refuses(p7_no_herd, "from nowhere", (&before, &after), &acquire(B), &[queued(B, 1)]);
+    refuses(p7_no_herd, "not requested", (&before, &after), &acquire(B), &[queued(B, 1)]);
 }
 
 fn held(on: &str, value: u64, from: u64, until: u64) -> Held {
@@ -251,7 +263,7 @@ fn p1_refuses_histories_that_overlap() {
 }
 
 #[test]
-fn p2_refuses_histories_with_a_token_that_falls_or_comes_again() {
+fn p2_refuses_histories_with_a_falling_or_repeated_token() {
     for later in [4, 5] {
         let bad = [held("b", 9, 0, 5), held("a", later, 10, 20), held("a", 5, 0, 10)];
         assert_eq!(p2_tokens_rise(&bad).unwrap_err().promise, "P2");
@@ -259,7 +271,7 @@ fn p2_refuses_histories_with_a_token_that_falls_or_comes_again() {
 }
 
 #[test]
-fn a_violation_does_not_tell_an_owner() {
+fn violation_does_not_reveal_an_owner() {
     let secret = OwnerId::from_bits(0x5ec2_e700_5ec2_e700);
     let (before, after) = (with(&[A]), joined(Machine::above(token(1)), &[secret]));
     let effects = [granted(secret, 2, None)];

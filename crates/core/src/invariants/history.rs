@@ -1,7 +1,7 @@
-//! The promises over what an onlooker saw: who held what, from when until when. It says nothing about how
-//! the store works, so the same two predicates judge every backend.
+//! The promises over a history of grants, as seen from outside: who held what, from when until when. They do not depend on
+//! how the store works, so the same two predicates check every backend.
 
-use super::{Violation, hold};
+use super::{Violation, ensure};
 use crate::{LockName, Moment, Token};
 
 /// One grant as seen from outside: it was in force from `from` on, and no longer at `until`.
@@ -17,19 +17,16 @@ pub struct Held {
     pub until: Moment,
 }
 
-/// P1: no two grants of one name were in force at the same moment; one that was over at once counts as
-/// made at that moment. In O(n log n).
+/// P1: no two grants of one name were in force at the same moment. A grant that ended at once counts as that moment. In
+/// O(n log n).
 pub fn p1_no_overlap(history: &[Held]) -> Result<(), Violation> {
     let mut reaches: Option<&Held> = None;
     for held in in_order(history) {
         let (name, token) = (&held.name, held.token);
-        hold!("P1", held.from <= held.until, "token {token} on {name} ended before it began");
-        match reaches {
-            Some(earlier) if earlier.name == held.name => {
-                let clear = earlier.until <= held.from;
-                hold!("P1", clear, "tokens {} and {token} held {name} together", earlier.token);
-            }
-            _ => {}
+        ensure!("P1", held.from <= held.until, "token {token} on {name} ended before it began");
+        if let Some(earlier) = reaches.filter(|earlier| earlier.name == held.name) {
+            let clear = earlier.until <= held.from;
+            ensure!("P1", clear, "tokens {} and {token} held {name} together", earlier.token);
         }
         // Everything before it has ended when it starts, so it reaches furthest.
         reaches = Some(held);
@@ -44,15 +41,15 @@ pub fn p2_tokens_rise(history: &[Held]) -> Result<(), Violation> {
         if let Some(earlier) = last.filter(|earlier| earlier.name == held.name) {
             let (name, token) = (&held.name, held.token);
             let rises = earlier.token < token;
-            hold!("P2", rises, "{name} was granted with token {token} after {}", earlier.token);
+            ensure!("P2", rises, "{name} was granted with token {token} after {}", earlier.token);
         }
         last = Some(held);
     }
     Ok(())
 }
 
-/// By name, then by start. Of those that start together the first to end comes first, and of those that
-/// do not last at all any order would do: the one that is kindest to the tokens is taken.
+/// By name, then by start. Of grants that start together the one that ends first comes first; grants without duration may
+/// have any order, so they are sorted by token.
 fn in_order(history: &[Held]) -> Vec<&Held> {
     let mut ordered: Vec<&Held> = history.iter().collect();
     ordered.sort_by_key(|held| (&held.name, held.from, held.until, held.token));

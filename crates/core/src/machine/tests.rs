@@ -1,4 +1,4 @@
-//! What the transcripts can not show: the end of the tokens, and what is kept in memory.
+//! What the transcripts cannot show: running out of tokens, and what is kept in memory.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn left(tokens: u64) -> Machine {
 /// consul's `LockIndex` restarts and pglock's sequence may CYCLE: after the last number comes the first,
 /// and the fence lets everybody in. Here the last number is the end.
 #[test]
-fn the_counter_does_not_wrap() {
+fn token_counter_does_not_wrap() {
     for tokens in 0..2 {
         let mut machine = left(tokens);
         let untouched = machine.clone();
@@ -56,10 +56,10 @@ fn the_counter_does_not_wrap() {
     assert!(matches!(step(&mut machine, &acquire("a", 1, true))[..], [Effect::Granted { .. }]));
 }
 
-/// Whoever was let into the line is granted, by whatever ends the grants before it, and each of them can
+/// Every waiter is granted, whatever ends the grants before it, and each of them can
 /// still be broken.
 #[test]
-fn the_tokens_of_those_in_line_are_set_aside() {
+fn tokens_of_waiters_are_set_aside() {
     let mut machine = left(2 * 4);
     for owner in 1..=4 {
         step(&mut machine, &acquire("a", owner, true));
@@ -76,7 +76,7 @@ fn the_tokens_of_those_in_line_are_set_aside() {
 }
 
 #[test]
-fn a_place_given_up_gives_back_what_was_set_aside() {
+fn cancelled_waiter_returns_its_reserved_tokens() {
     let mut machine = left(4);
     step(&mut machine, &acquire("a", 1, true));
     step(&mut machine, &acquire("a", 2, true));
@@ -87,7 +87,7 @@ fn a_place_given_up_gives_back_what_was_set_aside() {
 
 /// redisson#6510: 25 of 75 million keys were counters of locks that nobody held any more.
 #[test]
-fn a_free_name_leaves_nothing_and_a_line_goes_with_its_last_waiter() {
+fn free_name_and_empty_queue_leave_nothing() {
     let mut machine = Machine::new();
     step(&mut machine, &acquire("a", 1, true));
     step(&mut machine, &acquire("a", 2, true));
@@ -98,12 +98,12 @@ fn a_free_name_leaves_nothing_and_a_line_goes_with_its_last_waiter() {
     assert!(machine.locks.get(&name("a")).unwrap().queue.is_none());
     step(&mut machine, &release("a", 3));
     assert!(machine.is_empty());
-    assert_eq!(machine.places, 0);
+    assert_eq!(machine.waiters, 0);
     assert_eq!(machine.last_token().unwrap().get(), 2, "the counter is all that stays");
 }
 
 #[test]
-fn a_machine_starts_above_the_floor() {
+fn machine_starts_above_the_floor() {
     let mut machine = Machine::above(Token::new(1000).unwrap());
     let effects = step(&mut machine, &acquire("a", 1, false));
     assert!(matches!(effects[..], [Effect::Granted { token, .. }] if token.get() == 1001));
@@ -111,7 +111,7 @@ fn a_machine_starts_above_the_floor() {
 }
 
 #[test]
-fn a_held_lock_stays_small() {
+fn held_lock_stays_small() {
     assert!(size_of::<Lock>() <= 64, "{}", size_of::<Lock>());
     assert!(size_of::<(LockName, Box<Lock>)>() <= 24);
 }

@@ -7,21 +7,21 @@ fn token(number: u64) -> Token {
 }
 
 /// A record of the run with token 5.
-fn found(state: State) -> Entry {
+fn found(state: State) -> RecordInfo {
     let name = LockName::new("once/a").unwrap();
     let (label, result) = (Label::new("five").unwrap(), b"five".to_vec());
     let (since, kept_for) = (Duration::from_secs(1), Duration::from_secs(2));
-    Entry { name, state, token: token(5), label, result, since, kept_for }
+    RecordInfo { name, state, token: token(5), label, result, since, kept_for }
 }
 
 fn claim_by(number: u64) -> Claim {
     let (name, label) = (LockName::new("once/a").unwrap(), Label::new("me").unwrap());
-    Claim { name, token: token(number), label, keep: Duration::from_hours(1) }
+    Claim { name, token: token(number), label, retention: Duration::from_hours(1) }
 }
 
-fn finish_by(number: u64, outcome: Outcome, over: Over) -> Finish {
+fn finish_by(number: u64, outcome: Outcome, precondition: Precondition) -> Completion {
     let Claim { name, token, label, .. } = claim_by(number);
-    Finish { name, token, label, outcome, keep: Duration::from_secs(9), over }
+    Completion { name, token, label, outcome, retention: Duration::from_secs(9), precondition }
 }
 
 fn done() -> Outcome {
@@ -55,14 +55,14 @@ fn claim_takes_what_is_absent_or_running_under_no_higher_token() {
 fn claim_returns_a_finished_record_to_every_token() {
     for state in [State::Done, State::Failed] {
         for number in [4, 5, 6] {
-            let expected = Decision::Answer(Claimed::Settled(found(state)));
+            let expected = Decision::Answer(Claimed::Finished(found(state)));
             assert_eq!(claim(Some(found(state)), &claim_by(number)), expected);
         }
     }
 }
 
-/// What a finish does, in a word.
-fn finished(state: Option<State>, past: Past, finish: &Finish) -> &'static str {
+/// What a finish does, as a word.
+fn finished(state: Option<State>, past: Past, finish: &Completion) -> &'static str {
     match super::finish(state.map(found).as_ref(), past, finish) {
         Decision::Write(record, true) => {
             let (state, result) = match &finish.outcome {
@@ -71,7 +71,7 @@ fn finished(state: Option<State>, past: Past, finish: &Finish) -> &'static str {
                 Outcome::Abandoned => panic!("an abandoned run leaves no record"),
             };
             assert_eq!((record.state, &record.result), (state, result));
-            assert_eq!((record.token, record.retention), (finish.token, finish.keep));
+            assert_eq!((record.token, record.retention), (finish.token, finish.retention));
             assert_eq!(record.label, finish.label);
             "put"
         }
@@ -83,7 +83,7 @@ fn finished(state: Option<State>, past: Past, finish: &Finish) -> &'static str {
 }
 
 #[test]
-fn a_run_finishes_its_own_claim_only() {
+fn run_finishes_only_its_own_claim() {
     use State::{Done, Failed, Running};
     for (state, number, if_finished, if_abandoned) in [
         (None, 5, "no", "as it is"),
@@ -97,7 +97,7 @@ fn a_run_finishes_its_own_claim_only() {
         (Some(Failed), 5, "as it is", "as it is"),
         (Some(Failed), 6, "no", "no"),
     ] {
-        let by = |outcome| finish_by(number, outcome, Over::OwnClaim);
+        let by = |outcome| finish_by(number, outcome, Precondition::OwnClaim);
         let past = Past::default();
         assert_eq!(finished(state, past, &by(done())), if_finished, "{state:?} {number}");
         assert_eq!(finished(state, past, &by(failed())), if_finished, "{state:?} {number}");
@@ -107,7 +107,7 @@ fn a_run_finishes_its_own_claim_only() {
 }
 
 #[test]
-fn a_value_replaces_what_has_no_higher_token() {
+fn value_replaces_only_equal_or_lower_tokens() {
     let states = [State::Running, State::Done, State::Failed];
     let replaced = states.into_iter().flat_map(|state| {
         [(4, "no", "no"), (5, "put", "remove"), (6, "put", "remove")].map(|row| (Some(state), row))
@@ -115,7 +115,7 @@ fn a_value_replaces_what_has_no_higher_token() {
     for (state, (number, if_finished, if_abandoned)) in
         replaced.chain([(None, (5, "put", "as it is"))])
     {
-        let by = |outcome| finish_by(number, outcome, Over::Older);
+        let by = |outcome| finish_by(number, outcome, Precondition::Older);
         let past = Past::default();
         assert_eq!(finished(state, past, &by(done())), if_finished, "{state:?} {number}");
         assert_eq!(finished(state, past, &by(failed())), if_finished, "{state:?} {number}");
@@ -137,14 +137,14 @@ fn retry_after_a_lost_reply_gives_the_answer_of_the_first_attempt() {
         (running, retried, 4, done(), "no"),
         (running, Past::default(), 4, Outcome::Abandoned, "no"),
     ] {
-        let finish = finish_by(number, outcome, Over::OwnClaim);
+        let finish = finish_by(number, outcome, Precondition::OwnClaim);
         assert_eq!(finished(state, past, &finish), expected, "{state:?} {past:?} {finish:?}");
     }
 }
 
 /// The smallest store there is.
 #[derive(Default)]
-struct Store(Option<Entry>);
+struct Store(Option<RecordInfo>);
 
 impl Store {
     fn carry_out<T>(&mut self, decision: Decision<T>) -> T {
@@ -152,7 +152,7 @@ impl Store {
             Decision::Answer(answer) => answer,
             Decision::Write(record, answer) => {
                 let Record { state, token, label, result, .. } = record;
-                self.0 = Some(Entry { state, token, label, result, ..found(state) });
+                self.0 = Some(RecordInfo { state, token, label, result, ..found(state) });
                 answer
             }
             Decision::Remove(answer) => {
@@ -166,7 +166,7 @@ impl Store {
         self.carry_out(claim(self.0.clone(), &claim_by(number)))
     }
 
-    fn finish(&mut self, by: &Finish) -> bool {
+    fn finish(&mut self, by: &Completion) -> bool {
         self.carry_out(finish(self.0.as_ref(), Past::default(), by))
     }
 }
@@ -174,18 +174,20 @@ impl Store {
 #[derive(Clone, Debug)]
 enum Op {
     Claim(u64),
-    Finish(u64, Outcome, Over),
+    Completion(u64, Outcome, Precondition),
     /// It expires, or is forgotten.
     Expire,
 }
 
 /// Any order of steps, repeated ones too: runners that were paused, that were overtaken, whose replies were lost.
-fn ops(over: impl Strategy<Value = Over> + 'static) -> impl Strategy<Value = Vec<Op>> {
+fn ops(
+    precondition: impl Strategy<Value = Precondition> + 'static,
+) -> impl Strategy<Value = Vec<Op>> {
     let outcome =
         prop_oneof![3 => Just(done()), 1 => Just(failed()), 1 => Just(Outcome::Abandoned)];
     let op = prop_oneof![
         6 => (1..6_u64).prop_map(Op::Claim),
-        6 => (1..6_u64, outcome, over).prop_map(|(by, outcome, over)| Op::Finish(by, outcome, over)),
+        6 => (1..6_u64, outcome, precondition).prop_map(|(by, outcome, precondition)| Op::Completion(by, outcome, precondition)),
         1 => Just(Op::Expire),
     ];
     prop::collection::vec(op, 1..60)
@@ -195,18 +197,18 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn at_most_one_run_is_recorded_as_done(ops in ops(Just(Over::OwnClaim))) {
+    fn at_most_one_run_is_recorded_as_done(ops in ops(Just(Precondition::OwnClaim))) {
         let mut store = Store::default();
         // The run whose success is recorded now, and the result.
-        let mut recorded: Option<Entry> = None;
+        let mut recorded: Option<RecordInfo> = None;
         for op in ops {
             match op {
                 Op::Claim(by) => {
                     let claimed = store.claim(by);
                     prop_assert!(recorded.is_none() || claimed != Claimed::Ours);
                 }
-                Op::Finish(by, outcome, over) => {
-                    let taken = store.finish(&finish_by(by, outcome, over));
+                Op::Completion(by, outcome, precondition) => {
+                    let taken = store.finish(&finish_by(by, outcome, precondition));
                     if let Some(recorded) = &recorded {
                         prop_assert_eq!(taken, recorded.token == token(by));
                     }
@@ -219,25 +221,25 @@ proptest! {
             if recorded.is_some() {
                 prop_assert_eq!(&store.0, &recorded, "a finished record was changed");
             }
-            recorded = store.0.clone().filter(Entry::is_settled);
+            recorded = store.0.clone().filter(RecordInfo::is_finished);
         }
     }
 
     #[test]
-    fn token_of_a_record_never_falls(ops in ops(prop_oneof![Just(Over::OwnClaim), Just(Over::Older)])) {
+    fn token_of_a_record_never_falls(ops in ops(prop_oneof![Just(Precondition::OwnClaim), Just(Precondition::Older)])) {
         let mut store = Store::default();
         for op in ops {
-            let before = store.0.as_ref().map(|entry| entry.token);
+            let before = store.0.as_ref().map(|record| record.token);
             match op {
                 Op::Claim(by) => {
                     store.claim(by);
                 }
-                Op::Finish(by, outcome, over) => {
-                    store.finish(&finish_by(by, outcome, over));
+                Op::Completion(by, outcome, precondition) => {
+                    store.finish(&finish_by(by, outcome, precondition));
                 }
                 Op::Expire => store.0 = None,
             }
-            let after = store.0.as_ref().map(|entry| entry.token);
+            let after = store.0.as_ref().map(|record| record.token);
             prop_assert!(before.is_none() || after.is_none() || before <= after);
         }
     }

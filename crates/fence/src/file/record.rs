@@ -1,5 +1,5 @@
-//! The marks of a file, as they lie on disk. Text, a line per entry, fields between tabs, which no name, label or
-//! reason can contain. The map:
+//! The format of the marks on disk. Text, one entry per line, fields separated by tabs, which no name, label or reason
+//! can contain:
 //!
 //! ```text
 //! fencepost marks 1
@@ -8,33 +8,33 @@
 //! sum    CRC-32 of all bytes before this line, 8 hex digits
 //! ```
 //!
-//! The file is only ever replaced whole. One that is not whole, or whose sum is wrong, is an error and never "no
-//! marks": that would let a stale token in.
+//! The file is always replaced as a whole. A truncated file, or one with a wrong sum, is an error and never "no marks":
+//! that would let a stale token in.
 
 use std::fmt::Write as _;
 
 use fencepost_base::Result;
-use fencepost_core::{Label, LockName, Token};
+use fencepost_core::{FencingToken, Label, LockName};
 
 use crate::contract::{Mark, Reset, token_in, token_text};
 
 const HEAD: &str = "fencepost marks ";
 const VERSION: &str = "1";
-/// How many resets are remembered.
+/// How many resets are kept.
 const RESETS: usize = 1000;
 
-/// All there is to know of a file. Marks are in the order of their names.
+/// The marks and resets of a file. Marks are sorted by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
     pub(super) marks: Vec<Mark>,
     pub(super) resets: Vec<Reset>,
 }
 
-/// Why a record can not be used.
+/// Why the marks cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
     Damaged,
-    /// Of another fencepost.
+    /// A format of another version.
     Version(String),
 }
 
@@ -47,9 +47,9 @@ impl Marks {
         self.find(name).ok().map(|at| &self.marks[at])
     }
 
-    /// Raises the mark; whether it was lower.
-    pub(super) fn raise(&mut self, name: &LockName, token: Token, who: &Label) -> Result<bool> {
-        let Some(mark) = Mark::raised(self.mark(name), name, token, who)? else {
+    /// Raises the mark. Returns `false` if it is this token already.
+    pub(super) fn raise(&mut self, fencing: &FencingToken, who: &Label) -> Result<bool> {
+        let Some(mark) = Mark::raised(self.mark(fencing.name()), fencing, who)? else {
             return Ok(false);
         };
         self.put(mark);
@@ -63,7 +63,7 @@ impl Marks {
         }
     }
 
-    /// Sets or forgets the mark, and keeps the record.
+    /// Sets or deletes the mark, and logs the reset.
     pub(super) fn reset(&mut self, reset: Reset) {
         match (reset.mark(), self.find(&reset.name)) {
             (Some(mark), _) => self.put(mark),
@@ -81,7 +81,7 @@ impl Marks {
 
     pub(super) fn text(&self) -> String {
         let mut text = format!("{HEAD}{VERSION}\n");
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         for Mark { name, token, set_by, set_at } in &self.marks {
             let _ = writeln!(text, "mark\t{token}\t{set_at}\t{set_by}\t{name}");
         }
@@ -97,7 +97,7 @@ impl Marks {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, Unreadable> {
         let text = str::from_utf8(bytes).map_err(|_| Unreadable::Damaged)?;
         let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
-        // A later version may sum up otherwise.
+        // A later version may compute the sum in another way.
         if let Some(version) = version.filter(|version| *version != VERSION)
             && !version.is_empty()
             && version.bytes().all(|byte| byte.is_ascii_digit())
@@ -108,7 +108,7 @@ impl Marks {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // From the end: "sum", a tab, 8 digits, a line's end.
+        // The last line: "sum", a tab, 8 digits, a newline.
         let (body, sum) = text.split_at_checked(text.len().checked_sub(13)?)?;
         if sum != format!("sum\t{:08x}\n", crc32(body.as_bytes())) {
             return None;
@@ -140,7 +140,7 @@ impl Marks {
     }
 }
 
-/// CRC-32 as gzip and zlib have it.
+/// CRC-32 as in gzip and zlib.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -152,15 +152,16 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use fencepost_base::clock::stamp::now;
+    use fencepost_core::Token;
 
     use super::*;
 
-    fn some() -> Marks {
+    fn example() -> Marks {
         let mut marks = Marks::default();
         let who = Label::new("web-1:7").unwrap();
         for (name, token) in [("b", 7), ("ü/a b", Token::MAX), ("a", 1), ("b", 9)] {
-            let token = Token::new(token).unwrap();
-            assert!(marks.raise(&LockName::new(name).unwrap(), token, &who).unwrap());
+            let (name, token) = (LockName::new(name).unwrap(), Token::new(token).unwrap());
+            assert!(marks.raise(&FencingToken::new(name, token), &who).unwrap());
         }
         marks.note(Reset {
             name: LockName::new("b").unwrap(),
@@ -174,17 +175,38 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn marks_are_read_back_as_written() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-        for marks in [Marks::default(), some()] {
+        for marks in [Marks::default(), example()] {
             assert_eq!(Marks::read(marks.text().as_bytes()).unwrap(), marks);
         }
     }
 
-    /// Whatever is cut off or changed: never fewer marks, or lower ones.
     #[test]
-    fn damage_is_never_taken_for_marks() {
-        let text = some().text();
+    fn marks_are_as_the_page_says() {
+        let (mut marks, name) = (Marks::default(), LockName::new("report").unwrap());
+        let (set_at, token) = ("2026-11-19T01:43:52.000Z".to_owned(), Token::new(33).unwrap());
+        marks.put(Mark { name: name.clone(), token, set_by: "web-1".into(), set_at });
+        marks.note(Reset {
+            name,
+            from: Some(token),
+            to: None,
+            by: "ann".into(),
+            why: "the store was restored".into(),
+            at: "2026-11-19T01:44:00.000Z".into(),
+        });
+        let page = include_str!("../../../../docs/layouts/fences.md");
+        assert!(
+            page.contains(&marks.text()),
+            "docs/layouts/fences.md does not have:\n{}",
+            marks.text()
+        );
+    }
+
+    /// Truncated or changed bytes never read as fewer or lower marks.
+    #[test]
+    fn damaged_marks_are_an_error() {
+        let text = example().text();
         for end in 0..text.len() {
             assert!(Marks::read(&text.as_bytes()[..end]).is_err(), "cut off at {end}");
         }
@@ -201,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn old_resets_make_room() {
-        let mut marks = some();
+    fn oldest_resets_are_dropped() {
+        let mut marks = example();
         let one = marks.resets[0].clone();
         for count in 0..RESETS + 5 {
             marks.note(Reset { why: count.to_string(), ..one.clone() });

@@ -1,81 +1,82 @@
-//! Whether a store puts on a condition. Asked once, when the fence is opened.
+//! Tests whether a store supports conditional puts, once, when the fence is opened.
 
 use std::sync::Arc;
 
-use fencepost_base::{Error, Result};
+use fencepost_base::{Error, Result, random};
 use object_store::path::Path;
-use object_store::{Error as Fault, ObjectStore, ObjectStoreExt as _, PutMode, UpdateVersion};
+use object_store::{
+    Error as ObjectStoreError, ObjectStore, ObjectStoreExt as _, PutMode, UpdateVersion,
+};
 
-use super::faults::{explain, words_of};
-use super::slot::random;
+use super::error::{explain, message_of};
 
-/// What the probe's object begins with. Each has a name of its own, so that two who open do not disturb each other.
+/// The prefix of the probe's object. Each probe has its own name, so that two clients that open at once do not interfere.
 pub(super) const PROBE: &str = ".fencepost-probe-";
 
-/// Refuses a store that can not do it, or that says it did and did not look at the condition.
+/// Refuses a store that has no conditional put, or ignores the condition.
 pub(super) async fn probe(store: &Arc<dyn ObjectStore>, folder: &Path) -> Result<()> {
-    let path = folder.clone().join(format!("{PROBE}{:016x}", u64::from_ne_bytes(random()?)));
+    let bits = u64::from_ne_bytes(random::bytes()?);
+    let path = folder.clone().join(format!("{PROBE}{bits:016x}"));
     let asked = ask(store, &path).await;
-    // One that is left over does no harm.
+    // A leftover object does no harm.
     let _ = store.delete(&path).await;
     asked
 }
 
 async fn ask(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
     let put = |text: &'static str, mode: PutMode| store.put_opts(path, text.into(), mode.into());
-    let first = match put("1", PutMode::Create).await {
-        Ok(first) => UpdateVersion::from(first),
-        Err(fault) => return Err(refused(store, &fault)),
-    };
-    // S3 says 403 and not 404 to who may not list, and then nobody could ever enter for the first time.
+    let failed = |error: ObjectStoreError| refused(store, &error);
+    let first = UpdateVersion::from(put("1", PutMode::Create).await.map_err(failed)?);
+    // Without the right to list, S3 answers 403 instead of 404, and no holder could ever enter for the first time.
     let absent = Path::from(format!("{path}-absent"));
-    if let Err(fault @ (Fault::PermissionDenied { .. } | Fault::Unauthenticated { .. })) =
-        store.get(&absent).await
+    if let Err(
+        error @ (ObjectStoreError::PermissionDenied { .. }
+        | ObjectStoreError::Unauthenticated { .. }),
+    ) = store.get(&absent).await
     {
-        return Err(explain(&fault));
+        return Err(explain(&error));
     }
     match put("2", PutMode::Create).await {
-        Err(Fault::AlreadyExists { .. } | Fault::Precondition { .. }) => {}
-        Err(fault) => return Err(refused(store, &fault)),
+        Err(ObjectStoreError::AlreadyExists { .. } | ObjectStoreError::Precondition { .. }) => {}
+        Err(error) => return Err(failed(error)),
         Ok(_) => return Err(ignored(store, "If-None-Match")),
     }
     if first.e_tag.is_none() && first.version.is_none() {
         return Err(Error::refused(format!(
-            "{store} gives no ETag for what it put, so there is nothing to compare: use a store that \
+            "{store} returns no ETag for a put, so there is nothing to compare: use a store that \
              does"
         )));
     }
-    match put("3", PutMode::Update(first.clone())).await {
-        Ok(_) => {}
-        Err(fault) => return Err(refused(store, &fault)),
-    }
+    put("3", PutMode::Update(first.clone())).await.map_err(failed)?;
     match put("4", PutMode::Update(first)).await {
-        Err(Fault::Precondition { .. } | Fault::AlreadyExists { .. }) => Ok(()),
-        Err(fault) => Err(refused(store, &fault)),
+        Err(ObjectStoreError::Precondition { .. } | ObjectStoreError::AlreadyExists { .. }) => {
+            Ok(())
+        }
+        Err(error) => Err(failed(error)),
         Ok(_) => Err(ignored(store, "If-Match")),
     }
 }
 
-fn refused(store: &Arc<dyn ObjectStore>, fault: &Fault) -> Error {
-    let can_not = match fault {
-        Fault::NotImplemented { .. } | Fault::NotSupported { .. } => true,
-        // How servers say it that are asked by S3's protocol: the client has no kind for that.
-        Fault::Generic { .. } => fault.to_string().contains("501 Not Implemented"),
+fn refused(store: &Arc<dyn ObjectStore>, error: &ObjectStoreError) -> Error {
+    let cannot = match error {
+        ObjectStoreError::NotImplemented { .. } | ObjectStoreError::NotSupported { .. } => true,
+        // S3-compatible servers; the client has no kind for it.
+        ObjectStoreError::Generic { .. } => error.to_string().contains("501 Not Implemented"),
         _ => false,
     };
-    if !can_not {
-        return explain(fault);
+    if !cannot {
+        return explain(error);
     }
     Error::refused(format!(
         "{store} has no conditional put, without which nothing can be fenced: use S3 with \
          S3ConditionalPut::ETagMatch, GCS or Azure; for files on one host use the file fence"
     ))
-    .because(words_of(fault))
+    .with_source(message_of(error))
 }
 
 fn ignored(store: &Arc<dyn ObjectStore>, header: &str) -> Error {
     Error::refused(format!(
-        "{store} took a put whose {header} did not hold: it does not look at conditions, so nothing \
-         can be fenced; use a store, or a version of it, that does"
+        "{store} accepted a put whose {header} did not hold: it ignores conditions, so nothing \
+         can be fenced; use a store, or a version of it, that checks them"
     ))
 }

@@ -1,4 +1,4 @@
-//! Puts the fence's tables and functions into a database, once.
+//! Creates the tables and functions of the fence in a database.
 
 use fencepost_base::postgres::error::if_not_allowed;
 use fencepost_base::postgres::install::Component;
@@ -9,8 +9,10 @@ use super::explain;
 
 const FENCES: Component = Component {
     name: "fences",
-    migrations: &[include_str!("fences_1.sql")],
+    version: 2,
+    sql: include_str!("fences.sql"),
     how: "fencepost fence install --resource URL",
+    older: "replace it as docs/layouts/fences.md says, which keeps its marks",
 };
 
 /// The first server that has `pg_current_xact_id()`.
@@ -19,14 +21,14 @@ const OLDEST: i32 = 130_000;
 /// What [`install()`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// The fence was there already, in this version.
+    /// This version was installed already.
     Already,
-    /// The fence was put there, or brought to this version.
+    /// The fence was installed, or upgraded to this version.
     Now,
 }
 
-/// Puts the fence into the database, in the schema `fencepost`. All of it or nothing; who comes second finds it
-/// done. It is a transaction of its own: call it outside of one.
+/// Installs the fence in the schema `fencepost`, all of it or nothing. Safe to call twice, or from several clients at
+/// once. It is a transaction of its own: call it outside of one.
 pub async fn install(client: &Client) -> Result<Installed> {
     let ask = "SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4";
     let row = client.query_typed_one(ask, &[]).await.map_err(|error| explain(&error))?;
@@ -41,7 +43,7 @@ pub async fn install(client: &Client) -> Result<Installed> {
         Ok(done) if done.before == done.now => Ok(Installed::Already),
         Ok(_) => Ok(Installed::Now),
         Err(error) => {
-            // What it had begun; if that fails too, the connection is gone, and it with it.
+            // If that fails, the connection is lost, and the transaction with it.
             let _ = client.batch_execute("ROLLBACK").await;
             let remedy = "this role may not install the fence: run `fencepost fence install --resource URL` as \
                           a role that may create a schema, or as the owner of the schema fencepost";

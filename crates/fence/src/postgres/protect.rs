@@ -17,13 +17,13 @@ pub enum NameFrom<'a> {
     Name(&'a LockName),
 }
 
-/// Makes `table` refuse INSERT, UPDATE, DELETE and TRUNCATE by a transaction that has not entered with the lock
-/// of the row: of the old row and of the new one. With [`NameFrom::Column`] TRUNCATE is always refused, and so is a
-/// row without a name.
+/// Makes `table` refuse INSERT, UPDATE, DELETE and TRUNCATE by a transaction that has not entered with the lock of the
+/// row: of the old row and of the new one. With [`NameFrom::Column`], TRUNCATE and a row without a name are always
+/// refused.
 ///
-/// `table` is written as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. It must be the caller's own. A
-/// partitioned table is protected partition by partition; views and foreign tables can not be. Protecting a table
-/// again replaces what was said before; true: it was protected.
+/// `table` is written as in SQL: `orders`, `shop.orders`, `"Shop"."Orders"`. The caller must own it. Protect a
+/// partitioned table partition by partition; views and foreign tables cannot be protected. Protecting a table again
+/// replaces its protection. Returns whether it was protected before.
 pub async fn protect(client: &impl GenericClient, table: &str, from: NameFrom<'_>) -> Result<bool> {
     let (column, name) = match from {
         NameFrom::Column(column) => (Some(column), None),
@@ -38,7 +38,7 @@ pub async fn protect(client: &impl GenericClient, table: &str, from: NameFrom<'_
     Ok(says_true(&rows.map_err(|error| explain_table(&error, table))?))
 }
 
-/// Takes the protection off. False: there was none.
+/// Removes the protection. Returns whether there was any.
 pub async fn unprotect(client: &impl GenericClient, table: &str) -> Result<bool> {
     let rows = client
         .query_typed("SELECT fencepost.unprotect($1::text::regclass)", &[(&table, Type::TEXT)])
@@ -50,7 +50,7 @@ fn says_true(rows: &[Row]) -> bool {
     rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false))
 }
 
-/// What is wrong with the name of a table, or with its owner.
+/// Explains an error about the table's name or owner.
 fn explain_table(error: &tokio_postgres::Error, table: &str) -> Error {
     let Some(found) = error.as_db_error() else { return explain(error) };
     let (code, table) = (found.code(), table.escape_debug());
@@ -66,11 +66,13 @@ fn explain_table(error: &tokio_postgres::Error, table: &str) -> Error {
             "there is no table \"{table}\" in this database: write it as SQL does, like orders, shop.orders or \
              '\"Shop\".\"Orders\"'"
         ))
-        .because(found.message().to_owned());
+        .with_source(found.message().to_owned());
     }
     if *code == SqlState::INSUFFICIENT_PRIVILEGE && !found.message().contains("schema fencepost") {
-        return Error::refused(format!("{table} is its owner's to protect: do it as that role"))
-            .because(found.message().to_owned());
+        return Error::refused(format!(
+            "only the owner of {table} can protect it: connect as that role"
+        ))
+        .with_source(found.message().to_owned());
     }
     explain(error)
 }

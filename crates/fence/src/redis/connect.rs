@@ -1,8 +1,8 @@
-//! A connection to the server of a URL, for those who have none yet.
+//! Connects by a URL.
 
 use std::time::Duration;
 
-use fencepost_base::redis::RedisUrl;
+use fencepost_base::redis::Resource;
 use fencepost_base::redis::error::classify;
 use fencepost_base::{Error, Result};
 use redis::AsyncConnectionConfig;
@@ -10,37 +10,37 @@ use redis::aio::MultiplexedConnection;
 
 use super::Fence;
 
-/// How long it may take to be connected, and to be answered.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of a connect, and of a reply.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection, and what the URL says of marks.
+/// A connection, and the options of the URL for marks.
 #[derive(Clone)]
 pub struct Connected {
-    /// The connection, driven by the tokio runtime of the caller.
+    /// The connection. It runs on the caller's tokio runtime.
     pub connection: MultiplexedConnection,
     beside: Option<String>,
     retention: Option<Duration>,
 }
 
-/// Connects by a URL, as the lock store does: `redis://`, `rediss://` and `redis+unix://`, with `ca=`, `cert=` and `key=`
-/// behind a `?`; and with `beside=KEY` ([`Fence::beside`]) and `retention=30d` ([`Fence::retain`]).
+/// Connects by a URL with the same options as that of the lock store: `redis://`, `rediss://` and `redis+unix://`, with
+/// `ca=`, `cert=` and `key=` after a `?`; and with `beside=KEY` ([`Fence::beside`]) and `retention=30d`
+/// ([`Fence::retain`]).
 pub async fn connect(url: &str) -> Result<Connected> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(Error::invalid("this is no URL of a Redis: write redis://HOST:PORT/DB"));
+        return Err(Error::invalid("this is not a URL of a Redis: write redis://HOST:PORT/DB"));
     };
-    let url = RedisUrl::parse_resource(scheme, rest)?;
+    let Resource { address, beside, retention } = Resource::parse(scheme, rest)?;
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
-    let client = &url.address.client;
+        .set_connection_timeout(Some(CALL_TIMEOUT))
+        .set_response_timeout(Some(CALL_TIMEOUT));
+    let client = &address.client;
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-    let shown = &url.address.shown;
-    let connection = connection.map_err(|error| classify(&error, shown))?;
-    Ok(Connected { connection, beside: url.options.beside, retention: url.options.retention })
+    let connection = connection.map_err(|error| classify(&error, &address.shown))?;
+    Ok(Connected { connection, beside, retention })
 }
 
 impl Connected {
-    /// The fence, as the URL says.
+    /// The fence with the options of the URL.
     pub fn fence(&self) -> Result<Fence> {
         let mut fence = Fence::new();
         if let Some(key) = &self.beside {

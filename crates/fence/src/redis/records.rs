@@ -1,4 +1,4 @@
-//! What the scripts keep, read back. The map is in the module above.
+//! Parses the records of the scripts. Their format is in the docs of the module above.
 
 use fencepost_base::clock::stamp::rfc3339;
 use fencepost_base::{Error, Result};
@@ -10,7 +10,7 @@ use crate::{Mark, Reset};
 /// A mark: `TOKEN MILLIS WHO`.
 pub(super) fn mark(name: &LockName, record: &[u8]) -> Result<Mark> {
     let read = || {
-        // Another language may have brought a name that is no UTF-8: its mark counts all the same.
+        // A client in another language may have set a label that is not UTF-8: its mark counts.
         let text = String::from_utf8_lossy(record);
         let mut words = text.splitn(3, ' ');
         let (token, millis, who) = (words.next()?, words.next()?, words.next()?);
@@ -43,27 +43,26 @@ pub(super) fn reset(name: &LockName, record: &[u8]) -> Result<Reset> {
     };
     read().ok_or_else(|| {
         Error::refused(format!(
-            "a record of resets of \"{name}\" is none of fencepost's: see the list {}...",
-            super::place::RESETS
+            "a logged reset of \"{name}\" is damaged: inspect the list {}...",
+            super::mark_keys::RESETS
         ))
     })
 }
 
-/// A mark that nobody can compare with keeps everybody out.
+/// A mark that cannot be parsed refuses every token.
 pub(super) fn damaged(name: &LockName) -> Error {
     Error::refused(format!(
-        "the mark of \"{name}\" is damaged, so nobody may enter: see who writes the keys {}..., and \
-         set it anew with `fencepost fence reset`",
-        super::place::MARK
+        "the mark of \"{name}\" is damaged, so every token is refused: find out which program writes the keys {}..., \
+         and set the mark with `fencepost fence reset`",
+        super::mark_keys::MARK
     ))
 }
 
-/// An answer that our scripts do not give, or not in the type that the caller asked for.
-#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` takes")]
-pub(super) fn strange(error: ParsingError) -> Error {
+/// A reply that does not have the type that the caller requested.
+pub(super) fn wrong_type(error: ParsingError) -> Error {
     Error::invalid(
-        "the commands ran, and their replies have other types than those that were asked for: ask \
-         for as many as there are commands, each in its own type",
+        "the commands ran, but their replies do not have the requested types: request one type per \
+         command",
     )
-    .because(error.to_string())
+    .with_source(error)
 }

@@ -1,15 +1,15 @@
--- Sets or forgets the mark, and keeps a record of it: one step.
---   KEYS  the mark; the list of records
---   ARGV  the new token, 0 to forget; by whom; why; retention in ms, 0 for ever
--- Returns the mark that was there, or nil.
+-- Sets or deletes the mark, and logs the reset: one step.
+--   KEYS  the mark; the list of resets
+--   ARGV  the new token, 0 to delete; by whom; why; retention in ms, 0 for ever
+-- Returns the previous mark, or nil.
 local to, by, why, retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- A mark that is none is one more reason to reset it.
+-- Of another type: one more reason to reset it.
 local old = redis.pcall('GET', KEYS[1])
 if not old and to == '0' then return false end
 local from = type(old) == 'string' and string.match(old, '^(%d+) %d+ .') or '0'
 local time = redis.call('TIME')
 local millis = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
--- First, since it fails if that key holds something else: then nothing is changed.
+-- First, because it fails if that key has another type: then nothing is changed.
 redis.call('RPUSH', KEYS[2], from .. ' ' .. to .. ' ' .. millis .. '\n' .. by .. '\n' .. why)
 redis.call('LTRIM', KEYS[2], -1000, -1)
 if to == '0' then

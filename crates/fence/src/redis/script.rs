@@ -1,4 +1,4 @@
-//! The scripts, run by their digest; the text travels only to a server that does not know it yet.
+//! Runs the scripts by their digest, and sends the text only to a server that does not know it yet.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use super::failed;
 
 /// Checks, raises the mark, and runs the commands.
 pub(super) static ACT: LazyLock<Step> = LazyLock::new(|| Step::new(include_str!("act.lua")));
-/// Sets or forgets the mark, with a record of it.
+/// Sets or deletes the mark, and logs the reset.
 pub(super) static RESET: LazyLock<Step> = LazyLock::new(|| Step::new(include_str!("reset.lua")));
 
 pub(super) struct Step {
@@ -23,7 +23,7 @@ impl Step {
         Self { digest: Script::new(text).get_hash().to_owned(), text }
     }
 
-    /// Runs the script. `arguments` adds them, the same ones each time.
+    /// Runs the script. `arguments` adds the arguments; it is called once or twice.
     pub(super) async fn call(
         &self,
         connection: &mut impl ConnectionLike,
@@ -38,10 +38,10 @@ impl Step {
         };
         let known = command("EVALSHA", &self.digest);
         match connection.req_packed_command(&known).await.and_then(Value::extract_error) {
-            // Nothing was run. EVAL, and not SCRIPT LOAD: what is loaded at one node may be asked of another.
+            // Nothing ran. EVAL instead of SCRIPT LOAD, because the next call may go to another node.
             Err(error) if error.kind() == ServerErrorKind::NoScript.into() => {
-                let told = command("EVAL", self.text);
-                connection.req_packed_command(&told).await.and_then(Value::extract_error)
+                let full = command("EVAL", self.text);
+                connection.req_packed_command(&full).await.and_then(Value::extract_error)
             }
             done => done,
         }

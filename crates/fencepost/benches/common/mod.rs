@@ -1,4 +1,4 @@
-//! What the benchmarks share: tasks that lock and unlock, processes that wait for each other, figures.
+//! Shared by the benchmarks: tasks that lock and unlock, processes that wait for each other, figures.
 
 #![allow(dead_code, reason = "not every benchmark uses all of it")]
 
@@ -11,16 +11,23 @@ use fencepost::clock::{BootClock, Clock};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// `cargo test` runs benchmarks too, to see that they work: then everything is small.
+/// Whether this is a full run. `cargo test` also runs benchmarks, with small numbers, to check that they work.
 pub(crate) fn full() -> bool {
     std::env::args().any(|argument| argument == "--bench")
+}
+
+/// Whether this part was named on the command line, as in `cargo bench --bench etcd -- hand-off`; without names all are
+/// wanted.
+pub(crate) fn wanted(part: &str) -> bool {
+    let mut named = std::env::args().skip(1).filter(|argument| argument != "--bench").peekable();
+    named.peek().is_none() || named.any(|name| name == part)
 }
 
 pub(crate) fn runtime() -> Outcome<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Runs `cycles` of acquire and release from each of `tasks` tasks, each on a name of its own.
+/// Acquires and releases `cycles` times in each of `tasks` tasks, each with its own lock name.
 pub(crate) fn cycles(
     runtime: &tokio::runtime::Runtime,
     fp: &Fencepost,
@@ -47,39 +54,74 @@ pub(crate) fn cycles(
     })
 }
 
-/// One of those who are measured: how long this many cycles of each task take it.
-pub(crate) type Contestant<'a> = (&'a str, &'a mut dyn FnMut(usize) -> Outcome<Duration>);
+/// One of the measured candidates: how long it takes for this many cycles of each task.
+pub(crate) type Candidate<'a> = (&'a str, &'a mut dyn FnMut(usize) -> Outcome<Duration>);
 
-/// Lets them do the same, turn and turn about in short slices, so that a slow spell hits all. The figure that
-/// counts is the first one's speed against each other's: the middle one of the slices' ratios.
-pub(crate) fn side_by_side<const N: usize>(
+/// Runs the candidates in alternating short slices, so that a slow period affects all of them. The result is the
+/// speed of the first relative to each other one: the median ratio of the slices, with quartiles.
+pub(crate) fn compare(tasks: usize, count: usize, candidates: &mut [Candidate<'_>]) -> Outcome<()> {
+    let slices = Slices::run(tasks, count, candidates)?;
+    slices.print(|ours, others| format!("ours is {}", speed(ours, others)));
+    Ok(())
+}
+
+/// The same the other way round: the speed of each other one relative to the first.
+pub(crate) fn compare_with_first(
     tasks: usize,
     count: usize,
-    contestants: &mut [Contestant<'_>; N],
+    candidates: &mut [Candidate<'_>],
 ) -> Outcome<()> {
-    let slices = (count / tasks).clamp(1, 40);
-    let each = (count / tasks / slices).max(1);
-    let mut took = [const { Vec::new() }; N];
-    for slice in 0..slices {
-        // Each goes first as often as any other.
-        for turn in 0..N {
-            let which = (slice + turn) % N;
-            took[which].push((contestants[which].1)(each)?);
-        }
-    }
-    for (which, (what, _)) in contestants.iter().enumerate() {
-        let both = took[which].iter().zip(&took[0]);
-        let mut ratios: Vec<_> =
-            both.map(|(its, ours)| its.as_secs_f64() / ours.as_secs_f64()).collect();
-        ratios.sort_by(f64::total_cmp);
-        let rate = rate(slices * each * tasks, took[which].iter().sum());
-        print!("  {tasks:>3} tasks, {what:<18} {rate}");
-        match ratios.get(ratios.len() / 2).filter(|_| which > 0) {
-            Some(middle) => println!("  ours is {middle:.2}x"),
-            None => println!(),
-        }
-    }
+    let slices = Slices::run(tasks, count, candidates)?;
+    slices.print(|first, its| speed(its, first));
     Ok(())
+}
+
+/// How long each slice of each candidate took.
+struct Slices {
+    tasks: usize,
+    cycles: usize,
+    took: Vec<(String, Vec<Duration>)>,
+}
+
+impl Slices {
+    fn run(tasks: usize, count: usize, candidates: &mut [Candidate<'_>]) -> Outcome<Self> {
+        let slices = (count / tasks).clamp(1, 40);
+        let each = (count / tasks / slices).max(1);
+        let mut took: Vec<_> =
+            candidates.iter().map(|(what, _)| ((*what).to_owned(), Vec::new())).collect();
+        for slice in 0..slices {
+            // Each candidate goes first equally often.
+            for turn in 0..candidates.len() {
+                let which = (slice + turn) % candidates.len();
+                took[which].1.push((candidates[which].1)(each)?);
+            }
+        }
+        Ok(Self { tasks, cycles: slices * each * tasks, took })
+    }
+
+    /// A line for each candidate, with what is said of the first and of it.
+    fn print(&self, compared: impl Fn(&[Duration], &[Duration]) -> String) {
+        let width = self.took.iter().map(|(what, _)| what.len()).max().unwrap_or_default();
+        for (which, (what, took)) in self.took.iter().enumerate() {
+            let rate = rate(self.cycles, took.iter().sum());
+            print!("  {:>3} tasks, {what:<width$} {rate}", self.tasks);
+            match self.took.first().filter(|_| which > 0) {
+                Some((_, first)) => println!("  {}", compared(first, took)),
+                None => println!(),
+            }
+        }
+    }
+}
+
+/// How fast these slices were, relative to those of another candidate.
+fn speed(its: &[Duration], others: &[Duration]) -> String {
+    let pairs = its.iter().zip(others);
+    let mut ratios: Vec<_> =
+        pairs.map(|(its, others)| others.as_secs_f64() / its.as_secs_f64()).collect();
+    ratios.sort_by(f64::total_cmp);
+    let quarter =
+        |number: usize| ratios.get(ratios.len() * number / 4).copied().unwrap_or_default();
+    format!("{:.2}x ({:.2} to {:.2})", quarter(2), quarter(1), quarter(3))
 }
 
 pub(crate) fn rate(count: usize, took: Duration) -> String {
@@ -89,7 +131,7 @@ pub(crate) fn rate(count: usize, took: Duration) -> String {
     format!("{:>9.0} cycles/s  {:>8.2} µs each", count / seconds, seconds / count * 1e6)
 }
 
-/// Whether this process was started as one of the [`Waiters`]; then it has done its work.
+/// Whether this process was started as one of the [`Waiters`]. If so, it has finished its work.
 pub(crate) fn is_waiter() -> Outcome<bool> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
@@ -101,7 +143,7 @@ pub(crate) fn is_waiter() -> Outcome<bool> {
     }
 }
 
-/// Takes one lock again and again, holds it for 5 ms, and says when.
+/// Acquires one lock repeatedly, holds it for 5 ms, and prints the times.
 fn waiter(url: &str, rounds: usize) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (url, poll) = match url.strip_prefix("poll+") {
@@ -126,7 +168,7 @@ fn waiter(url: &str, rounds: usize) -> Outcome<()> {
     })
 }
 
-/// The lock that the waiters share.
+/// The lock that all waiters use.
 pub(crate) const NAME: &str = "hand-off";
 
 async fn try_every_100_ms(fp: &Fencepost) -> Result<fencepost::Guard, fencepost::Error> {
@@ -138,7 +180,7 @@ async fn try_every_100_ms(fp: &Fencepost) -> Result<fencepost::Guard, fencepost:
     }
 }
 
-/// Processes that wait for one lock. They are killed, by their ids, on every path.
+/// Processes that wait for one lock. They are killed by id on every path.
 pub(crate) struct Waiters(pub(crate) Vec<(Child, BufReader<ChildStdout>)>);
 
 impl Waiters {
@@ -146,7 +188,7 @@ impl Waiters {
         Self::start_as("waiter", count, url, rounds)
     }
 
-    /// Processes of ours that play another role.
+    /// The same program in another role.
     pub(crate) fn start_as(role: &str, count: usize, url: &str, rounds: usize) -> Outcome<Self> {
         let program = std::env::current_exe()?;
         let command = || {
@@ -157,7 +199,7 @@ impl Waiters {
         Self::spawn((0..count).map(|_| command()).collect())
     }
 
-    /// Any processes that say `ready`, wait for a line, and report as a waiter does.
+    /// Any processes that print `ready`, wait for a line, and report like a waiter.
     pub(crate) fn spawn(commands: Vec<Command>) -> Outcome<Self> {
         let mut waiters = Self(Vec::new());
         for mut command in commands {
@@ -182,9 +224,8 @@ impl Drop for Waiters {
     }
 }
 
-/// What the waiters report at their end: how long each hand-off took, and how long each waited, in
-/// nanoseconds.
-pub(crate) fn by_the_clock(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>)> {
+/// The waiters' reports: the time of each hand-off and of each wait, in nanoseconds.
+pub(crate) fn hand_off_times(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>)> {
     let mut grants = Vec::new();
     for (child, lines) in &mut waiters.0 {
         for line in lines.by_ref().lines() {
@@ -198,24 +239,66 @@ pub(crate) fn by_the_clock(waiters: &mut Waiters) -> Outcome<(Vec<u64>, Vec<u64>
     grants.sort_unstable();
     let gaps = grants.windows(2).filter_map(|pair| {
         let ((_, _, _, released), (_, asked, granted, _)) = (pair[0], pair[1]);
-        // Only those who waited: at the end one process has the lock to itself.
+        // Only those that waited: at the end one process has the lock to itself.
         (asked < released).then(|| granted.saturating_sub(released))
     });
     let waits = grants.iter().map(|(_, asked, granted, _)| granted - asked);
     Ok((gaps.collect(), waits.collect()))
 }
 
-pub(crate) fn percentiles(mut nanos: Vec<u64>) -> String {
+/// A client whose hand-offs are measured: its name, and one run, which returns the hand-offs and the waits.
+pub(crate) type HandOffs<'a> = (&'a str, &'a mut dyn FnMut() -> Outcome<(Vec<u64>, Vec<u64>)>);
+
+/// Runs ours and the other client in turn, and prints how much longer ours takes: the median of the pairs' ratios, and
+/// their quartiles.
+pub(crate) fn compare_hand_offs(clients: &mut [HandOffs<'_>; 2]) -> Outcome<()> {
+    let pairs = if full() { 9 } else { 1 };
+    let mut all = [const { (Vec::new(), Vec::new()) }; 2];
+    let mut ratios = [const { Vec::new() }; 2];
+    for pair in 0..pairs {
+        let mut of_pair = [[Duration::ZERO; 2]; 2];
+        // Each goes first equally often.
+        for which in [pair % 2, 1 - pair % 2] {
+            let (gaps, waits) = (clients[which].1)()?;
+            of_pair[which] = [50, 99].map(|share| percentile(&gaps, share));
+            all[which].0.extend(gaps);
+            all[which].1.extend(waits);
+        }
+        for (share, ratios) in ratios.iter_mut().enumerate() {
+            ratios.push(of_pair[0][share].as_secs_f64() / of_pair[1][share].as_secs_f64());
+        }
+    }
+    for ((what, _), (gaps, waits)) in clients.iter().zip(all) {
+        println!("  {what}: hand-off   {}", percentiles(&gaps));
+        println!("  {what}: wait       {}", percentiles(&waits));
+    }
+    for (what, mut ratios) in ["p50", "p99"].into_iter().zip(ratios) {
+        ratios.sort_by(f64::total_cmp);
+        let at = |share: usize| ratios[(ratios.len() - 1) * share / 4];
+        println!(
+            "  {what} of a hand-off: ours takes {:.2}x as long ({:.2} to {:.2}), {pairs} pairs",
+            at(2),
+            at(1),
+            at(3)
+        );
+    }
+    Ok(())
+}
+
+fn percentile(nanos: &[u64], share: usize) -> Duration {
+    let mut nanos = nanos.to_vec();
     nanos.sort_unstable();
-    let at = |share: usize| {
-        let index = (nanos.len() * share / 100).min(nanos.len().saturating_sub(1));
-        Duration::from_nanos(nanos.get(index).copied().unwrap_or_default())
-    };
+    let index = (nanos.len() * share / 100).min(nanos.len().saturating_sub(1));
+    Duration::from_nanos(nanos.get(index).copied().unwrap_or_default())
+}
+
+pub(crate) fn percentiles(nanos: &[u64]) -> String {
+    let at = |share| percentile(nanos, share);
     format!("p50 {:.2?}  p99 {:.2?}  max {:.2?}  of {}", at(50), at(99), at(100), nanos.len())
 }
 
-/// Time on a processor of all threads of all of them, in nanoseconds. The ticks in `stat` are too coarse:
-/// they miss most of what wakes and sleeps again within one.
+/// CPU time of all threads of all processes, in nanoseconds. The ticks in `stat` are too coarse: they miss most
+/// threads that wake and sleep again within one tick.
 pub(crate) fn cpu_nanos(waiters: &Waiters) -> Outcome<u64> {
     let mut nanos = 0;
     for (child, _) in &waiters.0 {

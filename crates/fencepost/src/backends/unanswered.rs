@@ -1,8 +1,8 @@
-//! Acquires whose outcome is unknown: sent, and not answered yet, or answered only when they were sent again.
+//! Acquires whose outcome is unknown: sent, and not answered yet, or answered only after a retry.
 //!
-//! Such a request may arrive after the release that undoes it: over another connection, or behind it in a batch. So
-//! the owner is noted before the request leaves, and the note goes when the first request is answered. A release of an
-//! owner that is noted leaves a note at the server, whatever it finds there; any other release does not pay for one.
+//! Such a request may arrive after the release that undoes it: over another connection, or behind it in a batch. So the
+//! owner is noted before the request leaves, and the note is removed when the first request is answered. The release of a
+//! noted owner leaves a note at the server, whatever it finds there; other releases do not pay for one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const MOST: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Unanswered {
-    /// How long after it left a request is taken to be under way.
+    /// For how long after it left a request counts as still under way.
     late: Duration,
     noted: Mutex<Noted>,
 }
@@ -26,9 +26,9 @@ pub(super) struct Unanswered {
 struct Noted {
     /// When the last request of each left.
     sent: HashMap<OwnerId, Moment>,
-    /// At how many of them those are dropped that are too old.
+    /// The number of entries at which old ones are dropped.
     full: usize,
-    /// There were too many: until then every owner counts as noted.
+    /// There were too many entries: until this moment every owner counts as noted.
     all_until: Option<Moment>,
 }
 
@@ -37,7 +37,7 @@ impl Unanswered {
         Self { late, noted: Mutex::default() }
     }
 
-    /// An acquire is about to leave. Whether none of this owner was noted before.
+    /// Notes that an acquire is about to leave. Returns whether it is the first one of this owner.
     pub(super) fn note(&self, owner: OwnerId, now: Moment) -> bool {
         let mut noted = self.noted.lock();
         if noted.sent.len() >= noted.full {
@@ -51,8 +51,8 @@ impl Unanswered {
         noted.sent.insert(owner, now).is_none()
     }
 
-    /// An acquire came back that was noted at `sent`, and was the `first` one to be noted, or was not. Its owner stays
-    /// noted while a request of it may still be under way: this one, or a later one, which was noted since.
+    /// The acquire that was noted at `sent` was answered; `first` says whether it was the owner's first one. The owner
+    /// stays noted while a request of it may still be under way: an earlier one, or one that was noted since.
     pub(super) fn settle<T>(
         &self,
         owner: OwnerId,
@@ -70,7 +70,7 @@ impl Unanswered {
         }
     }
 
-    /// Nothing of this owner is under way any more, or the server has a note of it.
+    /// No request of this owner is under way any more, or the server has a note of the owner.
     pub(super) fn clear(&self, owner: OwnerId) {
         self.noted.lock().sent.remove(&owner);
     }
@@ -108,7 +108,7 @@ mod tests {
         assert!(!unanswered.has(owner(0), at(2)));
     }
 
-    /// A vote that came late is answered when the next one is on its way, and that one may be cut off.
+    /// The reply to a late vote arrives when the next vote is in flight, and the connection of that one may fail.
     #[cfg(feature = "redis")]
     #[test]
     fn owner_stays_noted_while_a_later_acquire_is_open() {
@@ -135,7 +135,7 @@ mod tests {
             unanswered.note(owner(number), now);
         }
         assert!(unanswered.noted.lock().sent.len() <= MOST);
-        // None is forgotten: all count as noted instead, and not for ever.
+        // No owner is forgotten: for a while all count as noted.
         assert!((0..=MOST).all(|number| unanswered.has(owner(number), now)));
         assert!(!unanswered.has(owner(0), now + LATE));
     }

@@ -1,10 +1,10 @@
-//! Following a lock on a store that notifies nobody.
+//! Follows a lock on a store that does not notify observers.
 
 use std::time::Duration;
 
 use fencepost_core::LockName;
 
-use crate::backend::{Glimpse, LockInfo, Observe, StoreResult};
+use crate::backend::{LockInfo, LockVersion, Observe, StoreResult};
 use crate::clock::Clock;
 use crate::retry::CALL_TIMEOUT;
 
@@ -14,11 +14,11 @@ pub(super) async fn inspect_until_changed(
     clock: &dyn Clock,
     every: Duration,
     name: LockName,
-    seen: Option<Glimpse>,
+    seen: Option<LockVersion>,
 ) -> StoreResult<LockInfo> {
     loop {
         let reply = store.inspect(name.clone(), clock.now() + CALL_TIMEOUT).await?;
-        if seen != Some(reply.value.glimpse()) {
+        if seen != Some(reply.value.version()) {
             return Ok(reply);
         }
         clock.alarm(clock.now() + every).await;

@@ -1,12 +1,13 @@
 //! Elections for threads.
 
-use std::ops::Deref;
-use std::time::Duration;
+use fencepost_core::{FencingToken, Token};
 
 use super::block_on;
+use super::guard::GuardHandle;
+use crate::backend::LossCause;
 use crate::election::Leader;
 use crate::error::Result;
-use crate::options::acquire_options;
+use crate::options::{acquire_options, wait_option};
 
 /// [`crate::Election`] for threads.
 ///
@@ -23,20 +24,16 @@ use crate::options::acquire_options;
 /// # Ok::<(), fencepost::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "nobody stands for election until `campaign` is called"]
+#[must_use = "nothing is sent until `campaign` is called"]
 pub struct Election(pub(super) crate::Election);
 
 acquire_options!(wraps Election);
+wait_option!(wraps Election);
 
 impl Election {
-    /// Blocks until it is our turn to lead. See [`crate::Election::campaign`].
+    /// Blocks until this candidate leads. See [`crate::Election::campaign`].
     pub fn campaign(&self, value: impl AsRef<[u8]>) -> Result<Leadership> {
         block_on(self.0.campaign(value)).map(Leadership)
-    }
-
-    /// See [`crate::Election::campaign_within`].
-    pub fn campaign_within(&self, value: impl AsRef<[u8]>, limit: Duration) -> Result<Leadership> {
-        block_on(self.0.campaign_within(value, limit)).map(Leadership)
     }
 
     /// See [`crate::Election::leader`].
@@ -50,21 +47,84 @@ impl Election {
     }
 }
 
-/// [`crate::Leadership`] for threads: what does not wait, such as [`term`](crate::Leadership::term), is the same.
-#[must_use = "a leadership that is dropped at once is given up at once"]
-#[derive(Debug)]
-pub struct Leadership(crate::Leadership);
+/// [`crate::Term`] for threads.
+#[derive(Clone, Debug)]
+pub struct Term(crate::Term);
 
-impl Leadership {
+impl Term {
+    /// See [`crate::Term::number`].
+    #[must_use]
+    pub fn number(&self) -> Token {
+        self.0.number()
+    }
+
+    /// See [`crate::Term::fencing`].
+    #[must_use]
+    pub fn fencing(&self) -> FencingToken {
+        self.0.fencing()
+    }
+
+    /// See [`crate::Term::check`].
+    pub fn check(&self) -> Result<FencingToken> {
+        self.0.check()
+    }
+
+    /// Blocks until the leadership is lost. See [`crate::Term::lost`].
+    #[must_use]
+    pub fn wait_lost(&self) -> LossCause {
+        block_on(self.0.lost())
+    }
+
     /// See [`crate::Term::proclaim`].
     pub fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<()> {
         block_on(self.0.proclaim(value))
     }
 
-    /// Blocks until the leadership is lost. See [`crate::Standing::lost`].
+    /// See [`crate::Term::handle`].
     #[must_use]
-    pub fn wait_lost(&self) -> crate::LossCause {
+    pub fn handle(&self) -> GuardHandle {
+        GuardHandle::of(self.0.handle())
+    }
+}
+
+/// [`crate::Leadership`] for threads.
+#[must_use = "dropping the leadership gives it up"]
+#[derive(Debug)]
+pub struct Leadership(crate::Leadership);
+
+impl Leadership {
+    /// See [`crate::Leadership::term`].
+    #[must_use]
+    pub fn term(&self) -> Token {
+        self.0.term()
+    }
+
+    /// See [`crate::Leadership::fencing`].
+    #[must_use]
+    pub fn fencing(&self) -> FencingToken {
+        self.0.fencing()
+    }
+
+    /// See [`crate::Leadership::check`].
+    pub fn check(&self) -> Result<FencingToken> {
+        self.0.check()
+    }
+
+    /// Blocks until the leadership is lost. See [`crate::Leadership::lost`].
+    #[must_use]
+    pub fn wait_lost(&self) -> LossCause {
         block_on(self.0.lost())
+    }
+
+    /// See [`crate::Term::proclaim`].
+    pub fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<()> {
+        block_on(self.0.proclaim(value))
+    }
+
+    /// A view of this leadership for the work under it.
+    #[must_use]
+    pub fn handle(&self) -> Term {
+        Term(self.0.handle())
     }
 
     /// See [`crate::Leadership::resign`].
@@ -73,19 +133,12 @@ impl Leadership {
     }
 }
 
-impl Deref for Leadership {
-    type Target = crate::Leadership;
-
-    fn deref(&self) -> &crate::Leadership {
-        &self.0
-    }
-}
-
 /// [`crate::Observer`] for threads.
+#[derive(Debug)]
 pub struct Observer(crate::Observer);
 
 impl Observer {
-    /// Blocks until there is news. See [`crate::Observer::next`].
+    /// Blocks until the leader or its value changes. See [`crate::Observer::next`].
     pub fn wait_next(&mut self) -> Result<Option<Leader>> {
         block_on(self.0.next())
     }

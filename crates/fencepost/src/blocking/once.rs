@@ -1,16 +1,19 @@
 //! Work that is done once, for threads.
 //!
-//! Work that blocks can not be dropped when its lock is lost, as a future can. It has its [`Run`] to ask, and
-//! whatever it does after it was overtaken is not recorded as done.
+//! Work that blocks cannot be dropped when its lock is lost, as a future can. It calls [`RunHandle::check`] instead, and
+//! after it was overtaken it cannot record the key as done.
 
-use std::ops::Deref;
 use std::time::Duration;
 
+use fencepost_core::{FencingToken, Token};
+
 use super::block_on;
+use super::guard::GuardHandle;
+use crate::backend::LossCause;
 use crate::error::Result;
-use crate::ledger::Entry;
+use crate::ledger::RecordInfo;
 use crate::once::{OnFailure, Recorded};
-use crate::options::acquire_options;
+use crate::options::{acquire_options, wait_option};
 use crate::transaction::Transaction;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -29,29 +32,25 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), fencepost::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "nothing is run until `run` or `begin` is called"]
+#[must_use = "nothing runs until `run` or `begin` is called"]
 pub struct Once(pub(super) crate::Once);
 
-/// What comes of [`Once::begin`].
+/// The outcome of [`Once::begin`].
 #[derive(Debug)]
-pub enum Begun {
-    /// It is ours to do.
-    Ours(Turn),
-    /// It is done, or has failed for good.
-    Settled(Entry),
+pub enum Start {
+    /// The caller runs it now.
+    Claimed(RunGuard),
+    /// It is done, or recorded as failed.
+    Finished(RecordInfo),
 }
 
 acquire_options!(wraps Once);
+wait_option!(wraps Once);
 
 impl Once {
-    /// See [`crate::Once::keep`].
-    pub fn keep(self, keep: Duration) -> Self {
-        Self(self.0.keep(keep))
-    }
-
-    /// See [`crate::Once::wait_at_most`].
-    pub fn wait_at_most(self, limit: Duration) -> Self {
-        Self(self.0.wait_at_most(limit))
+    /// See [`crate::Once::retain_for`].
+    pub fn retain_for(self, retention: Duration) -> Self {
+        Self(self.0.retain_for(retention))
     }
 
     /// See [`crate::Once::on_failure`].
@@ -65,25 +64,25 @@ impl Once {
     }
 
     /// Runs `work`, which may block, unless it is done. See [`crate::Once::run`].
-    pub fn run<R, E>(&self, work: impl FnOnce(Run) -> Result<R, E>) -> Result<Recorded>
+    pub fn run<R, E>(&self, work: impl FnOnce(RunHandle) -> Result<R, E>) -> Result<Recorded>
     where
         R: Into<Vec<u8>>,
         E: Into<Source>,
     {
-        block_on(self.0.run(|run| async move { work(Run(run)) }))
+        block_on(self.0.run(|run| async move { work(RunHandle(run)) }))
     }
 
     /// See [`crate::Once::begin`].
-    pub fn begin(&self) -> Result<Begun> {
+    pub fn begin(&self) -> Result<Start> {
         Ok(match block_on(self.0.begin())? {
-            crate::Begun::Ours(turn) => Begun::Ours(Turn(turn)),
-            crate::Begun::Settled(entry) => Begun::Settled(entry),
+            crate::Start::Claimed(run_guard) => Start::Claimed(RunGuard(run_guard)),
+            crate::Start::Finished(record) => Start::Finished(record),
         })
     }
 
-    /// See [`crate::Once::entry`].
-    pub fn entry(&self) -> Result<Option<Entry>> {
-        block_on(self.0.entry())
+    /// See [`crate::Once::record`].
+    pub fn record(&self) -> Result<Option<RecordInfo>> {
+        block_on(self.0.record())
     }
 
     /// See [`crate::Once::forget`].
@@ -92,12 +91,46 @@ impl Once {
     }
 }
 
-/// [`crate::Run`] for threads: what does not wait, such as [`check`](crate::Standing::check), is the same.
+/// [`crate::RunHandle`] for threads.
 #[derive(Clone, Debug)]
-pub struct Run(crate::Run);
+pub struct RunHandle(crate::RunHandle);
 
-impl Run {
-    /// See [`crate::Run::done_in`].
+impl RunHandle {
+    /// See [`crate::RunHandle::token`].
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.0.token()
+    }
+
+    /// See [`crate::RunHandle::fencing`].
+    #[must_use]
+    pub fn fencing(&self) -> FencingToken {
+        self.0.fencing()
+    }
+
+    /// See [`crate::RunHandle::check`].
+    pub fn check(&self) -> Result<FencingToken> {
+        self.0.check()
+    }
+
+    /// Blocks until the lock of the key is lost. See [`crate::RunHandle::lost`].
+    #[must_use]
+    pub fn wait_lost(&self) -> LossCause {
+        block_on(self.0.lost())
+    }
+
+    /// See [`crate::RunHandle::progress`].
+    pub fn progress(&self) {
+        self.0.progress();
+    }
+
+    /// See [`crate::RunHandle::handle`].
+    #[must_use]
+    pub fn handle(&self) -> GuardHandle {
+        GuardHandle::of(self.0.handle())
+    }
+
+    /// See [`crate::RunHandle::done_in`].
     pub fn done_in(
         &self,
         transaction: &mut impl Transaction,
@@ -105,54 +138,101 @@ impl Run {
     ) -> Result<()> {
         block_on(self.0.done_in(transaction, result))
     }
-}
 
-impl Deref for Run {
-    type Target = crate::Run;
-
-    fn deref(&self) -> &crate::Run {
-        &self.0
+    /// See [`crate::RunHandle::done_in_sqlite`].
+    #[cfg(all(feature = "sqlite", unix))]
+    pub fn done_in_sqlite(
+        &self,
+        transaction: &rusqlite::Transaction<'_>,
+        result: impl Into<Vec<u8>>,
+    ) -> Result<()> {
+        self.0.done_in_sqlite(transaction, result)
     }
 }
 
-/// [`crate::Turn`] for threads: what does not wait, such as [`key`](crate::Turn::key), is the same.
-#[must_use = "a turn that is dropped at once is given up at once"]
+/// [`crate::RunGuard`] for threads.
+#[must_use = "dropping the run gives up the key"]
 #[derive(Debug)]
-pub struct Turn(crate::Turn);
+pub struct RunGuard(crate::RunGuard);
 
-impl Turn {
-    /// What the work can take with it.
+impl RunGuard {
+    /// See [`crate::RunGuard::key`].
     #[must_use]
-    pub fn handle(&self) -> Run {
-        Run(self.0.handle())
+    pub fn key(&self) -> &str {
+        self.0.key()
     }
 
-    /// See [`crate::Turn::done`].
+    /// See [`crate::RunHandle::token`].
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.0.token()
+    }
+
+    /// See [`crate::RunHandle::fencing`].
+    #[must_use]
+    pub fn fencing(&self) -> FencingToken {
+        self.0.fencing()
+    }
+
+    /// See [`crate::RunHandle::check`].
+    pub fn check(&self) -> Result<FencingToken> {
+        self.0.check()
+    }
+
+    /// Blocks until the lock of the key is lost. See [`crate::RunHandle::lost`].
+    #[must_use]
+    pub fn wait_lost(&self) -> LossCause {
+        block_on(self.0.lost())
+    }
+
+    /// See [`crate::RunHandle::progress`].
+    pub fn progress(&self) {
+        self.0.progress();
+    }
+
+    /// A view of this run for the work in it.
+    #[must_use]
+    pub fn handle(&self) -> RunHandle {
+        RunHandle(self.0.handle())
+    }
+
+    /// See [`crate::RunHandle::done_in`].
+    pub fn done_in(
+        &self,
+        transaction: &mut impl Transaction,
+        result: impl Into<Vec<u8>>,
+    ) -> Result<()> {
+        block_on(self.0.done_in(transaction, result))
+    }
+
+    /// See [`crate::RunHandle::done_in_sqlite`].
+    #[cfg(all(feature = "sqlite", unix))]
+    pub fn done_in_sqlite(
+        &self,
+        transaction: &rusqlite::Transaction<'_>,
+        result: impl Into<Vec<u8>>,
+    ) -> Result<()> {
+        self.0.done_in_sqlite(transaction, result)
+    }
+
+    /// See [`crate::RunGuard::done`].
     pub fn done(self, result: impl Into<Vec<u8>>) -> Result<()> {
         block_on(self.0.done(result))
     }
 
-    /// See [`crate::Turn::failed`].
+    /// See [`crate::RunGuard::failed`].
     pub fn failed(self, message: &str) -> Result<()> {
         block_on(self.0.failed(message))
     }
 
-    /// See [`crate::Turn::give_up`].
+    /// See [`crate::RunGuard::give_up`].
     pub fn give_up(self) -> Result<()> {
         block_on(self.0.give_up())
     }
 
-    /// See [`crate::Turn::committed`].
-    pub fn committed(self) -> Result<Entry> {
+    /// See [`crate::RunGuard::committed`].
+    pub fn committed(self) -> Result<RecordInfo> {
         block_on(self.0.committed())
-    }
-}
-
-impl Deref for Turn {
-    type Target = crate::Turn;
-
-    fn deref(&self) -> &crate::Turn {
-        &self.0
     }
 }
 
@@ -164,9 +244,9 @@ pub struct Claims(pub(super) crate::Claims);
 acquire_options!(wraps Claims);
 
 impl Claims {
-    /// See [`crate::Claims::keep`].
-    pub fn keep(self, keep: Duration) -> Self {
-        Self(self.0.keep(keep))
+    /// See [`crate::Claims::retain_for`].
+    pub fn retain_for(self, retention: Duration) -> Self {
+        Self(self.0.retain_for(retention))
     }
 
     /// See [`crate::Claims::may_repeat`].
@@ -180,8 +260,8 @@ impl Claims {
     }
 
     /// See [`crate::Claims::take`].
-    pub fn take(&self) -> Result<Option<Turn>> {
-        Ok(block_on(self.0.take())?.map(Turn))
+    pub fn take(&self) -> Result<Option<RunGuard>> {
+        Ok(block_on(self.0.take())?.map(RunGuard))
     }
 }
 
@@ -191,21 +271,17 @@ impl Claims {
 pub struct SingleFlight(pub(super) crate::SingleFlight);
 
 acquire_options!(wraps SingleFlight);
+wait_option!(wraps SingleFlight);
 
 impl SingleFlight {
-    /// See [`crate::SingleFlight::keep`].
-    pub fn keep(self, keep: Duration) -> Self {
-        Self(self.0.keep(keep))
+    /// See [`crate::SingleFlight::retain_for`].
+    pub fn retain_for(self, retention: Duration) -> Self {
+        Self(self.0.retain_for(retention))
     }
 
     /// See [`crate::SingleFlight::stale_for`].
     pub fn stale_for(self, span: Duration) -> Self {
         Self(self.0.stale_for(span))
-    }
-
-    /// See [`crate::SingleFlight::wait_at_most`].
-    pub fn wait_at_most(self, limit: Duration) -> Self {
-        Self(self.0.wait_at_most(limit))
     }
 
     /// See [`crate::SingleFlight::forget`].
@@ -230,14 +306,14 @@ mod tests {
     use std::time::Duration;
 
     use crate::ErrorKind;
-    use crate::blocking::{Begun, Fencepost};
+    use crate::blocking::{Fencepost, Start};
     use crate::clock::{BootClock, Clock as _};
 
     type Failure = std::io::Error;
 
-    /// Work that blocks its thread all the while: the others wait, and the heartbeat does not.
+    /// The work blocks its thread: the other threads wait, and the heartbeat continues.
     #[test]
-    fn of_many_threads_one_works() {
+    fn one_of_many_threads_runs() {
         let fp = Fencepost::connect("memory:blocking-threads").unwrap();
         let (ran, computed, meeting) = (AtomicUsize::new(0), AtomicUsize::new(0), Barrier::new(8));
         std::thread::scope(|scope| {
@@ -246,7 +322,7 @@ mod tests {
                     meeting.wait();
                     let recorded = fp.once("a").may_repeat().run(|run| {
                         ran.fetch_add(1, Ordering::SeqCst);
-                        // Whatever blocks, and calls us again meanwhile.
+                        // Blocking work may call the library.
                         let inner = fp.once("inner").may_repeat().run(|_| Ok::<_, Failure>("in"));
                         assert_eq!(inner.unwrap().result, b"in");
                         run.check().map(|_| "done")
@@ -261,12 +337,12 @@ mod tests {
             }
         });
         assert_eq!((ran.into_inner(), computed.into_inner()), (1, 1));
-        assert_eq!(fp.once_entries().unwrap().len(), 2);
-        // One of those that found the record may still be releasing its lock.
+        assert_eq!(fp.once_records().unwrap().len(), 2);
+        // A thread that found the record may still be releasing its lock.
         let end = BootClock.now() + Duration::from_secs(30);
         let forgotten = loop {
             match fp.once("a").forget() {
-                Err(error) if matches!(error.kind(), ErrorKind::Held(_)) => {
+                Err(error) if error.kind() == ErrorKind::Held => {
                     assert!(BootClock.now() < end, "{error}");
                     std::thread::yield_now();
                 }
@@ -274,11 +350,11 @@ mod tests {
             }
         };
         assert!(forgotten);
-        assert!(fp.once("a").entry().unwrap().is_none());
+        assert!(fp.once("a").record().unwrap().is_none());
     }
 
     #[test]
-    fn items_are_claimed_and_settled() {
+    fn items_are_claimed_and_finished() {
         let fp = Fencepost::connect("memory:blocking-claims").unwrap();
         let claims = fp.claim(["a", "b"]).may_repeat();
         let first = claims.take().unwrap().unwrap();
@@ -290,12 +366,12 @@ mod tests {
         claims.take().unwrap().unwrap().failed("broken").unwrap();
         assert!(claims.take().unwrap().is_none());
         let failed = fp.once("b").may_repeat().run(|_| Ok::<_, Failure>("")).unwrap_err();
-        assert_eq!(*failed.kind(), ErrorKind::Failed, "{failed}");
-        assert!(matches!(fp.once("a").may_repeat().begin().unwrap(), Begun::Settled(_)));
+        assert_eq!(failed.kind(), ErrorKind::Failed, "{failed}");
+        assert!(matches!(fp.once("a").may_repeat().begin().unwrap(), Start::Finished(_)));
     }
 
     #[test]
-    fn a_leader_is_followed() {
+    fn leader_is_observed() {
         let fp = Fencepost::connect("memory:blocking-leader").unwrap();
         let election = fp.election("a");
         let mut observer = election.observe().unwrap();
@@ -306,8 +382,8 @@ mod tests {
         first.proclaim("two").unwrap();
         let seen = observer.wait_next().unwrap().unwrap();
         assert_eq!(seen.value.unwrap().text(), "two");
-        let held = election.campaign_within("late", Duration::from_millis(50));
-        assert!(matches!(held.unwrap_err().kind(), ErrorKind::Held(_)));
+        let held = election.clone().wait_timeout(Duration::from_millis(50)).campaign("late");
+        assert_eq!(held.unwrap_err().kind(), ErrorKind::Held);
         fp.break_lock("a").unwrap();
         let _ = first.wait_lost();
         let second = election.campaign("three").unwrap();

@@ -1,13 +1,13 @@
-//! `etcd:` for the suite, one member and three.
+//! `etcd:` for the suite, with one member and with three.
 
 use std::io;
 
 use fencepost_testkit::{Etcd, EtcdCluster};
 
-use crate::served::Make;
+use crate::served::ServerKind;
 
-impl Make for Etcd {
-    const ALONE: &'static str = "etcd";
+impl ServerKind for Etcd {
+    const SINGLE: &'static str = "etcd";
     const THREE: &'static str = "etcd-cluster";
 
     fn start() -> io::Result<Self> {

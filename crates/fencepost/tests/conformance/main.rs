@@ -26,16 +26,16 @@ fn main() -> ExitCode {
         #[cfg(feature = "redis")]
         Box::new(redis::FiveServers),
         #[cfg(feature = "etcd")]
-        served::Served::<fencepost_testkit::Etcd>::alone(),
+        served::Served::<fencepost_testkit::Etcd>::single(),
         #[cfg(feature = "etcd")]
         served::Served::<fencepost_testkit::Etcd>::three(),
         #[cfg(feature = "zookeeper")]
-        served::Served::<fencepost_testkit::ZooKeeper>::alone(),
+        served::Served::<fencepost_testkit::ZooKeeper>::single(),
         #[cfg(feature = "zookeeper")]
         served::Served::<fencepost_testkit::ZooKeeper>::three(),
         #[cfg(feature = "postgres")]
         postgres::OneServer::direct(),
         #[cfg(feature = "postgres")]
-        postgres::OneServer::bounced(),
+        postgres::OneServer::pooled(),
     ])
 }

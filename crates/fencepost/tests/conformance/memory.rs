@@ -1,5 +1,4 @@
-//! `memory:` for the suite. It lives in the process, so other processes can not reach it, and its line is
-//! cut by a decorator.
+//! `memory:` for the suite. Other processes cannot reach it, and a decorator cuts its connection.
 
 use std::sync::Arc;
 
@@ -18,20 +17,20 @@ impl Harness for InMemory {
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
         let store = Severable::new(Memory::new(Arc::new(BootClock)).into());
-        Box::pin(async move { Ok(Box::new(Room(store)) as Box<dyn Site>) })
+        Box::pin(async move { Ok(Box::new(MemorySite(store)) as Box<dyn Site>) })
     }
 }
 
-struct Room(Arc<Severable>);
+struct MemorySite(Arc<Severable>);
 
-impl Site for Room {
+impl Site for MemorySite {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         let store = self.0.store();
-        Box::pin(Fencepost::over(Arc::new(BootClock), move |_| async move { Ok(store) }))
+        Box::pin(Fencepost::with_backend(Arc::new(BootClock), move |_| async move { Ok(store) }))
     }
 
     fn url(&self) -> Result<String, Unable> {
-        Err(Unable::Unsupported("memory: can not be reached from another process".into()))
+        Err(Unable::Unsupported("memory: cannot be reached from another process".into()))
     }
 
     fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {

@@ -1,5 +1,5 @@
-//! `postgres:` for the suite: a database of its own for each case, behind a proxy that can be cut; once to the
-//! server itself, and once through a PgBouncer in transaction mode.
+//! `postgres:` for the suite: each case has its own database behind a fault proxy; once directly, and once through a
+//! PgBouncer in transaction mode.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use fencepost_conformance::{Harness, Site, Unable};
 use fencepost_testkit::{Mode, PgBouncer, Postgres, Proxy};
 use parking_lot::Mutex;
 
-/// A server, and what stands before it.
+/// A server, and the pooler in front of it.
 struct Servers {
     bouncer: Option<PgBouncer>,
     server: Arc<Postgres>,
@@ -25,17 +25,17 @@ impl Servers {
 }
 
 pub(crate) struct OneServer {
-    bounced: bool,
+    pooled: bool,
     shared: Mutex<Option<Arc<Servers>>>,
 }
 
 impl OneServer {
     pub(crate) fn direct() -> Box<dyn Harness> {
-        Box::new(Self { bounced: false, shared: Mutex::default() })
+        Box::new(Self { pooled: false, shared: Mutex::default() })
     }
 
-    pub(crate) fn bounced() -> Box<dyn Harness> {
-        Box::new(Self { bounced: true, shared: Mutex::default() })
+    pub(crate) fn pooled() -> Box<dyn Harness> {
+        Box::new(Self { pooled: true, shared: Mutex::default() })
     }
 
     fn shared(&self) -> io::Result<Arc<Servers>> {
@@ -43,31 +43,31 @@ impl OneServer {
         if let Some(servers) = &*slot {
             return Ok(Arc::clone(servers));
         }
-        Ok(Arc::clone(slot.insert(Servers::start(self.bounced)?)))
+        Ok(Arc::clone(slot.insert(Servers::start(self.pooled)?)))
     }
 }
 
 impl Harness for OneServer {
     fn name(&self) -> &'static str {
-        if self.bounced { "postgres-pgbouncer" } else { "postgres" }
+        if self.pooled { "postgres-pgbouncer" } else { "postgres" }
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
-        Box::pin(async { Place::at(self.shared()?) })
+        Box::pin(async { StoreSite::at(self.shared()?) })
     }
 
     fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
-        Box::pin(async { Place::at(Servers::start(self.bounced)?) })
+        Box::pin(async { StoreSite::at(Servers::start(self.pooled)?) })
     }
 }
 
-struct Place {
+struct StoreSite {
     servers: Arc<Servers>,
     proxy: Proxy,
     url: String,
 }
 
-impl Place {
+impl StoreSite {
     fn at(servers: Arc<Servers>) -> Result<Box<dyn Site>, Unable> {
         let database = servers.server.database()?;
         let to =
@@ -87,7 +87,7 @@ fn done<'a>(outcome: io::Result<()>) -> BoxFuture<'a, Result<(), Unable>> {
     Box::pin(async { Ok(outcome?) })
 }
 
-impl Site for Place {
+impl Site for StoreSite {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         Box::pin(Fencepost::connect(&self.url))
     }

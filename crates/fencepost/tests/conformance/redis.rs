@@ -1,5 +1,4 @@
-//! `redis:` and `redlock:` for the suite: servers of its own for each case, synced, behind proxies that can
-//! be cut.
+//! `redis:` and `redlock:` for the suite: each case has its own synced servers behind fault proxies.
 
 use fencepost::backend::BoxFuture;
 use fencepost::{Fencepost, Result};
@@ -17,7 +16,7 @@ impl Harness for OneServer {
         Box::pin(async {
             let nodes = vec![Node::start()?];
             let url = format!("redis://{}", nodes[0].proxy.address());
-            Ok(Box::new(Place { nodes, url }) as Box<dyn Site>)
+            Ok(Box::new(StoreSite { nodes, url }) as Box<dyn Site>)
         })
     }
 }
@@ -33,9 +32,9 @@ impl Harness for FiveServers {
         Box::pin(async {
             let nodes: Vec<_> = (0..5).map(|_| Node::start()).collect::<Result<_, _>>()?;
             let hosts: Vec<_> = nodes.iter().map(|node| node.proxy.address().to_string()).collect();
-            // They are new, and they sync what they are told: they may vote at once, and after a restart.
+            // They are new and synced, so they may vote at once and after a restart.
             let url = format!("redlock://{}?restarted=vote", hosts.join(","));
-            Ok(Box::new(Place { nodes, url }) as Box<dyn Site>)
+            Ok(Box::new(StoreSite { nodes, url }) as Box<dyn Site>)
         })
     }
 }
@@ -52,12 +51,12 @@ impl Node {
     }
 }
 
-struct Place {
+struct StoreSite {
     nodes: Vec<Node>,
     url: String,
 }
 
-impl Place {
+impl StoreSite {
     fn each(
         &self,
         act: impl Fn(&Node) -> std::io::Result<()>,
@@ -67,7 +66,7 @@ impl Place {
     }
 }
 
-impl Site for Place {
+impl Site for StoreSite {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         Box::pin(Fencepost::connect(&self.url))
     }

@@ -1,5 +1,5 @@
-//! Stores on servers that cases share, since those start slowly. Each case has a part of the store of its own,
-//! and proxies of its own that can be cut. A case that stops or restarts servers gets its own.
+//! Stores on servers that cases share, because the servers start slowly. Each case has its own part of the store and
+//! its own fault proxies. A case that stops or restarts servers gets its own servers.
 
 use std::io;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use fencepost_conformance::{Harness, Site, Unable};
 use fencepost_testkit::{Cluster, Clustered, Mode, Proxy, Server};
 use parking_lot::Mutex;
 
-/// A make of server that the suite runs on, alone and as three.
-pub(crate) trait Make: Clustered + Send + Sync + 'static {
+/// A kind of server on which the suite runs, alone and as three.
+pub(crate) trait ServerKind: Clustered + Send + Sync + 'static {
     /// The first part of each test's name.
-    const ALONE: &'static str;
+    const SINGLE: &'static str;
     const THREE: &'static str;
 
     fn start() -> io::Result<Self>;
 
     fn start_three() -> io::Result<Cluster<Self>>;
 
-    /// The part of the store that the case of this number has.
+    /// The part of the store that belongs to this case.
     fn url(hosts: &str, case: usize) -> String;
 }
 
@@ -31,7 +31,7 @@ enum Servers<S> {
     Three(Cluster<S>),
 }
 
-impl<S: Make> Servers<S> {
+impl<S: ServerKind> Servers<S> {
     fn each(&self) -> Vec<&Server> {
         match self {
             Self::One(server) => vec![&**server],
@@ -39,7 +39,7 @@ impl<S: Make> Servers<S> {
         }
     }
 
-    /// Ends all of them, and starts them on what they had kept.
+    /// Kills all of them, and starts them with their data.
     fn restart(&self) -> io::Result<()> {
         self.each().into_iter().try_for_each(Server::kill)?;
         self.each().into_iter().try_for_each(Server::launch)?;
@@ -58,9 +58,9 @@ pub(crate) struct Served<S> {
     shared: Mutex<Option<Arc<Servers<S>>>>,
 }
 
-impl<S: Make> Served<S> {
-    pub(crate) fn alone() -> Box<dyn Harness> {
-        Self::boxed(S::ALONE, || S::start().map(Servers::One))
+impl<S: ServerKind> Served<S> {
+    pub(crate) fn single() -> Box<dyn Harness> {
+        Self::boxed(S::SINGLE, || S::start().map(Servers::One))
     }
 
     pub(crate) fn three() -> Box<dyn Harness> {
@@ -80,27 +80,27 @@ impl<S: Make> Served<S> {
     }
 }
 
-impl<S: Make> Harness for Served<S> {
+impl<S: ServerKind> Harness for Served<S> {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
-        Box::pin(async { Place::at(self.shared()?) })
+        Box::pin(async { StoreSite::at(self.shared()?) })
     }
 
     fn fresh_server(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
-        Box::pin(async { Place::at(Arc::new((self.start)()?)) })
+        Box::pin(async { StoreSite::at(Arc::new((self.start)()?)) })
     }
 }
 
-struct Place<S> {
+struct StoreSite<S> {
     servers: Arc<Servers<S>>,
     proxies: Vec<Proxy>,
     url: String,
 }
 
-impl<S: Make> Place<S> {
+impl<S: ServerKind> StoreSite<S> {
     fn at(servers: Arc<Servers<S>>) -> Result<Box<dyn Site>, Unable> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let proxies = servers.each().into_iter().map(|server| Proxy::to(server.address()));
@@ -122,7 +122,7 @@ fn done<'a>(outcome: io::Result<()>) -> BoxFuture<'a, Result<(), Unable>> {
     Box::pin(async { Ok(outcome?) })
 }
 
-impl<S: Make> Site for Place<S> {
+impl<S: ServerKind> Site for StoreSite<S> {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         Box::pin(Fencepost::connect(&self.url))
     }

@@ -18,13 +18,13 @@ impl Harness for InFile {
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Site>, Unable>> {
         Box::pin(async {
             let directory = fencepost_testkit::directory_on_disk()?;
-            Ok(Box::new(Place { cut: Mutex::default(), directory }) as Box<dyn Site>)
+            Ok(Box::new(StoreSite { cut: Mutex::default(), directory }) as Box<dyn Site>)
         })
     }
 }
 
-struct Place {
-    /// The connection that keeps everybody else out, while there is one.
+struct StoreSite {
+    /// The connection that blocks all others, while `cut` is in effect.
     cut: Mutex<Option<Connection>>,
     directory: tempfile::TempDir,
 }
@@ -34,7 +34,7 @@ fn failed(error: rusqlite::Error) -> Unable {
     Unable::Failed(error.to_string())
 }
 
-impl Place {
+impl StoreSite {
     fn path(&self) -> std::path::PathBuf {
         self.directory.path().join("locks.db")
     }
@@ -46,7 +46,7 @@ impl Place {
     }
 }
 
-impl Site for Place {
+impl Site for StoreSite {
     fn connect(&self) -> BoxFuture<'_, Result<Fencepost>> {
         Box::pin(
             async move { Fencepost::connect(&format!("sqlite:{}", self.path().display())).await },
@@ -57,7 +57,7 @@ impl Site for Place {
         Ok(format!("sqlite:{}", self.path().display()))
     }
 
-    /// Somebody has the file's write lock and does not let go.
+    /// Another connection has the file's write lock and keeps it.
     fn cut(&self) -> BoxFuture<'_, Result<(), Unable>> {
         Box::pin(async {
             let connection = self.open()?;
@@ -77,7 +77,7 @@ impl Site for Place {
         })
     }
 
-    /// There is no server; what a restart leaves is the file without its log.
+    /// There is no server. After a restart the file has no log.
     fn restart(&self) -> BoxFuture<'_, Result<(), Unable>> {
         Box::pin(async {
             let connection = self.open()?;

@@ -1,18 +1,18 @@
-//! `zookeeper:` for the suite, one server and three.
+//! `zookeeper:` for the suite, with one server and with three.
 
 use std::io;
 
 use fencepost_testkit::{ZooKeeper, ZooKeeperBuilder, ZooKeeperEnsemble};
 
-use crate::served::Make;
+use crate::served::ServerKind;
 
-/// Short ticks for short leases, and sessions as long as the longest.
+/// Short ticks for short leases, and sessions as long as the longest lease.
 fn builder() -> ZooKeeperBuilder {
     ZooKeeper::builder().tick_time(200).max_session_timeout(36 * 60 * 60 * 1000)
 }
 
-impl Make for ZooKeeper {
-    const ALONE: &'static str = "zookeeper";
+impl ServerKind for ZooKeeper {
+    const SINGLE: &'static str = "zookeeper";
     const THREE: &'static str = "zookeeper-ensemble";
 
     fn start() -> io::Result<Self> {

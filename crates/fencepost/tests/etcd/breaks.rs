@@ -1,21 +1,21 @@
-//! A holder is notified when its key goes, whoever deleted it, and confirms a break.
+//! A holder is notified when its key is deleted, and confirms a break.
 //!
-//! The TTL is so long that no renewal comes within the test: whatever the holder learns, a watch made it look.
+//! The TTL is so long that no renewal comes during the test: what the holder learns, it learned from a watch.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use fencepost::{Fencepost, Guard, GuardState, LossCause};
+use fencepost::{Fencepost, Guard, GuardStatus, LossCause};
 use fencepost_testkit::{
     Etcd, EtcdCluster, Proxy, broken_holder_learns_at_once, connect, ms, pass, until, within,
 };
 
-use crate::common::{LONG, SOON, line, shared};
+use crate::common::{LONG, SOON, queue, shared};
 
-/// A count of the server's own: how many watches, or streams of them, it has.
+/// One of the server's own metrics: the number of watches, or of watch streams.
 fn count(etcd: &Etcd, what: &str) -> usize {
     let mut socket = TcpStream::connect(etcd.address()).unwrap();
-    // As old as this it is not sent in chunks, which may begin within a line.
+    // HTTP/1.0 has no chunks, which could split a line.
     write!(socket, "GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut text = String::new();
     socket.read_to_string(&mut text).unwrap();
@@ -32,7 +32,7 @@ fn streams(etcd: &Etcd) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_holder_learns_at_once_and_confirms() {
+async fn broken_holder_is_notified_at_once_and_confirms() {
     let etcd = Etcd::builder().start().unwrap();
     let (holder, operator) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     broken_holder_learns_at_once(&holder, &operator, LONG).await;
@@ -41,29 +41,29 @@ async fn a_broken_holder_learns_at_once_and_confirms() {
 }
 
 async fn held_for_a_moment(client: &Fencepost, name: &str) -> Guard {
-    let guard = client.lock(name).ttl(LONG).acquire_within(SOON).await.unwrap();
+    let guard = client.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     pass(ms(400)).await;
     guard
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_learns_at_once_that_its_key_or_its_lease_is_gone() {
+async fn holder_learns_at_once_that_its_key_or_lease_is_gone() {
     let etcd = shared();
     let client = connect(&etcd.url()).await;
     let name = "breaks/by-hand";
     let guard = held_for_a_moment(&client, name).await;
-    let key = format!("{name}/{}", line(&etcd, name)[0]);
+    let key = format!("{name}/{}", queue(&etcd, name)[0]);
     etcd.etcdctl(&["del", &key]).unwrap();
     assert_eq!(within(SOON, "it learns", guard.lost()).await, LossCause::Broken);
     let guard = held_for_a_moment(&client, name).await;
-    etcd.etcdctl(&["lease", "revoke", &line(&etcd, name)[0]]).unwrap();
+    etcd.etcdctl(&["lease", "revoke", &queue(&etcd, name)[0]]).unwrap();
     assert_eq!(within(SOON, "it learns", guard.lost()).await, LossCause::SessionGone);
 }
 
-/// Its connection breaks, and it moves to another member: it is watched there again. What happens to it in between it
-/// learns then.
+/// The connection breaks, and the client reconnects: its guard is watched again, and it learns what happened
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_is_watched_again_after_a_reconnect() {
+async fn holder_is_watched_again_after_a_reconnect() {
     let etcd = shared();
     let proxy = Proxy::to(etcd.address()).unwrap();
     let (ours, theirs) =
@@ -78,7 +78,7 @@ async fn a_holder_is_watched_again_after_a_reconnect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_is_watched_again_after_a_change_of_leader() {
+async fn holder_is_watched_again_after_a_leader_change() {
     let cluster = EtcdCluster::start().unwrap();
     let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = held_for_a_moment(&ours, "x").await;
@@ -90,7 +90,7 @@ async fn a_holder_is_watched_again_after_a_change_of_leader() {
     cluster.members()[leader].start_again().unwrap();
 }
 
-/// One stream carries all watches; none is left when the guards are gone, and a grant that is held briefly has none.
+/// One stream carries all watches. None is left when the guards are gone, and a brief grant has none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_share_one_stream_and_end_with_their_grants() {
     const MANY: usize = 300;
@@ -108,7 +108,7 @@ async fn watches_share_one_stream_and_end_with_their_grants() {
     assert_eq!(streams(&etcd), before.0 + 1);
     let last = guards.pop().unwrap();
     for guard in guards {
-        assert_eq!(guard.state(), GuardState::Held);
+        assert_eq!(guard.status(), GuardStatus::Held);
         guard.release().await.unwrap();
     }
     until("only one is watched", async || watchers(&etcd) == before.1 + 1).await;

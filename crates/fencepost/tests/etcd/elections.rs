@@ -1,20 +1,22 @@
-//! Elections between clients of ours: what the leader says is the value of its key.
+//! Elections: the leader's value is the value of its key.
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testkit::elections::{
-    a_deposed_leader_is_not_heard, campaigns, leader, leads, one_leads_after_the_other,
-    renewals_keep_the_words, said, sees,
+    campaigns, leader, leads, lost_leader_cannot_change_the_value, one_leads_after_the_other,
+    renewals_keep_the_value, sees, value_of_leader,
 };
-use fencepost_testkit::{Etcd, Mode, Proxy, Trigger, connect, fails, until, until_waiting, within};
+use fencepost_testkit::{
+    Etcd, Mode, Proxy, Trigger, connect, fails, fails_because, until, until_waiting, within,
+};
 
-use crate::common::{LEASE, LONG, SOON, leases, line, shared};
+use crate::common::{LEASE, LONG, SOON, leases, queue, shared};
 
 async fn two(url: &str) -> [fencepost::Fencepost; 2] {
     [connect(url).await, connect(url).await]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_leads_after_the_other_and_says_its_own() {
+async fn leaders_follow_each_other_with_their_own_values() {
     let etcd = Etcd::builder().start().unwrap();
     let [ours, theirs] = two(&etcd.url()).await;
     one_leads_after_the_other(&ours, &theirs).await;
@@ -24,27 +26,27 @@ async fn one_leads_after_the_other_and_says_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewals_leave_what_was_said() {
+async fn renewal_keeps_the_value() {
     let etcd = shared();
     let [ours, theirs] = two(&etcd.url()).await;
-    renewals_keep_the_words(&ours, &theirs, LEASE).await;
+    renewals_keep_the_value(&ours, &theirs, LEASE).await;
 }
 
-/// A break knows its own: the lease goes with the key, though the value tells nothing of us.
+/// A break recognizes a candidate of ours: the lease goes with the key, though the value does not name us.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_deposed_is_not_heard() {
+async fn deposed_leader_has_no_value() {
     let etcd = Etcd::builder().start().unwrap();
     let [ours, theirs] = two(&etcd.url()).await;
-    a_deposed_leader_is_not_heard(&ours, &theirs).await;
+    lost_leader_cannot_change_the_value(&ours, &theirs).await;
     let _leads = leads(campaigns(&ours, "broken", b"words", LONG)).await;
-    let lease = line(&etcd, "broken").pop().unwrap();
+    let lease = queue(&etcd, "broken").pop().unwrap();
     assert!(leases(&etcd).contains(&lease));
     let broken = theirs.break_lock("broken").await.unwrap().unwrap();
     assert!(!broken.label.as_str().contains("another client"), "{}", broken.label);
     assert!(!leases(&etcd).contains(&lease), "its lease is gone as well");
 }
 
-/// The label of a candidate, which its value can not carry, stands beside it: of the leader and of who waits.
+/// A candidate's label is stored in a key of its own, because the value cannot contain it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn candidates_have_labels() {
     let etcd = shared();
@@ -63,21 +65,21 @@ async fn candidates_have_labels() {
     assert_eq!(shown.value.unwrap().as_bytes(), b"", "it says nothing, and is no plain lock");
 }
 
-/// What would be taken for the value of a lock is not said.
+/// A value that could be taken for a plain lock is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn words_that_look_like_a_lock_are_refused() {
+async fn value_that_looks_like_a_lock_is_refused() {
     let etcd = shared();
     let client = connect(&etcd.url()).await;
     let election = client.election("unspeakable").ttl(LONG);
-    fails(election.campaign("x\nfencepost 1").await, &ErrorKind::Refused, &["fencepost 1"]);
+    fails(election.campaign("x\nfencepost 1").await, ErrorKind::Refused, &["fencepost 1"]);
     let leadership = leads(campaigns(&client, "unspeakable", b"fine", LONG)).await;
-    fails(leadership.proclaim("x\nfencepost 1").await, &ErrorKind::Refused, &["fencepost 1"]);
-    assert_eq!(said(&client, "unspeakable").await.as_deref(), Some(&b"fine"[..]));
+    fails(leadership.proclaim("x\nfencepost 1").await, ErrorKind::Refused, &["fencepost 1"]);
+    assert_eq!(value_of_leader(&client, "unspeakable").await.as_deref(), Some(&b"fine"[..]));
 }
 
-/// A proclamation whose answer is lost is made once, and an observer sees it.
+/// A proclaim whose reply is lost is applied once, and an observer sees it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proclamation_that_is_cut_off_is_heard() {
+async fn proclaim_whose_connection_is_lost_is_observed() {
     let etcd = shared();
     let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
     let ours = connect(&format!("etcd://{}", proxy.address())).await;
@@ -93,17 +95,17 @@ async fn a_proclamation_that_is_cut_off_is_heard() {
     }
 }
 
-/// Between the renewal and the put of a proclamation somebody puts a value into the leader's key and so takes it off
-/// its lease. For everybody else it counts no more: a leader that put its words there, or took what is there for its
-/// own, would be one of two.
-async fn a_leader_whose_key_is_taken_off_its_lease(name: &str, put: &str) {
+/// Between the renewal and the put of a proclaim, somebody overwrites the leader's key and so detaches it from its
+/// lease. For all other clients the leader is gone. If it put its value there, or treated the value as its own, there
+/// would be two leaders.
+async fn leader_is_lost_when_its_key_is_put(name: &str, put: &str) {
     let etcd = shared();
     let proxy = Proxy::to(etcd.url().strip_prefix("etcd://").unwrap().parse().unwrap()).unwrap();
     let ours = connect(&format!("etcd://{}", proxy.address())).await;
     let theirs = connect(&etcd.url()).await;
     let leadership = leads(campaigns(&ours, name, b"mine", LONG)).await;
-    let key = format!("{name}/{}", line(&etcd, name).pop().unwrap());
-    // It is tried again soon: until the line is silent, it is cut again.
+    let key = format!("{name}/{}", queue(&etcd, name).pop().unwrap());
+    // The client retries soon: cut again until the proxy is silent.
     for _ in 0..4 {
         proxy.cut_on(Trigger::before("proclaimed"));
     }
@@ -115,13 +117,13 @@ async fn a_leader_whose_key_is_taken_off_its_lease(name: &str, put: &str) {
         proxy.set_mode(Mode::Pass);
     };
     let (outcome, ()) =
-        within(SOON, "it is told", async { tokio::join!(proclaiming, meanwhile) }).await;
-    // The heartbeat may find it first, since it renews when the watch is back: it takes the stray key away.
-    let cause = match outcome.as_ref().map_err(fencepost::Error::kind) {
-        Err(ErrorKind::Lost(LossCause::SessionGone)) => LossCause::SessionGone,
+        within(SOON, "the proclaim ends", async { tokio::join!(proclaiming, meanwhile) }).await;
+    // The heartbeat may notice first, since it renews when the watch is back. It then deletes the stray key.
+    let cause = match outcome.as_ref().map_err(fencepost::Error::loss_cause) {
+        Err(Some(LossCause::SessionGone)) => LossCause::SessionGone,
         _ => LossCause::TakenOver,
     };
-    fails(outcome, &ErrorKind::Lost(cause), &[name]);
+    fails_because(outcome, ErrorKind::Lost, cause, &[name]);
     assert!(leadership.check().is_err());
     let next = leads(campaigns(&theirs, name, b"next", LONG)).await;
     assert!(next.term() > leadership.term());
@@ -129,24 +131,24 @@ async fn a_leader_whose_key_is_taken_off_its_lease(name: &str, put: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_whose_key_is_taken_off_its_lease_is_told() {
-    a_leader_whose_key_is_taken_off_its_lease("off-its-lease", "x").await;
+async fn leader_is_lost_when_its_key_is_detached_from_the_lease() {
+    leader_is_lost_when_its_key_is_put("off-its-lease", "x").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_whose_very_words_are_put_without_its_lease_is_told() {
-    a_leader_whose_key_is_taken_off_its_lease("off-its-lease-too", "proclaimed").await;
+async fn leader_is_lost_when_its_own_value_is_put_without_its_lease() {
+    leader_is_lost_when_its_key_is_put("off-its-lease-too", "proclaimed").await;
 }
 
-/// The same before it is proclaimed at all.
+/// The same before the proclaim starts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_lost_its_lease_before_it_proclaims_is_told() {
+async fn leader_without_its_lease_cannot_proclaim() {
     let etcd = shared();
     let client = connect(&etcd.url()).await;
     let leadership = leads(campaigns(&client, "off-before", b"mine", LONG)).await;
-    let key = format!("off-before/{}", line(&etcd, "off-before").pop().unwrap());
+    let key = format!("off-before/{}", queue(&etcd, "off-before").pop().unwrap());
     etcd.etcdctl(&["put", &key, "x"]).unwrap();
     let outcome = leadership.proclaim("proclaimed").await;
-    fails(outcome, &ErrorKind::Lost(LossCause::TakenOver), &["off-before"]);
+    fails_because(outcome, ErrorKind::Lost, LossCause::TakenOver, &["off-before"]);
     assert!(leader(&client, "off-before").await.is_none());
 }

@@ -1,35 +1,34 @@
-//! A process that uses locks stands still, and goes on.
+//! A process that uses locks is frozen and resumes.
 
 use std::time::Duration;
 
 use fencepost_testkit::{
-    GAP, Worker, connect, granted, lock_as_told, ms, now, pass, say, until, until_waiting, waits,
+    GAP, Worker, connect, granted, ms, now, pass, report, run_worker, until, until_waiting, waits,
 };
 
-use crate::common::{LONG, SOON, line, shared};
+use crate::common::{LONG, SOON, queue, shared};
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// This is no test but the other process, if it was started as one: takes the lock, and looks at its guard all
-/// the time.
+/// The other process, not a test: acquires the lock and reads its guard continuously.
 #[tokio::test]
 async fn worker() {
-    let Some((_, guard)) = lock_as_told().await else { return };
+    let Some((_, guard)) = run_worker().await else { return };
     let mut last = now();
     loop {
         pass(ms(1)).await;
-        let state = guard.state();
+        let state = guard.status();
         if now().since(last) > GAP {
-            say(&format!("woke {state:?}"));
+            report(&format!("woke {state:?}"));
         }
         last = now();
     }
 }
 
-/// The story behind fencing: a holder freezes past its lease and wakes up sure of its lock. Here its first look
-/// tells it, before any timer or packet does.
+/// The story behind fencing: a holder is frozen past its lease and wakes up convinced that it holds. Here its first
+/// read of the guard reports the loss, before any timer or packet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_holder_is_lost_at_its_first_look() {
+async fn frozen_holder_is_lost_when_it_first_reads_its_guard() {
     let etcd = shared();
     let name = "frozen/holder";
     let theirs = connect(&etcd.url()).await;
@@ -39,33 +38,34 @@ async fn a_frozen_holder_is_lost_at_its_first_look() {
     let next = granted(waits(&theirs, name, LONG)).await;
     assert!(next.token().get() > token, "{} after {token}", next.token());
     worker.process.resume().unwrap();
-    until("the worker wakes", async || !worker.said("woke").is_empty()).await;
-    let first = &worker.said("woke")[0];
+    until("the worker wakes", async || !worker.reports("woke").is_empty()).await;
+    let first = &worker.reports("woke")[0];
     assert!(first.starts_with("Lost("), "{first}");
     next.check().unwrap();
-    assert_eq!(line(&etcd, name).len(), 1, "it undid nothing that is not its own");
+    assert_eq!(queue(&etcd, name).len(), 1, "it undid nothing that is not its own");
     next.release().await.unwrap();
 }
 
-/// etcd#11456, #9921: the waiter's lease had died in its sleep; when its predecessor had gone it believed.
+/// etcd#11456, #9921: the waiter's lease expired while it was frozen. When its predecessor released, it assumed that
+/// it had the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_waiter_does_not_hold_when_it_wakes() {
+async fn frozen_waiter_is_not_granted_when_it_wakes() {
     let etcd = shared();
     let name = "frozen/waiter";
     let theirs = connect(&etcd.url()).await;
     let holder = theirs.lock(name).ttl(LONG).acquire().await.unwrap();
     let worker = Worker::start(&etcd.url(), name, TTL);
     until_waiting(&theirs, name, 1).await;
-    let old = line(&etcd, name)[1].clone();
+    let old = queue(&etcd, name)[1].clone();
     worker.process.stop().unwrap();
-    // Its lease dies; the holder goes, and another one has the lock.
+    // Its lease expires, the holder releases, and another client is granted.
     until_waiting(&theirs, name, 0).await;
     holder.release().await.unwrap();
-    let next = theirs.lock(name).ttl(LONG).acquire_within(SOON).await.unwrap();
+    let next = theirs.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     worker.process.resume().unwrap();
     until_waiting(&theirs, name, 1).await;
-    assert_ne!(line(&etcd, name)[1], old, "a fresh place");
-    assert!(worker.said("granted").is_empty());
+    assert_ne!(queue(&etcd, name)[1], old, "a new position");
+    assert!(worker.reports("granted").is_empty());
     next.check().unwrap();
     let token = next.token().get();
     next.release().await.unwrap();

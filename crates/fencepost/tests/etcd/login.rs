@@ -1,15 +1,16 @@
 //! Users, passwords, certificates.
 
-use fencepost::{ErrorKind, GuardState};
+use fencepost::backends::etcd::EtcdOptions;
+use fencepost::{ErrorKind, GuardStatus};
 use fencepost_testkit::{
-    Etcd, SECRET, connect, fails, granted, nothing_is_left, try_connect, until_renewed,
+    Etcd, ODD_SECRET, SECRET, connect, fails, granted, nothing_is_left, try_connect, until_renewed,
     until_waiting, waits, within,
 };
 
 use crate::common::{LEASE, LONG, SOON};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_logs_in_is_served_and_who_does_not_is_told_why() {
+async fn login_succeeds_and_its_absence_is_reported() {
     let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
     let address = etcd.address().to_string();
     let client = connect(&etcd.url()).await;
@@ -20,13 +21,31 @@ async fn who_logs_in_is_served_and_who_does_not_is_told_why() {
 
     for login in ["web:hunter2-wrong@", "nobody:hunter2@"] {
         let outcome = try_connect(&format!("etcd://{login}{address}")).await;
-        fails(outcome, &ErrorKind::Refused, &[&address, "user and password"]);
+        fails(outcome, ErrorKind::Refused, &[&address, "credentials"]);
     }
     let outcome = try_connect(&format!("etcd://{address}")).await;
-    fails(outcome, &ErrorKind::Refused, &[&address, "USER:PASSWORD@"]);
+    fails(outcome, ErrorKind::Refused, &[&address, "USER:PASSWORD@"]);
 }
 
-/// Makes all logins of this user void; it may log in again, with the same password.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn typed_options_need_no_escaping() {
+    let etcd = Etcd::builder().tls().auth("web", ODD_SECRET).start().unwrap();
+    let address = etcd.address().to_string();
+    let options = || {
+        let options = EtcdOptions::new([&address]).user("web").password(ODD_SECRET);
+        options.prefix("app/").ca(etcd.ca_path().unwrap())
+    };
+    let ca = etcd.ca_path().unwrap();
+    let typed = connect(options()).await;
+    let url = connect(&format!("{}?prefix=app/&ca={}", etcd.url(), ca.display())).await;
+    let guard = typed.lock("x").ttl(LONG).acquire().await.unwrap();
+    assert!(url.lock("x").try_acquire().await.unwrap().is_none(), "it is the same store");
+    guard.release().await.unwrap();
+    let wrong = try_connect(options().password("hunter2")).await;
+    fails(wrong, ErrorKind::Refused, &[&address, "rejected the credentials"]);
+}
+
+/// Invalidates all logins of this user. It can log in again with the same password.
 fn forget_logins(etcd: &Etcd, user: &str) {
     let password = format!("--new-user-password={SECRET}");
     etcd.etcdctl(&["user", "delete", user]).unwrap();
@@ -34,12 +53,12 @@ fn forget_logins(etcd: &Etcd, user: &str) {
     etcd.etcdctl(&["user", "grant-role", user, "everything"]).unwrap();
 }
 
-/// A login that is not valid any more is made anew: whoever holds or waits must not notice.
+/// An expired login is repeated, and neither holder nor waiter notices.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_that_is_not_valid_any_more_is_made_anew() {
+async fn expired_login_is_repeated() {
     let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
-    // Renewing, queueing up and waiting.
+    // A renewal, an acquire and a wait.
     let holder = theirs.lock("x").ttl(LEASE).acquire().await.unwrap();
     forget_logins(&etcd, "web");
     let waiter = waits(&ours, "x", LONG);
@@ -47,9 +66,9 @@ async fn a_login_that_is_not_valid_any_more_is_made_anew() {
     until_renewed(&holder, 1).await;
     forget_logins(&etcd, "web");
     until_renewed(&holder, 1).await;
-    assert_eq!(holder.state(), GuardState::Held);
+    assert_eq!(holder.status(), GuardStatus::Held);
     assert!(!waiter.is_finished(), "it is held");
-    // The release, and the look of the one who waits.
+    // The release, and the waiter's check.
     forget_logins(&etcd, "web");
     let token = holder.token();
     holder.release().await.unwrap();
@@ -61,9 +80,9 @@ async fn a_login_that_is_not_valid_any_more_is_made_anew() {
     assert_eq!(theirs.break_lock("x").await.unwrap().unwrap().token, Some(next.token()));
 }
 
-/// A server that starts again has forgotten all logins but the last few: those stand in its log.
+/// A restarted server keeps only the last few logins, which are in its log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_starts_again_is_logged_in_to_again() {
+async fn restarted_server_is_logged_in_to_again() {
     let etcd = Etcd::builder().auth("web", SECRET).arg("--snapshot-count=2").start().unwrap();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let holder = theirs.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
@@ -73,9 +92,9 @@ async fn a_server_that_starts_again_is_logged_in_to_again() {
         etcd.etcdctl(&["put", "other", value]).unwrap();
     }
     etcd.restart().unwrap();
-    ours.lock("y").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
+    ours.lock("y").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap().release().await.unwrap();
     until_renewed(&holder, 1).await;
-    assert_eq!(holder.state(), GuardState::Held);
+    assert_eq!(holder.status(), GuardStatus::Held);
     assert!(!waiter.is_finished(), "it is held");
     let token = holder.token();
     holder.release().await.unwrap();
@@ -83,7 +102,7 @@ async fn a_server_that_starts_again_is_logged_in_to_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_may_not_is_told_which_permission_is_missing() {
+async fn missing_permission_is_named() {
     let etcd = Etcd::builder().auth("web", SECRET).start().unwrap();
     etcd.etcdctl(&["user", "add", "reader", "--new-user-password=hunter2"]).unwrap();
     etcd.etcdctl(&["role", "add", "reading"]).unwrap();
@@ -92,14 +111,14 @@ async fn a_user_who_may_not_is_told_which_permission_is_missing() {
     let address = etcd.address().to_string();
     let reader = connect(&format!("etcd://reader:hunter2@{address}")).await;
     assert!(reader.inspect("x").await.unwrap().holder.is_none());
-    let outcome = within(SOON, "it is told", reader.lock("x").ttl(LONG).acquire()).await;
-    fails(outcome, &ErrorKind::Refused, &[&address, "readwrite", "grant-permission"]);
+    let outcome = within(SOON, "the acquire fails", reader.lock("x").ttl(LONG).acquire()).await;
+    fails(outcome, ErrorKind::Refused, &[&address, "readwrite", "grant-permission"]);
     within(SOON, "it is closed", reader.close()).await;
     nothing_is_left(&connect(&etcd.url()).await, "x").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_checked() {
+async fn certificate_is_checked() {
     let etcd = Etcd::builder().tls().start().unwrap();
     let address = etcd.address().to_string();
     let ca = etcd.ca_path().unwrap();
@@ -107,23 +126,23 @@ async fn a_certificate_is_checked() {
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
     assert!(client.lock("x").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
-    // An authority that nobody told us of, and no TLS at all: neither hangs.
+    // An unknown certificate authority, and no TLS at all: neither hangs.
     let (tls, plain) = (format!("{}?tls=true", etcd.url()), etcd.url());
     let (tls, plain) = tokio::join!(try_connect(&tls), try_connect(&plain));
-    fails(tls, &ErrorKind::Unreachable, &[&address]);
-    fails(plain, &ErrorKind::Unreachable, &[&address]);
+    fails(tls, ErrorKind::Unreachable, &[&address]);
+    fails(plain, ErrorKind::Unreachable, &[&address]);
 }
 
-/// Whoever reads the error has to know what to mend: the certificate, not the network.
+/// The error must point to the certificate, not to the network.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_says_that_it_is_the_certificate() {
+async fn tls_error_names_the_certificate() {
     let etcd = Etcd::builder().tls().start().unwrap();
     let outcome = try_connect(&format!("{}?tls=true", etcd.url())).await;
-    fails(outcome, &ErrorKind::Unreachable, &[&etcd.address().to_string(), "certificate"]);
+    fails(outcome, ErrorKind::Unreachable, &[&etcd.address().to_string(), "certificate"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
+async fn client_certificate_is_presented() {
     let args = ["--client-cert-auth", "--trusted-ca-file=ca.crt"];
     let etcd = args.iter().fold(Etcd::builder().tls(), |builder, arg| builder.arg(arg));
     let etcd = etcd.start().unwrap();
@@ -133,5 +152,5 @@ async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
     let url = format!("{anonymous}&cert={}&key={}", cert.display(), key.display());
     nothing_is_left(&connect(&url).await, "x").await;
     let refused = try_connect(&anonymous).await;
-    fails(refused, &ErrorKind::Unreachable, &[&etcd.address().to_string()]);
+    fails(refused, ErrorKind::Unreachable, &[&etcd.address().to_string()]);
 }

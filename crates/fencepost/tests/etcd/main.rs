@@ -1,19 +1,20 @@
-//! What only an etcd cluster can do to us: lose its leader, a member, its quorum, our lease, our login. Against
-//! real ones.
+//! Faults of an etcd cluster: a lost leader, member, quorum, lease or login. Against real servers.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod breaks;
 mod common;
+mod compaction;
 mod elections;
 mod frozen;
-mod hands;
-mod history;
-mod lines;
+mod layout;
 mod login;
+mod lost_connections;
+mod manual_intervention;
 mod members;
 mod names;
 mod outages;
 mod records;
 mod stubs;
-mod superseded;
+mod superseded_leader;
+mod waiting;

@@ -1,26 +1,26 @@
-//! Names that lie within each other, keys that are no locks, and what is left in the end.
+//! Nested names, keys that are no locks, and leftovers.
 
 use fencepost::Fencepost;
 use fencepost_testkit::{Etcd, connect, granted, ms, pass, until, until_waiting, waits, within};
 
 use crate::common::{LONG, SOON, leases, shared};
 
-/// Takes the lock at once, and shows that it is held.
-async fn is_free(client: &Fencepost, name: &str) {
+/// Acquires the lock at once, and checks that it is held.
+async fn assert_free(client: &Fencepost, name: &str) {
     let guard = client.lock(name).ttl(LONG).try_acquire().await.unwrap();
     let guard = guard.unwrap_or_else(|| panic!("{name} is free"));
     assert!(client.lock(name).try_acquire().await.unwrap().is_none(), "{name} is held now");
     guard.release().await.unwrap();
 }
 
-/// Consul and etcd locks are prefixes: whoever takes all keys below a name for contenders has `a` wait for `a/b`.
+/// Locks of Consul and etcd are prefixes: if all keys below a name counted as contenders, `a` would wait for `a/b`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_within_another_ones_name_is_another_lock() {
+async fn lock_nested_in_another_name_is_another_lock() {
     let etcd = shared();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let (outer, inner) = ("names/a", "names/a/b");
     let guard = theirs.lock(inner).ttl(LONG).acquire().await.unwrap();
-    is_free(&ours, outer).await;
+    assert_free(&ours, outer).await;
     assert!(ours.inspect(outer).await.unwrap().holder.is_none());
     assert!(
         ours.break_lock(outer).await.unwrap().is_none(),
@@ -29,8 +29,8 @@ async fn a_lock_within_another_ones_name_is_another_lock() {
     guard.check().unwrap();
     guard.release().await.unwrap();
     let guard = theirs.lock(outer).ttl(LONG).acquire().await.unwrap();
-    is_free(&ours, inner).await;
-    is_free(&ours, "names").await;
+    assert_free(&ours, inner).await;
+    assert_free(&ours, "names").await;
     guard.release().await.unwrap();
 }
 
@@ -39,26 +39,26 @@ async fn keys_that_are_no_contenders_do_not_block() {
     let etcd = shared();
     let client = connect(&etcd.url()).await;
     let name = "names/data";
-    // Data without a lease, and data under somebody's lease that the key does not name.
+    // Data without a lease, and data under a lease that the key does not name.
     etcd.etcdctl(&["put", &format!("{name}/1234abcd"), "theirs"]).unwrap();
-    let said = etcd.etcdctl(&["lease", "grant", "60"]).unwrap();
-    // It is shown with as many zeros as fit before it; a key has none.
-    let lease = said.split(' ').nth(1).unwrap().trim_start_matches('0');
+    let output = etcd.etcdctl(&["lease", "grant", "60"]).unwrap();
+    // The id is printed with leading zeros; a key has none.
+    let lease = output.split(' ').nth(1).unwrap().trim_start_matches('0');
     etcd.etcdctl(&["put", &format!("{name}/5678"), "theirs", &format!("--lease={lease}")]).unwrap();
-    is_free(&client, name).await;
-    // The control: a key that names its lease is somebody's place.
+    assert_free(&client, name).await;
+    // Control: a key that names its lease is a position.
     let place = format!("{name}/{lease}");
     etcd.etcdctl(&["put", &place, "", &format!("--lease={lease}")]).unwrap();
     assert!(client.lock(name).try_acquire().await.unwrap().is_none());
     etcd.etcdctl(&["lease", "revoke", lease]).unwrap();
-    is_free(&client, name).await;
+    assert_free(&client, name).await;
     let data = etcd.etcdctl(&["get", &format!("{name}/1234abcd")]).unwrap();
     assert!(data.contains("theirs"), "it was left alone: {data}");
 }
 
-/// Older and younger ones lie among those of the name itself, and change all the time.
+/// Nested locks, older and younger, are listed among the contenders and change all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_locks_within_a_name_do_not_stand_in_line_for_it() {
+async fn nested_locks_do_not_queue_for_the_outer_lock() {
     let etcd = shared();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let name = "names/many";
@@ -70,7 +70,7 @@ async fn many_locks_within_a_name_do_not_stand_in_line_for_it() {
         }
     };
     more(20).await;
-    is_free(&ours, name).await;
+    assert_free(&ours, name).await;
     let holder = theirs.lock(name).ttl(LONG).acquire().await.unwrap();
     more(20).await;
     let waiter = waits(&ours, name, LONG);
@@ -90,9 +90,9 @@ async fn many_locks_within_a_name_do_not_stand_in_line_for_it() {
     assert!(inner.iter().all(|guard| guard.check().is_ok()));
 }
 
-/// redis-py#3847, sqlx#4198, CURATOR-498: what was dropped or cancelled stayed at the server.
+/// redis-py#3847, sqlx#4198, CURATOR-498: a dropped or cancelled acquire stayed on the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_closed_leaves_no_lease() {
+async fn closed_client_leaves_no_lease() {
     let etcd = Etcd::builder().start().unwrap();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let holder = theirs.lock("held").ttl(LONG).acquire().await.unwrap();
@@ -102,7 +102,7 @@ async fn a_client_that_is_closed_leaves_no_lease() {
         guards.push(ours.lock(format!("dropped/{number}")).ttl(LONG).acquire().await.unwrap());
     }
     assert_eq!(leases(&etcd).len(), 6, "the control: guards have leases");
-    // Cancelled at all moments, of the first step and in line.
+    // Cancelled at many moments, in the first step and in the queue.
     for number in 0..30 {
         let name = if number % 2 == 0 { "held".to_owned() } else { format!("free/{number}") };
         let acquire = waits(&ours, &name, LONG);
@@ -118,7 +118,7 @@ async fn a_client_that_is_closed_leaves_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_dropped_leaves_no_lease() {
+async fn dropped_client_leaves_no_lease() {
     let etcd = Etcd::builder().start().unwrap();
     let ours = connect(&etcd.url()).await;
     let guard = ours.lock("x").ttl(LONG).acquire().await.unwrap();
@@ -131,13 +131,13 @@ async fn a_client_that_is_dropped_leaves_no_lease() {
     until("nothing is left", async || leases(&etcd).is_empty()).await;
 }
 
-/// Other clients take any bytes for a name: an operator must see such a lock, and no control character of it.
+/// Third-party clients accept any bytes as a name. An operator must see such a lock, without its control characters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_of_another_client_whose_name_is_none_of_ours_is_listed_escaped() {
+async fn third_party_lock_with_an_invalid_name_is_listed_escaped() {
     let etcd = shared();
     let client = connect(&etcd.url()).await;
-    let said = etcd.etcdctl(&["lease", "grant", "60"]).unwrap();
-    let lease = said.split(' ').nth(1).unwrap().trim_start_matches('0');
+    let output = etcd.etcdctl(&["lease", "grant", "60"]).unwrap();
+    let lease = output.split(' ').nth(1).unwrap().trim_start_matches('0');
     let key = format!("names/odd\n\u{1b}[2J/{lease}");
     etcd.etcdctl(&["put", &key, "", &format!("--lease={lease}")]).unwrap();
     let list = client.list().await.unwrap();

@@ -1,25 +1,25 @@
-//! No majority is there: all servers stand still, or crash, or two of three do.
+//! No majority: all servers are frozen or crash, or two of three do.
 //!
-//! What must hold: nobody is granted anything (P5), a guard is lost by its own clock (P4) unless the servers
-//! are back before, and the same clients go on when they are.
+//! What must hold: nothing is granted (P5), a guard is lost by its own clock (P4) unless the servers are back in
+//! time, and the same clients recover.
 
 use std::time::Duration;
 
-use fencepost::{ErrorKind, GuardState, LossCause};
+use fencepost::{ErrorKind, GuardStatus, LossCause};
 use fencepost_testkit::{
-    Etcd, EtcdCluster, EtcdMember, connect, fails, granted, log, ms, nothing_is_left, now, pass,
-    until, until_renewed, until_waiting, waits, within,
+    Etcd, EtcdCluster, EtcdMember, connect, fails, fails_because, granted, log, ms,
+    nothing_is_left, now, pass, until, until_renewed, until_waiting, waits, within,
 };
 
 use crate::common::{LEASE, LONG, SOON};
 
-/// How much later than its limit a call may come back on a busy machine.
-const SLACK: Duration = Duration::from_secs(2);
+/// How far a call may overrun its limit on a busy machine.
+const OVERRUN: Duration = Duration::from_secs(2);
 
-/// The servers freeze for longer than the lease, as in a snapshot of their machines. When they go on, the lease
-/// may have its full time again: the guard has been lost all the same.
+/// The servers freeze past the lease, as in a snapshot of their machines. After they resume, the lease may have its
+/// full time again, but the guard stays lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_servers_stand_still_past_the_lease() {
+async fn guard_is_lost_while_all_servers_are_frozen_past_the_lease() {
     let cluster = EtcdCluster::start().unwrap();
     let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = ours.lock("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
@@ -34,15 +34,15 @@ async fn all_servers_stand_still_past_the_lease() {
     cluster.members().iter().for_each(|member| member.resume().unwrap());
     let next = granted(rival).await;
     assert!(next.token() > guard.token(), "{} after {}", next.token(), guard.token());
-    assert_eq!(guard.state(), GuardState::Lost(cause), "lost is lost");
-    fails(guard.release().await, &ErrorKind::Lost(cause), &["\"x\""]);
+    assert_eq!(guard.status(), GuardStatus::Lost(cause), "lost is lost");
+    fails_because(guard.release().await, ErrorKind::Lost, cause, &["\"x\""]);
     until_renewed(&next, 1).await;
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
     next.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_outlives_a_crash_of_all_servers() {
+async fn guard_survives_a_crash_of_all_servers() {
     let cluster = EtcdCluster::start().unwrap();
     let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = ours.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
@@ -52,7 +52,7 @@ async fn a_guard_outlives_a_crash_of_all_servers() {
     cluster.members().iter().for_each(|member| member.launch().unwrap());
     cluster.wait_until_healthy().unwrap();
     until_renewed(&guard, 2).await;
-    assert_eq!(guard.state(), GuardState::Held);
+    assert_eq!(guard.status(), GuardStatus::Held);
     assert!(!rival.is_finished(), "it is held");
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
     let token = guard.token();
@@ -60,29 +60,29 @@ async fn a_guard_outlives_a_crash_of_all_servers() {
     assert!(granted(rival).await.token() > token);
 }
 
-/// redisson#4698: the renewal failed once, and was never tried again.
+/// redisson#4698: a renewal failed once and was never retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_says_that_renewal_fails_and_is_held_again_when_the_server_is_back() {
+async fn guard_reports_failing_renewals_and_recovers() {
     let etcd = Etcd::builder().start().unwrap();
     let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let guard = ours.lock("x").ttl(2 * LEASE).acquire().await.unwrap();
     etcd.kill().unwrap();
-    until("the renewal fails", async || guard.state() == GuardState::RenewalFailing).await;
+    until("the renewal fails", async || guard.status() == GuardStatus::RenewalFailing).await;
     guard.check().expect("failing is not lost");
     etcd.start_again().unwrap();
     until_renewed(&guard, 1).await;
-    until("it is held again", async || guard.state() == GuardState::Held).await;
+    until("it is held again", async || guard.status() == GuardStatus::Held).await;
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none());
     let token = guard.token();
     guard.release().await.unwrap();
-    let next = theirs.lock("x").acquire_within(SOON).await.unwrap();
+    let next = theirs.lock("x").wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > token);
 }
 
-/// node-redlock#288: contention and outage looked alike. Here whoever asks is told which members failed, and in
-/// time. When a quorum is back, the same clients are served.
+/// node-redlock#288: contention and outage looked alike. Here the error names the members, and comes in time. When a
+/// quorum is back, the same clients are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
+async fn nothing_is_granted_without_a_quorum_and_calls_fail_in_time() {
     let cluster = EtcdCluster::start().unwrap();
     let leader = cluster.leader().unwrap();
     let client = connect(&cluster.url()).await;
@@ -96,42 +96,42 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
     let all: Vec<_> = all.iter().map(String::as_str).collect();
 
     let limit = Duration::from_secs(3);
-    let inquiry = async {
-        let locked = client.lock("x").ttl(LONG).acquire_within(limit);
-        let locked = within(limit + SLACK, "it gives up", locked).await;
-        fails(locked, &ErrorKind::Unreachable, &all);
+    let limited = async {
+        let locked = client.lock("x").ttl(LONG).wait_timeout(limit).acquire();
+        let locked = within(limit + OVERRUN, "it gives up", locked).await;
+        fails(locked, ErrorKind::Unreachable, &all);
     };
     let trying = async {
         let tried = client.lock("x").ttl(LONG).try_acquire();
-        let tried = within(ms(5000) + SLACK, "it gives up", tried).await;
-        fails(tried, &ErrorKind::Unreachable, &all);
+        let tried = within(ms(5000) + OVERRUN, "it gives up", tried).await;
+        fails(tried, ErrorKind::Unreachable, &all);
     };
     let looking = async {
-        let seen = within(ms(5000) + SLACK, "it gives up", client.inspect("x")).await;
-        fails(seen, &ErrorKind::Unreachable, &all);
+        let seen = within(ms(5000) + OVERRUN, "it gives up", client.inspect("x")).await;
+        fails(seen, ErrorKind::Unreachable, &all);
     };
-    // The caller's own limit; the future is dropped, and what it may have asked for is undone.
-    let patient = async {
+    // The caller's own timeout: the future is dropped, and its request is undone.
+    let cancelled = async {
         let waiting = client.lock("y").ttl(LONG).acquire();
         tokio::select! {
             outcome = waiting => panic!("{outcome:?}"),
             () = pass(limit) => {}
         }
     };
-    // One that sets no limit waits on, until the store is back.
+    // A wait without a limit continues until the store is back.
     let endless = waits(&client, "endless", LONG);
     let holding = async {
         let mut states = Vec::new();
         loop {
             let (state, _) = within(SOON, "the guard changes", changes.next()).await;
             states.push(state);
-            if matches!(state, GuardState::Lost(_)) {
+            if matches!(state, GuardStatus::Lost(_)) {
                 return states;
             }
         }
     };
-    let (states, ..) = tokio::join!(holding, inquiry, trying, looking, patient);
-    let end = [GuardState::RenewalFailing, GuardState::Lost(LossCause::StoreUnreachable)];
+    let (states, ..) = tokio::join!(holding, limited, trying, looking, cancelled);
+    let end = [GuardStatus::RenewalFailing, GuardStatus::Lost(LossCause::StoreUnreachable)];
     assert!(states.ends_with(&end), "{states:?}");
     until("a waiter logs the outage", async || log().contains("waiting for \"endless\"")).await;
     assert!(!endless.is_finished(), "an outage ended a wait without a limit");
@@ -144,6 +144,6 @@ async fn without_a_quorum_nobody_is_granted_and_all_are_told() {
     for name in ["x", "y", "endless", "held"] {
         nothing_is_left(&client, name).await;
     }
-    let next = client.lock("held").acquire_within(SOON).await.unwrap();
+    let next = client.lock("held").wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > token);
 }

@@ -1,15 +1,15 @@
-//! The stubs that are checked in are those of `etcd.proto`.
+//! The checked-in stubs match `etcd.proto`.
 
 use std::fs;
 use std::path::Path;
 
 const HEAD: &str = "\
-// @generated from etcd.proto. To make it anew after a change of that, or of tonic-prost-build:
+// @generated from etcd.proto. To regenerate it after a change of etcd.proto, or of tonic-prost-build:
 // UPDATE_ETCD_STUBS=1 cargo test --workspace --all-features --test etcd stubs
 ";
 
 #[test]
-fn stubs_are_those_of_the_proto_file() {
+fn stubs_are_generated_from_the_proto_file() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backends/etcd");
     let made = tempfile::tempdir().unwrap();
     let files = protox::compile(["etcd.proto"], [&folder]).unwrap();
@@ -25,5 +25,5 @@ fn stubs_are_those_of_the_proto_file() {
         return;
     }
     let same = fs::read_to_string(&path).unwrap() == stubs;
-    assert!(same, "api.rs is not what etcd.proto gives: see its head for how to make it anew");
+    assert!(same, "api.rs is not what etcd.proto gives: see its head for how to regenerate it");
 }

@@ -1,16 +1,16 @@
-//! A directory with a file in it.
+//! A directory with a protected file.
 
 use std::path::{Path, PathBuf};
 
 use fencepost::fences::file::FileFence;
-use fencepost::{Error, ErrorKind, LockName, Token};
+use fencepost::{Error, ErrorKind, FencingToken, LockName, Token};
 use tempfile::TempDir;
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) directory: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
@@ -24,7 +24,7 @@ impl Scene {
         self.path("report")
     }
 
-    /// What lies beside it.
+    /// A path in the fence's own directory.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.path(".report.fence").join(name)
     }
@@ -38,7 +38,7 @@ impl Scene {
     }
 
     /// The names in the fence's own directory.
-    pub(crate) fn kept(&self) -> Vec<String> {
+    pub(crate) fn fence_files(&self) -> Vec<String> {
         names_in(&self.path(".report.fence"))
     }
 }
@@ -59,18 +59,23 @@ pub(crate) fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
+pub(crate) fn fencing(name: &LockName, number: u64) -> FencingToken {
+    FencingToken::new(name.clone(), token(number))
+}
+
 pub(crate) fn error_of<T>(result: Result<T, Error>) -> Error {
     match result {
         Ok(_) => panic!("it was accepted"),
         Err(error) => {
-            assert!(!error.to_string().contains('\n'), "an error is one line: {error}");
+            assert!(!error.one_line().contains('\n'), "an error is one line: {error}");
             error
         }
     }
 }
 
-pub(crate) fn assert_kind<T>(result: Result<T, Error>, kind: &ErrorKind, words: &str) {
+pub(crate) fn assert_kind<T>(result: Result<T, Error>, kind: ErrorKind, words: &str) {
     let error = error_of(result);
-    assert_eq!(error.kind(), kind, "{error}");
-    assert!(error.to_string().contains(words), "{error}");
+    let message = error.one_line();
+    assert_eq!(error.kind(), kind, "{message}");
+    assert!(message.contains(words), "{message}");
 }

@@ -1,4 +1,4 @@
-//! Who shares a directory shares its fences, whatever umask they have and whoever came first.
+//! Users who share a directory share its fences, whatever their umask and whoever comes first.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,24 +12,24 @@ use fencepost::fences::file::FileFence;
 
 use super::common::*;
 
-/// Says that this process is a writer: token, path.
+/// The orders of a writer process: token, path.
 const WRITES: &str = "FENCEPOST_TEST_SHARES";
-/// Says that this process is a reader that locks what it can: the directory beside the file.
+/// The orders of a reader process that locks what it can: the fence directory.
 const LOCKS: &str = "FENCEPOST_TEST_LOCKS";
-/// A user that has nothing to do with root.
-const STRANGER: u32 = 65534;
+/// A user unrelated to root.
+const OTHER_USER: u32 = 65534;
 
-/// The other process's part.
+/// The writer process.
 #[test]
 fn writes() {
     let Ok(order) = std::env::var(WRITES) else { return };
     let (number, path) = order.split_once(';').unwrap();
     let file = FileFence::at(path).unwrap();
-    file.write(&lock(), token(number.parse().unwrap()), &b"theirs"[..]).unwrap();
+    file.write(&fencing(&lock(), number.parse().unwrap()), &b"theirs"[..]).unwrap();
 }
 
-/// Another process that writes, with a umask that leaves nobody else anything; as another user, if one is named.
-fn write_apart(path: &Path, number: u64, user: Option<u32>) -> Output {
+/// Writes in another process whose umask denies everything to others; as another user, if given.
+fn write_in_other_process(path: &Path, number: u64, user: Option<u32>) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", "umask 077; exec \"$0\" sharing::writes --exact --nocapture"]);
     command.arg(fencepost_testkit::own_program());
@@ -40,7 +40,7 @@ fn write_apart(path: &Path, number: u64, user: Option<u32>) -> Output {
     command.output().unwrap()
 }
 
-/// The reader's part: it locks all that it can open, and goes when its input ends.
+/// The reader process: locks all that it can open, and ends when its input is closed.
 #[test]
 fn locks() {
     let Ok(beside) = std::env::var(LOCKS) else { return };
@@ -51,10 +51,10 @@ fn locks() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// Another user that has locked all that it can open beside the file. Dropping its input ends it.
-fn lock_apart(beside: &Path) -> Child {
+/// Another user that has locked all that it can open beside the file. Closing its input ends it.
+fn lock_in_other_process(beside: &Path) -> Child {
     let mut command = Command::new(fencepost_testkit::own_program());
-    command.args(["sharing::locks", "--exact", "--nocapture"]).uid(STRANGER).gid(STRANGER);
+    command.args(["sharing::locks", "--exact", "--nocapture"]).uid(OTHER_USER).gid(OTHER_USER);
     command.env(LOCKS, beside).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
@@ -73,34 +73,34 @@ fn mode(path: &Path) -> u32 {
 }
 
 /// A directory with this mode.
-fn shared(scene: &Scene, name: &str, mode: u32) -> std::path::PathBuf {
-    let shared = scene.path(name);
+fn shared(fixture: &Fixture, name: &str, mode: u32) -> std::path::PathBuf {
+    let shared = fixture.path(name);
     std::fs::create_dir(&shared).unwrap();
     std::fs::set_permissions(&shared, PermissionsExt::from_mode(mode)).unwrap();
-    std::fs::set_permissions(scene.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(fixture.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
     shared
 }
 
 #[test]
-fn the_marks_are_as_open_as_the_directory() {
-    let scene = Scene::new();
+fn marks_have_the_permissions_of_the_directory() {
+    let fixture = Fixture::new();
     for (number, directory, open, lock) in [
         (1, 0o700, 0o700, 0o600),
         (2, 0o2775, 0o2775, 0o660),
         (3, 0o777, 0o777, 0o666),
         (4, 0o770, 0o770, 0o660),
         (5, 0o755, 0o755, 0o600),
-        // Only the owner of a file can replace it there, so only the owner writes its marks.
+        // Only the owner of a file can replace it there, so only the owner may write its marks.
         (6, 0o1777, 0o755, 0o600),
         (7, 0o3775, 0o2755, 0o600),
     ] {
-        let shared = shared(&scene, &format!("shared-{number}"), directory);
-        // The first makes them, the second replaces the marks.
+        let shared = shared(&fixture, &format!("shared-{number}"), directory);
+        // The first write creates the marks, the second replaces them.
         for token in 1..=2 {
-            assert_done(&write_apart(&shared.join("report"), token, None));
+            assert_done(&write_in_other_process(&shared.join("report"), token, None));
             let beside = shared.join(".report.fence");
             assert_eq!(mode(&beside), open);
-            // Whoever can open the lock can hold it: only writers may.
+            // Whoever can open the lock file can lock it: only writers may.
             assert_eq!(mode(&beside.join("lock")), lock, "lock, {open:o}");
             assert_eq!(mode(&beside.join("marks")), open & 0o666, "marks, {open:o}");
         }
@@ -112,129 +112,129 @@ fn the_marks_are_as_open_as_the_directory() {
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        // Past the test harness, which hides what a test that passes prints.
+        // Bypasses the test harness, which hides the output of a passing test.
         let _ = writeln!(std::io::stderr(), "SKIPPED: only root can be another user");
     }
     root
 }
 
-/// An operator's `fence reset` as root must not shut out the application whose directory it is.
+/// An operator's `fence reset` as root must not lock out the application that owns the directory.
 #[test]
 fn root_leaves_the_marks_to_the_owner_of_the_directory() {
     if !is_root() {
         return;
     }
-    let scene = Scene::new();
-    let theirs = shared(&scene, "theirs", 0o700);
-    chown(&theirs, Some(STRANGER), Some(STRANGER)).unwrap();
+    let fixture = Fixture::new();
+    let theirs = shared(&fixture, "theirs", 0o700);
+    chown(&theirs, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     let path = theirs.join("report");
     let file = FileFence::at(&path).unwrap();
-    file.enter(&lock(), token(1)).unwrap();
-    assert_done(&write_apart(&path, 2, Some(STRANGER)));
+    file.enter(&fencing(&lock(), 1)).unwrap();
+    assert_done(&write_in_other_process(&path, 2, Some(OTHER_USER)));
     file.reset(&lock(), Some(token(3)), "ops", "a test").unwrap();
-    assert_done(&write_apart(&path, 4, Some(STRANGER)));
+    assert_done(&write_in_other_process(&path, 4, Some(OTHER_USER)));
     for name in ["", "lock", "marks"] {
         let kept = std::fs::metadata(theirs.join(".report.fence").join(name)).unwrap();
-        assert_eq!((kept.uid(), kept.gid()), (STRANGER, STRANGER), "{name:?}");
+        assert_eq!((kept.uid(), kept.gid()), (OTHER_USER, OTHER_USER), "{name:?}");
     }
 }
 
-/// Whoever may read the directory may see the marks, and must not be able to keep writers waiting.
+/// Users who may read the directory may read the marks, but must not be able to block writers.
 #[test]
 fn reader_cannot_stall_a_writer() {
     if !is_root() {
         return;
     }
-    let scene = Scene::new();
-    let shared = shared(&scene, "shared", 0o755);
+    let fixture = Fixture::new();
+    let shared = shared(&fixture, "shared", 0o755);
     let (path, beside) = (shared.join("report"), shared.join(".report.fence"));
     let file = FileFence::at(&path).unwrap();
-    file.write(&lock(), token(1), &b"one"[..]).unwrap();
-    let mut reader = lock_apart(&beside);
-    file.write(&lock(), token(2), &b"two"[..]).unwrap();
+    file.write(&fencing(&lock(), 1), &b"one"[..]).unwrap();
+    let mut reader = lock_in_other_process(&beside);
+    file.write(&fencing(&lock(), 2), &b"two"[..]).unwrap();
     drop(reader.stdin.take());
     assert!(reader.wait().unwrap().success());
 
-    // An earlier version left the lock open for readers: the next writer closes it.
+    // Earlier versions left the lock file readable: the next writer closes it.
     std::fs::set_permissions(beside.join("lock"), PermissionsExt::from_mode(0o644)).unwrap();
-    file.enter(&lock(), token(3)).unwrap();
-    let mut reader = lock_apart(&beside);
-    file.write(&lock(), token(4), &b"four"[..]).unwrap();
+    file.enter(&fencing(&lock(), 3)).unwrap();
+    let mut reader = lock_in_other_process(&beside);
+    file.write(&fencing(&lock(), 4), &b"four"[..]).unwrap();
     drop(reader.stdin.take());
     assert!(reader.wait().unwrap().success());
 }
 
-/// In a sticky directory everybody can make what is not there yet: marks that say what its maker likes.
+/// In a sticky directory everybody can create missing files: marks with any contents.
 #[test]
 fn marks_planted_by_another_user_are_refused() {
     if !is_root() {
         return;
     }
-    let scene = Scene::new();
-    let shared = shared(&scene, "shared", 0o1777);
+    let fixture = Fixture::new();
+    let shared = shared(&fixture, "shared", 0o1777);
     let (path, beside) = (shared.join("report"), shared.join(".report.fence"));
     chown(&shared, Some(0), Some(0)).unwrap();
     let theirs = FileFence::at(&path).unwrap();
-    theirs.enter(&lock(), token(1)).unwrap();
-    chown(&beside, Some(STRANGER), Some(STRANGER)).unwrap();
-    for planted in [theirs.enter(&lock(), token(2)), theirs.show(None).map(drop)] {
-        assert_kind(planted, &ErrorKind::Refused, "belongs to another user");
+    theirs.enter(&fencing(&lock(), 1)).unwrap();
+    chown(&beside, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
+    for planted in [theirs.enter(&fencing(&lock(), 2)), theirs.show(None).map(drop)] {
+        assert_kind(planted, ErrorKind::Refused, "belongs to another user");
     }
-    assert_kind(theirs.write(&lock(), token(2), &b"x"[..]), &ErrorKind::Refused, "move it away");
-    // If the file is theirs as well, so are its marks.
+    assert_kind(theirs.write(&fencing(&lock(), 2), &b"x"[..]), ErrorKind::Refused, "move it away");
+    // If the other user also owns the file, its marks are trusted.
     std::fs::write(&path, "theirs").unwrap();
-    chown(&path, Some(STRANGER), Some(STRANGER)).unwrap();
-    theirs.enter(&lock(), token(2)).unwrap();
+    chown(&path, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
+    theirs.enter(&fencing(&lock(), 2)).unwrap();
 }
 
-/// Earlier versions let everybody write the marks in a sticky directory.
+/// Earlier versions left the marks in a sticky directory writable for everybody.
 #[test]
-fn open_marks_in_a_sticky_directory_are_closed() {
-    let scene = Scene::new();
-    let shared = shared(&scene, "shared", 0o1777);
+fn writable_marks_in_a_sticky_directory_are_closed() {
+    let fixture = Fixture::new();
+    let shared = shared(&fixture, "shared", 0o1777);
     let file = FileFence::at(shared.join("report")).unwrap();
-    file.enter(&lock(), token(1)).unwrap();
+    file.enter(&fencing(&lock(), 1)).unwrap();
     let beside = shared.join(".report.fence");
     for (name, open) in [("", 0o1777), ("lock", 0o666), ("marks", 0o666)] {
         std::fs::set_permissions(beside.join(name), PermissionsExt::from_mode(open)).unwrap();
     }
-    file.enter(&lock(), token(2)).unwrap();
+    file.enter(&fencing(&lock(), 2)).unwrap();
     for (name, closed) in [("", 0o755), ("lock", 0o600), ("marks", 0o644)] {
         assert_eq!(mode(&beside.join(name)), closed, "{name:?}");
     }
 }
 
-/// A lock that has a second name may be a file of somebody else, laid there for root to open up.
+/// A lock file with a second hard link may be another user's file, planted so that root changes its mode.
 #[test]
-fn a_lock_with_a_second_name_is_not_opened_up() {
-    let scene = Scene::new();
-    let shared = shared(&scene, "shared", 0o777);
-    let secret = scene.path("secret");
+fn hard_linked_lock_file_keeps_its_permissions() {
+    let fixture = Fixture::new();
+    let shared = shared(&fixture, "shared", 0o777);
+    let secret = fixture.path("secret");
     std::fs::write(&secret, "").unwrap();
     std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
     std::fs::create_dir(shared.join(".report.fence")).unwrap();
     std::fs::hard_link(&secret, shared.join(".report.fence/lock")).unwrap();
-    FileFence::at(shared.join("report")).unwrap().enter(&lock(), token(1)).unwrap();
+    FileFence::at(shared.join("report")).unwrap().enter(&fencing(&lock(), 1)).unwrap();
     assert_eq!(mode(&secret), 0o600);
 }
 
-/// Who can not hand the new file to the old one's group must not hand it to their own.
+/// A writer that cannot give the new file to the old group must not give it to its own group.
 #[test]
-fn a_group_that_could_not_read_the_old_file_can_not_read_the_new_one() {
+fn new_file_is_not_readable_by_a_group_that_could_not_read_the_old_one() {
     if !is_root() {
         return;
     }
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for (number, (old, new)) in
         [(0o640, 0o600), (0o660, 0o600), (0o644, 0o644)].into_iter().enumerate()
     {
-        let shared = shared(&scene, &format!("shared-{number}"), 0o777);
+        let shared = shared(&fixture, &format!("shared-{number}"), 0o777);
         let path = shared.join("report");
         std::fs::write(&path, "root's").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(old)).unwrap();
-        assert_done(&write_apart(&path, 1, Some(STRANGER)));
+        assert_done(&write_in_other_process(&path, 1, Some(OTHER_USER)));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs");
         let meta = std::fs::metadata(&path).unwrap();
-        assert_eq!((mode(&path), meta.gid()), (new, STRANGER), "{old:o}");
+        assert_eq!((mode(&path), meta.gid()), (new, OTHER_USER), "{old:o}");
     }
 }

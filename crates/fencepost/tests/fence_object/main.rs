@@ -1,23 +1,23 @@
-//! The fence in an object store: what is its own. What all fences have in common is in `fences/`.
+//! The fence in an object store: what is specific to object stores. What all fences share is in `fences/`.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-mod killed;
-mod lost;
-mod race;
+mod gc;
+mod killed_writer;
+mod lost_puts;
+mod lost_replies;
+mod races;
 mod refused;
-mod sweep;
-mod told;
 
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use fencepost::fences::object::object_store::aws::{AmazonS3, AmazonS3Builder};
+use fencepost::fences::object::object_store::path::Path;
+use fencepost::fences::object::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
 use fencepost::fences::object::{ObjectFence, Pointer};
-use fencepost::object_store::aws::{AmazonS3, AmazonS3Builder};
-use fencepost::object_store::path::Path;
-use fencepost::object_store::{ClientOptions, ObjectStore, ObjectStoreExt as _};
-use fencepost::{ErrorKind, LockName, Token};
+use fencepost::{ErrorKind, FencingToken, LockName, Token};
 use fencepost_testkit::gate::Gate;
 use fencepost_testkit::{SeaweedFs, Slot, shared};
 use futures_util::TryStreamExt as _;
@@ -32,7 +32,18 @@ fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
-/// A folder of its own on the server that the tests share.
+fn fencing(number: u64) -> FencingToken {
+    FencingToken::new(name(), token(number))
+}
+
+/// A client with the TLS library that everything here uses.
+fn builder() -> AmazonS3Builder {
+    // An error means that another test has done it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    AmazonS3Builder::new()
+}
+
+/// A folder of its own on the shared server.
 #[derive(Clone)]
 struct Site {
     server: Arc<SeaweedFs>,
@@ -41,17 +52,16 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let mut bits = [0; 8];
-        getrandom::fill(&mut bits).unwrap();
-        let folder = format!("test-{:016x}", u64::from_ne_bytes(bits));
+        let bits = u64::from_ne_bytes(fencepost_base::random::bytes().unwrap());
+        let folder = format!("test-{bits:016x}");
         Self { server: shared(&SERVER, SeaweedFs::start).unwrap(), folder }
     }
 
-    /// A client as it comes, which tries again by itself.
+    /// A default client, which retries by itself.
     fn store_at(&self, endpoint: String) -> Arc<AmazonS3> {
-        // A server that has many wait in line, on a busy machine, takes its time.
+        // On a busy machine this server queues requests for long.
         let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
-        let builder = AmazonS3Builder::new().with_endpoint(endpoint);
+        let builder = builder().with_endpoint(endpoint);
         let builder = builder.with_bucket_name(self.server.bucket()).with_client_options(patient);
         Arc::new(builder.with_allow_http(true).with_skip_signature(true).build().unwrap())
     }
@@ -81,7 +91,7 @@ impl Site {
         Path::from(format!("{}/{path}", self.folder))
     }
 
-    /// What lies in a folder below ours.
+    /// The files in a folder below ours.
     async fn files(&self, folder: &str) -> Vec<String> {
         let objects: Vec<_> =
             self.store().list(Some(&self.path(folder))).try_collect().await.unwrap();
@@ -89,16 +99,16 @@ impl Site {
     }
 }
 
-/// Runs it to its end on a thread that has no runtime: what a hook of the gate is.
-fn now<T>(work: impl Future<Output = T>) -> T {
+/// Runs a future on a thread without a runtime, such as a hook of the gate.
+fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// The call failed like this, and says these words, on one line.
+/// Asserts that the call failed with this kind and these words, on one line.
 #[track_caller]
-fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: &ErrorKind, words: &[&str]) {
+fn fails<T: Debug>(outcome: fencepost::Result<T>, kind: ErrorKind, words: &[&str]) {
     let error = outcome.expect_err("it should fail");
-    let message = error.to_string();
+    let message = error.one_line();
     assert_eq!(error.kind(), kind, "{message}");
     for word in words {
         assert!(message.contains(word), "\"{message}\" does not say \"{word}\"");
@@ -112,36 +122,36 @@ async fn text(pointer: &Pointer) -> String {
 }
 
 #[tokio::test]
-async fn data_are_there_or_not_and_may_be_empty() {
+async fn data_can_be_absent_or_empty() {
     let fence = Site::new().fence().await;
     let (envelope, pointer) = (fence.envelope("a").unwrap(), fence.pointer("b/c d ü").unwrap());
     assert_eq!(envelope.peek().await.unwrap(), None);
     assert_eq!(pointer.peek().await.unwrap(), None);
-    assert_eq!(envelope.read(&name(), token(1)).await.unwrap(), None);
-    assert_eq!(pointer.read(&name(), token(1)).await.unwrap(), None);
-    for data in ["", "x", "fencepost-fence 1 envelope\n\n"] {
-        envelope.write(&name(), token(1), data).await.unwrap();
-        pointer.write(&name(), token(1), data).await.unwrap();
-        assert_eq!(envelope.read(&name(), token(1)).await.unwrap().unwrap(), data);
-        assert_eq!(pointer.read(&name(), token(1)).await.unwrap().unwrap(), data);
+    assert_eq!(envelope.read(&fencing(1)).await.unwrap(), None);
+    assert_eq!(pointer.read(&fencing(1)).await.unwrap(), None);
+    for data in ["", "x", "fencepost-fence 2 envelope\n\n"] {
+        envelope.write(&fencing(1), data).await.unwrap();
+        pointer.write(&fencing(1), data).await.unwrap();
+        assert_eq!(envelope.read(&fencing(1)).await.unwrap().unwrap(), data);
+        assert_eq!(pointer.read(&fencing(1)).await.unwrap().unwrap(), data);
     }
-    envelope.remove(&name(), token(2)).await.unwrap();
-    pointer.remove(&name(), token(2)).await.unwrap();
+    envelope.remove(&fencing(2)).await.unwrap();
+    pointer.remove(&fencing(2)).await.unwrap();
     assert_eq!(envelope.peek().await.unwrap(), None);
     assert_eq!(pointer.peek().await.unwrap(), None);
-    // What was removed is still fenced.
-    fails(envelope.write(&name(), token(1), "x").await, &ErrorKind::Stale, &["2 has entered"]);
-    fails(pointer.write(&name(), token(1), "x").await, &ErrorKind::Stale, &["2 has entered"]);
+    // A removed object is still fenced.
+    fails(envelope.write(&fencing(1), "x").await, ErrorKind::Stale, &["2 has entered"]);
+    fails(pointer.write(&fencing(1), "x").await, ErrorKind::Stale, &["2 has entered"]);
 }
 
-/// Parts that are put by several requests, and taken bit by bit.
+/// Several requests put the data, and a stream reads it.
 #[tokio::test]
-async fn large_data_pass_through_a_pointer() {
+async fn large_data_passes_through_a_pointer() {
     let site = Site::new();
     let pointer = site.fence().await.pointer("large").unwrap();
     let data: Vec<u8> = (0..20_000_003_u32).map(|n| (n % 251) as u8).collect();
-    pointer.write(&name(), token(1), data.clone()).await.unwrap();
-    let opened = pointer.open(&name(), token(1)).await.unwrap().unwrap();
+    pointer.write(&fencing(1), data.clone()).await.unwrap();
+    let opened = pointer.open(&fencing(1)).await.unwrap().unwrap();
     assert_eq!(opened.meta.size, data.len() as u64);
     let (mut pieces, mut at) = (opened.into_stream(), 0);
     while let Some(piece) = pieces.try_next().await.unwrap() {
@@ -149,17 +159,22 @@ async fn large_data_pass_through_a_pointer() {
         at += piece.len();
     }
     assert_eq!(at, data.len());
-    assert!(pointer.read(&name(), token(2)).await.unwrap().unwrap() == data);
+    assert!(pointer.read(&fencing(2)).await.unwrap().unwrap() == data);
 }
 
 #[tokio::test]
-async fn marks_of_a_folder_are_listed_and_others_passed_over() {
+async fn marks_of_a_folder_are_listed_and_other_objects_are_skipped() {
     let site = Site::new();
     let fence = site.fence().await;
     assert!(fence.show(None).await.unwrap().is_empty());
     let other = LockName::new("ledger").unwrap();
-    fence.envelope("b").unwrap().write(&name(), token(3), vec![0; 100_000]).await.unwrap();
-    fence.pointer("a/deep").unwrap().write(&other, token(9), "x").await.unwrap();
+    fence.envelope("b").unwrap().write(&fencing(3), vec![0; 100_000]).await.unwrap();
+    fence
+        .pointer("a/deep")
+        .unwrap()
+        .write(&FencingToken::new(other.clone(), token(9)), "x")
+        .await
+        .unwrap();
     for body in ["", "a note by hand"] {
         site.store().put(&site.path(&format!("note{}", body.len())), body.into()).await.unwrap();
     }

@@ -1,8 +1,8 @@
-//! A database with the fence in it, and connections to it.
+//! A database with the fence, and connections to it.
 
 use fencepost::fences::postgres;
-use fencepost::tokio_postgres::{self, Client, NoTls};
-use fencepost::{Error, LockName, Token};
+use fencepost::fences::postgres::tokio_postgres::{self, Client, NoTls};
+use fencepost::{Error, FencingToken, LockName, Token};
 use fencepost_testkit::Database;
 
 pub(crate) fn name(text: &str) -> LockName {
@@ -11,6 +11,10 @@ pub(crate) fn name(text: &str) -> LockName {
 
 pub(crate) fn token(number: u64) -> Token {
     Token::new(number).unwrap()
+}
+
+pub(crate) fn fencing(name: &str, number: u64) -> FencingToken {
+    FencingToken::new(LockName::new(name).unwrap(), Token::new(number).unwrap())
 }
 
 pub(crate) fn error_of<T>(result: Result<T, Error>) -> Error {
@@ -26,7 +30,7 @@ pub(crate) async fn connect(url: &str) -> Client {
     client
 }
 
-/// A fresh database with the fence, and a connection of the superuser.
+/// A new database with the fence, and a connection of the superuser.
 pub(crate) async fn fenced() -> (Database, Client) {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
@@ -34,7 +38,7 @@ pub(crate) async fn fenced() -> (Database, Client) {
     (database, client)
 }
 
-/// What the server says to these statements, run as one transaction each: the first column of the last row.
+/// Runs these statements, each in its own transaction, and returns the first column of the last row.
 pub(crate) async fn ask(client: &Client, sql: &str) -> String {
     let found = client.simple_query(sql).await.unwrap();
     let rows = found.iter().filter_map(|message| match message {
@@ -44,10 +48,26 @@ pub(crate) async fn ask(client: &Client, sql: &str) -> String {
     rows.last().unwrap_or_default()
 }
 
-/// The code and the text that the server refuses these statements with; it is left outside any transaction.
+/// The code and message with which the server refuses these statements. Ends the transaction.
 pub(crate) async fn refusal(client: &Client, sql: &str) -> (String, String) {
     let Err(error) = client.batch_execute(sql).await else { panic!("accepted: {sql}") };
     client.batch_execute("ROLLBACK").await.unwrap();
     let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error}"));
     (error.code().code().to_owned(), error.message().to_owned())
+}
+
+/// Runs these statements. The SQLSTATE of a refusal; that ends the transaction.
+pub(crate) async fn attempt(client: &Client, sql: &str) -> Result<(), String> {
+    let Err(error) = client.batch_execute(sql).await else { return Ok(()) };
+    client.batch_execute("ROLLBACK").await.unwrap();
+    let code = error.code().unwrap_or_else(|| panic!("{sql}: {error}"));
+    Err(code.code().to_owned())
+}
+
+/// Replaces a text in a function of the fence, as a mistake would.
+pub(crate) async fn plant(client: &Client, function: &str, from: &str, to: &str) {
+    let source = format!("SELECT pg_get_functiondef('fencepost.{function}'::regproc)");
+    let source = ask(client, &source).await;
+    assert!(source.contains(from), "{function} has no {from}:\n{source}");
+    client.batch_execute(&source.replace(from, to)).await.unwrap();
 }

@@ -1,9 +1,12 @@
-//! The fence in a PostgreSQL database: what is PostgreSQL's own. What all fences have in common is in `fences/`.
+//! The fence in a PostgreSQL database: what is specific to PostgreSQL. What all fences share is in `fences/`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod common;
-mod entering;
-mod installing;
-mod protected;
+mod enter;
+mod exclusion;
+mod install;
+mod protect;
 mod rows;
+mod settings;
+mod snapshots;

@@ -1,8 +1,8 @@
 //! A server and a connection to it.
 
-use fencepost::redis::Client;
-use fencepost::redis::aio::MultiplexedConnection;
-use fencepost::{Error, LockName, Token};
+use fencepost::fences::redis::redis::Client;
+use fencepost::fences::redis::redis::aio::MultiplexedConnection;
+use fencepost::{Error, FencingToken, LockName, Token};
 use fencepost_testkit::Redis;
 
 pub(crate) async fn connect(server: &Redis) -> MultiplexedConnection {
@@ -17,17 +17,21 @@ pub(crate) fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
+pub(crate) fn fencing(name: &str, number: u64) -> FencingToken {
+    FencingToken::new(LockName::new(name).unwrap(), Token::new(number).unwrap())
+}
+
 pub(crate) fn error_of<T>(result: Result<T, Error>) -> Error {
     match result {
         Ok(_) => panic!("it was accepted"),
         Err(error) => {
-            assert!(!error.to_string().contains('\n'), "an error is one line: {error}");
+            assert!(!error.one_line().contains('\n'), "an error is one line: {error}");
             error
         }
     }
 }
 
-/// What lies on the server, as its own client sees it.
+/// What is on the server, as its own client sees it.
 pub(crate) fn text(server: &Redis, words: &[&str]) -> String {
     server.command(words).unwrap().text().unwrap()
 }

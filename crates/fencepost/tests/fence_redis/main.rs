@@ -1,9 +1,10 @@
-//! The fence in a Redis: what is Redis's own. What all fences have in common is in `fences/`.
+//! The fence in Redis: what is specific to Redis. What all fences share is in `fences/`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod cluster;
 mod commands;
 mod common;
-mod keeping;
+mod layout;
+mod retention;
 mod script;

@@ -1,16 +1,16 @@
-//! The script as other languages call it: whatever they hand over, nothing gets in that is no token, and no mark is
-//! left that keeps everybody out. As docs/fences/redis.md shows.
+//! The script as other languages call it, as docs/fences/redis.md shows. Invalid input never gets in, and never
+//! leaves a mark that refuses everybody.
 
 use fencepost::ErrorKind;
 use fencepost::fences::redis::Fence;
-use fencepost::redis::cmd;
+use fencepost::fences::redis::redis::cmd;
 use fencepost_testkit::{Redis, Reply};
 
 use super::common::*;
 
 const KEY: &str = "fencepost:mark:{cart/7}cart/7";
 
-/// One call: token, who, retention, and what follows.
+/// One call: token, label, retention, and the commands.
 fn call(server: &Redis, head: [&str; 3], commands: &[&str]) -> Reply {
     let script = include_str!("../../../fence/src/redis/act.lua");
     let words = [&["EVAL", script, "2", KEY, "cart:7"], &head[..], commands].concat();
@@ -30,16 +30,16 @@ async fn other_languages_use_the_same_script() {
         fence.mark(&mut redis, &name("cart/7")).await.unwrap().unwrap().set_by,
         "web-1:4711"
     );
-    fence.enter(&mut redis, &name("cart/7"), token(34)).await.unwrap();
+    fence.enter(&mut redis, &fencing("cart/7", 34)).await.unwrap();
     assert_eq!(set("33", "late").items().unwrap()[0].text().unwrap(), "stale");
     assert_eq!(text(&server, &["GET", "cart:7"]), "a");
     set("34", "b");
     assert_eq!(text(&server, &["GET", "cart:7"]), "b");
 }
 
-/// `tonumber` takes most of these for numbers, and no comparison with NaN is true: it would not be stale.
+/// `tonumber` accepts most of these, and no comparison with NaN is true, so NaN would never be stale.
 #[tokio::test]
-async fn what_is_no_token_label_retention_or_command_changes_nothing() {
+async fn invalid_token_label_retention_or_command_changes_nothing() {
     let server = Redis::builder().start().unwrap();
     let long = "x".repeat(257);
     let set = &["3", "SET", "cart:7", "bad"][..];
@@ -95,7 +95,7 @@ async fn what_is_no_token_label_retention_or_command_changes_nothing() {
         &["7001", "SET", "cart:7", "bad"],
     ];
     bad.extend(torn.map(|commands| (["35", "web", "0"], commands)));
-    // Without a mark, with a lower one, and with an equal one, which would be the first to lose its retention.
+    // Without a mark, with a lower one, and with an equal one, which could lose its retention first.
     for before in [None, Some("33"), Some("35")] {
         server.command(&["FLUSHALL"]).unwrap();
         if let Some(token) = before {
@@ -109,12 +109,13 @@ async fn what_is_no_token_label_retention_or_command_changes_nothing() {
         let was = look();
         for (head, commands) in &bad {
             let reply = call(&server, *head, commands);
-            let told = matches!(&reply, Reply::Error(said) if said.contains("nothing was done"));
-            assert!(told, "{head:?} {commands:?}: {reply:?}");
+            let refused =
+                matches!(&reply, Reply::Error(message) if message.contains("nothing was done"));
+            assert!(refused, "{head:?} {commands:?}: {reply:?}");
             assert_eq!(look(), was, "{head:?} {commands:?}");
         }
     }
-    // What is just good enough.
+    // The limits of valid input.
     for (token, who, retention) in [
         ("36", "x", "1000"),
         ("37", &long[1..], "315360000000"),
@@ -125,16 +126,16 @@ async fn what_is_no_token_label_retention_or_command_changes_nothing() {
     }
 }
 
-/// A label of another language that is no UTF-8 does not hide its mark.
+/// A label that is not UTF-8 does not hide its mark.
 #[tokio::test]
-async fn a_mark_whose_label_is_no_utf_8_still_counts() {
+async fn mark_with_a_label_that_is_not_utf_8_counts() {
     let server = Redis::builder().start().unwrap();
     let mut redis = connect(&server).await;
     let mut set = cmd("SET");
     set.arg(KEY).arg(b"34 1772357412345 w\xffb");
     set.query_async::<()>(&mut redis).await.unwrap();
     let fence = Fence::new();
-    let error = error_of(fence.enter(&mut redis, &name("cart/7"), token(33)).await);
-    assert_eq!(*error.kind(), ErrorKind::Stale, "{error}");
-    fence.enter(&mut redis, &name("cart/7"), token(34)).await.unwrap();
+    let error = error_of(fence.enter(&mut redis, &fencing("cart/7", 33)).await);
+    assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
+    fence.enter(&mut redis, &fencing("cart/7", 34)).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Files for the suite of fences: a file for each counter, in a directory of its own for each case.
+//! Files for the fence suite: one file per counter, in a directory of its own for each case.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence, Marks, Resource};
 
+use super::fencing;
+
 /// Each name has a file of its own.
 pub(crate) struct InFiles;
 
@@ -20,7 +22,7 @@ impl Fence for InFiles {
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
         Box::pin(async {
-            // What a crash would lose is not what this suite is about: in memory a sync costs nothing.
+            // The suite is not about crashes: in memory a sync costs nothing.
             let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
             let directory = Arc::new(memory?);
             Ok(Box::new(Counters { directory }) as Box<dyn Resource>)
@@ -32,13 +34,13 @@ struct Counters {
     directory: Arc<tempfile::TempDir>,
 }
 
-fn now<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
+fn ready<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
     Box::pin(async move { result })
 }
 
 impl Counters {
     fn path(&self, name: &LockName) -> PathBuf {
-        // No two names of the suite begin alike for as long as this.
+        // The names of the suite differ in their first 60 characters.
         let start: String = name.as_str().chars().take(60).collect();
         self.directory.path().join(start.replace('/', "_"))
     }
@@ -53,7 +55,7 @@ impl Counters {
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(self.directory.path()).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name().into_string().unwrap_or_default();
-            // A file that was entered and not written yet has only its marks.
+            // A file that was entered but not written has only its marks.
             let base = name.strip_prefix('.').and_then(|name| name.strip_suffix(".fence"));
             paths.extend(base.map(|base| self.directory.path().join(base)));
         }
@@ -69,15 +71,17 @@ fn parsed(contents: Option<Vec<u8>>) -> Result<i64> {
 
 impl Resource for Counters {
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
-        now(Ok(Box::new(Self { directory: Arc::clone(&self.directory) }) as Box<dyn Resource>))
+        ready(Ok(Box::new(Self { directory: Arc::clone(&self.directory) }) as Box<dyn Resource>))
     }
 
     fn read<'a>(&'a self, name: &'a LockName, token: Option<Token>) -> BoxFuture<'a, Result<i64>> {
-        now(match token {
-            Some(token) => self.of(name).and_then(|file| file.read(name, token)),
-            None => Ok(std::fs::read(self.path(name)).ok()),
-        }
-        .and_then(parsed))
+        ready(
+            match token {
+                Some(token) => self.of(name).and_then(|file| file.read(&fencing(name, token))),
+                None => Ok(std::fs::read(self.path(name)).ok()),
+            }
+            .and_then(parsed),
+        )
     }
 
     fn write<'a>(
@@ -88,14 +92,18 @@ impl Resource for Counters {
     ) -> BoxFuture<'a, Result<()>> {
         let text = value.to_string();
         let Some(token) = token else {
-            // Whole, as the fence writes it, only without the fence.
+            // Atomically, as the fence writes it, but without the fence.
             let failed = |error: std::io::Error| Error::unreachable(error.to_string());
             let written = tempfile::NamedTempFile::new_in(self.directory.path())
                 .and_then(|file| std::fs::write(file.path(), text).map(|()| file))
                 .and_then(|file| Ok(file.persist(self.path(name)).map(|_| ())?));
-            return now(written.map_err(failed));
+            return ready(written.map_err(failed));
         };
-        now(self.of(name).and_then(|file| file.write(name, token, text.as_bytes())).map(|_| ()))
+        ready(
+            self.of(name)
+                .and_then(|file| file.write(&fencing(name, token), text.as_bytes()))
+                .map(|_| ()),
+        )
     }
 
     fn marks(&self) -> Option<&dyn Marks> {
@@ -110,15 +118,15 @@ impl Marks for Counters {
         token: Token,
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>> {
-        now(self.of(name).and_then(|file| file.enter_as(name, token, who)))
+        ready(self.of(name).and_then(|file| file.enter_as(&fencing(name, token), who)))
     }
 
     fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
-        now(self.of(name).and_then(|file| file.mark(name)))
+        ready(self.of(name).and_then(|file| file.mark(name)))
     }
 
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
-        now(match name {
+        ready(match name {
             Some(name) => self.of(name).and_then(|file| file.show(Some(name))),
             None => self.all().and_then(|all| {
                 all.iter().try_fold(Vec::new(), |mut marks, file| {
@@ -136,11 +144,11 @@ impl Marks for Counters {
         by: &'a str,
         why: &'a str,
     ) -> BoxFuture<'a, Result<Option<Mark>>> {
-        now(self.of(name).and_then(|file| file.reset(name, to, by, why)))
+        ready(self.of(name).and_then(|file| file.reset(name, to, by, why)))
     }
 
     fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {
-        now(match name {
+        ready(match name {
             Some(name) => self.of(name).and_then(|file| file.audit(Some(name))),
             None => self.all().and_then(|all| {
                 all.iter().try_fold(Vec::new(), |mut resets, file| {

@@ -1,4 +1,4 @@
-//! The suite of fences on our own.
+//! The fence suite on our own fences.
 //!
 //! `FENCEPOST_FENCE_ROUNDS=1000 cargo test --test fences -- counter` runs a thousand rounds of the counter.
 
@@ -13,6 +13,13 @@ mod redis;
 mod sqlite;
 
 use std::process::ExitCode;
+
+use fencepost::{FencingToken, LockName, Token};
+
+/// The argument of a fence, from the suite's parameters.
+fn fencing(name: &LockName, token: Token) -> FencingToken {
+    FencingToken::new(name.clone(), token)
+}
 
 fn main() -> ExitCode {
     fencepost_conformance::fences::main(vec![

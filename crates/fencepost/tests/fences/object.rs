@@ -1,4 +1,4 @@
-//! Object stores for the suite of fences: a folder of its own for each case.
+//! Object stores for the fence suite: a folder of its own for each case.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Weak};
@@ -7,16 +7,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use fencepost::backend::BoxFuture;
 use fencepost::fences::object::ObjectFence;
+use fencepost::fences::object::object_store::aws::AmazonS3Builder;
+use fencepost::fences::object::object_store::memory::InMemory;
+use fencepost::fences::object::object_store::path::Path;
+use fencepost::fences::object::object_store::{
+    self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig,
+};
 use fencepost::fences::{Mark, Reset};
-use fencepost::object_store::aws::AmazonS3Builder;
-use fencepost::object_store::memory::InMemory;
-use fencepost::object_store::path::Path;
-use fencepost::object_store::{self, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{BehindIntermediary, Fence, Marks, Resource};
 use fencepost_testkit::gate::{Act, Gate};
 use fencepost_testkit::{SeaweedFs, Slot, shared};
+
+use super::fencing;
 
 static SERVER: Slot<SeaweedFs> = Slot::new(Weak::new());
 
@@ -26,7 +30,7 @@ pub(crate) enum Shape {
     Pointer,
 }
 
-/// On a server of its own kind, or in memory.
+/// On a server, or in memory.
 pub(crate) struct InStore {
     pub(crate) shape: Shape,
     pub(crate) memory: bool,
@@ -42,19 +46,19 @@ impl Fence for InStore {
         }
     }
 
-    /// The server has those who meet wait in line, for seconds.
+    /// This server queues colliding requests for seconds.
     fn rounds(&self) -> u64 {
         if self.memory { 50 } else { 25 }
     }
 
     fn fresh(&self) -> BoxFuture<'_, Result<Box<dyn Resource>, Unable>> {
         Box::pin(async {
-            let place = if self.memory {
-                Place::Memory(Arc::new(InMemory::new()))
+            let storage = if self.memory {
+                Storage::Memory(Arc::new(InMemory::new()))
             } else {
-                Place::Server(shared(&SERVER, SeaweedFs::start)?, None)
+                Storage::Server(shared(&SERVER, SeaweedFs::start)?, None)
             };
-            let counters = Counters::open(self.shape, place, folder()?).await?;
+            let counters = Counters::open(self.shape, storage, folder()?).await?;
             Ok(Box::new(counters) as Box<dyn Resource>)
         })
     }
@@ -62,19 +66,19 @@ impl Fence for InStore {
     fn behind_intermediary(
         &self,
     ) -> Option<BoxFuture<'_, Result<Box<dyn BehindIntermediary>, Unable>>> {
-        // A store in memory has nothing in front of it.
+        // A store in memory has no intermediary.
         let shape = (!self.memory).then_some(self.shape)?;
         Some(Box::pin(async move {
             let server = shared(&SERVER, SeaweedFs::start)?;
             let gate = Arc::new(Gate::to(server.address()));
-            let place = Place::Server(server, Some(Arc::clone(&gate)));
-            let counters = Counters::open(shape, place, folder()?).await?;
+            let storage = Storage::Server(server, Some(Arc::clone(&gate)));
+            let counters = Counters::open(shape, storage, folder()?).await?;
             Ok(Box::new(BehindGate { counters, gate }) as Box<dyn BehindIntermediary>)
         }))
     }
 }
 
-/// A gateway of S3 that gives up writes.
+/// An S3 gateway that times out while a write is in flight.
 struct BehindGate {
     counters: Counters,
     gate: Arc<Gate>,
@@ -92,11 +96,11 @@ impl BehindIntermediary for BehindGate {
         value: i64,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            // It has entered: what is given up is the write itself.
+            // It has entered: only the write itself times out.
             if let Some(token) = token {
                 self.counters.read(name, Some(token)).await?;
             }
-            // The object with the mark, also when it is tried again; the data of a pointer lie elsewhere.
+            // The object with the mark, retries included; the data of a pointer is elsewhere.
             let path = format!("{} ", Counters::path(name));
             for _ in 0..100 {
                 let late = "504 Gateway Timeout\r\nContent-Length: 0";
@@ -122,26 +126,20 @@ impl BehindIntermediary for BehindGate {
 
 /// A folder for one case.
 fn folder() -> Result<String, Unable> {
-    let number = u64::from_ne_bytes(random()?);
+    let number = u64::from_ne_bytes(fencepost_base::random::bytes()?);
     Ok(format!("case-{number:016x}"))
 }
 
-fn random() -> Result<[u8; 8], Unable> {
-    let mut bits = [0; 8];
-    getrandom::fill(&mut bits).map_err(|error| Error::unreachable(error.to_string()))?;
-    Ok(bits)
-}
-
 #[derive(Clone)]
-enum Place {
+enum Storage {
     Memory(Arc<InMemory>),
-    /// With what stands in front of it, if something does.
+    /// With the gate in front of it, if any.
     Server(Arc<SeaweedFs>, Option<Arc<Gate>>),
 }
 
 struct Counters {
     shape: Shape,
-    place: Place,
+    storage: Storage,
     folder: String,
     store: Arc<dyn ObjectStore>,
     fence: ObjectFence,
@@ -153,19 +151,21 @@ fn failed(error: object_store::Error) -> Error {
 }
 
 impl Counters {
-    async fn open(shape: Shape, place: Place, folder: String) -> Result<Self> {
-        let store: Arc<dyn ObjectStore> = match &place {
-            Place::Memory(store) => Arc::clone(store) as _,
-            Place::Server(server, gate) => {
-                // The client's own tries are left out where they would only take time.
+    async fn open(shape: Shape, storage: Storage, folder: String) -> Result<Self> {
+        let store: Arc<dyn ObjectStore> = match &storage {
+            Storage::Memory(store) => Arc::clone(store) as _,
+            Storage::Server(server, gate) => {
+                // Here the client's own retries would only take time.
                 let retry = match gate {
                     None => RetryConfig::default(),
                     Some(_) => RetryConfig { max_retries: 0, ..RetryConfig::default() },
                 };
                 let endpoint =
                     gate.as_ref().map_or_else(|| server.endpoint(), |gate| gate.endpoint());
-                // A server that has many wait in line, on a busy machine, takes its time.
+                // On a busy machine this server queues requests for long.
                 let patient = ClientOptions::new().with_timeout(Duration::from_mins(2));
+                // An error means that another case has done it.
+                let _ = rustls::crypto::ring::default_provider().install_default();
                 let store = AmazonS3Builder::new()
                     .with_endpoint(endpoint)
                     .with_retry(retry)
@@ -178,17 +178,17 @@ impl Counters {
             }
         };
         let fence = ObjectFence::open(Arc::clone(&store), &folder).await?;
-        Ok(Self { shape, place, folder, store, fence })
+        Ok(Self { shape, storage, folder, store, fence })
     }
 
-    /// A lock's name may be longer than a part of a path.
+    /// A lock's name may be longer than a path segment.
     fn path(name: &LockName) -> String {
         let mut hasher = DefaultHasher::new();
         name.as_str().hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
 
-    /// Where those write who do without the fence.
+    /// Where writers without the fence write.
     fn bare(&self, name: &LockName) -> Path {
         Path::from(format!("{}/bare/{}", self.folder, Self::path(name)))
     }
@@ -196,9 +196,13 @@ impl Counters {
     async fn fenced(&self, name: &LockName, token: Option<Token>) -> Result<Option<Bytes>> {
         let path = Self::path(name);
         match (self.shape, token) {
-            (Shape::Envelope, Some(token)) => self.fence.envelope(&path)?.read(name, token).await,
+            (Shape::Envelope, Some(token)) => {
+                self.fence.envelope(&path)?.read(&fencing(name, token)).await
+            }
             (Shape::Envelope, None) => self.fence.envelope(&path)?.peek().await,
-            (Shape::Pointer, Some(token)) => self.fence.pointer(&path)?.read(name, token).await,
+            (Shape::Pointer, Some(token)) => {
+                self.fence.pointer(&path)?.read(&fencing(name, token)).await
+            }
             (Shape::Pointer, None) => self.fence.pointer(&path)?.peek().await,
         }
     }
@@ -213,7 +217,7 @@ fn number(bytes: Option<Bytes>) -> Result<i64> {
 impl Resource for Counters {
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
         Box::pin(async {
-            let other = Self::open(self.shape, self.place.clone(), self.folder.clone()).await?;
+            let other = Self::open(self.shape, self.storage.clone(), self.folder.clone()).await?;
             Ok(Box::new(other) as Box<dyn Resource>)
         })
     }
@@ -242,10 +246,10 @@ impl Resource for Counters {
             let (path, value) = (Self::path(name), value.to_string());
             match (self.shape, token) {
                 (Shape::Envelope, Some(token)) => {
-                    self.fence.envelope(&path)?.write(name, token, value).await
+                    self.fence.envelope(&path)?.write(&fencing(name, token), value).await
                 }
                 (Shape::Pointer, Some(token)) => {
-                    self.fence.pointer(&path)?.write(name, token, value).await
+                    self.fence.pointer(&path)?.write(&fencing(name, token), value).await
                 }
                 (_, None) => {
                     let put = self.store.put(&self.bare(name), value.into()).await;
@@ -270,8 +274,12 @@ impl Marks for Counters {
         Box::pin(async move {
             let path = Self::path(name);
             match self.shape {
-                Shape::Envelope => self.fence.envelope(&path)?.enter_as(name, token, who).await,
-                Shape::Pointer => self.fence.pointer(&path)?.enter_as(name, token, who).await,
+                Shape::Envelope => {
+                    self.fence.envelope(&path)?.enter_as(&fencing(name, token), who).await
+                }
+                Shape::Pointer => {
+                    self.fence.pointer(&path)?.enter_as(&fencing(name, token), who).await
+                }
             }
         })
     }

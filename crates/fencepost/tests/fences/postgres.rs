@@ -1,13 +1,15 @@
-//! PostgreSQL for the suite of fences: a database of its own for each case.
+//! PostgreSQL for the fence suite: a database of its own for each case.
 
 use fencepost::backend::BoxFuture;
+use fencepost::fences::postgres::tokio_postgres::{self, Client, NoTls, Transaction};
 use fencepost::fences::{Mark, Reset, postgres};
-use fencepost::tokio_postgres::{self, Client, NoTls, Transaction};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence, Marks, Resource};
 use fencepost_testkit::Database;
 use tokio::sync::{Mutex, MutexGuard};
+
+use super::fencing;
 
 pub(crate) struct InDatabase;
 
@@ -46,7 +48,7 @@ impl Counters {
         let (client, connection) =
             tokio_postgres::connect(&database.url(), NoTls).await.map_err(failed)?;
         tokio::spawn(connection);
-        // What a crash would lose is not what this suite is about.
+        // The suite is not about crashes.
         client.batch_execute("SET synchronous_commit = off").await.map_err(failed)?;
         Ok(Self { client: Mutex::new(client), database })
     }
@@ -62,7 +64,7 @@ async fn begin<'c>(
     token: Option<Token>,
 ) -> Result<Transaction<'c>> {
     match token {
-        Some(token) => postgres::begin(client, name, token).await,
+        Some(token) => postgres::begin(client, &fencing(name, token)).await,
         None => client.transaction().await.map_err(failed),
     }
 }
@@ -134,7 +136,7 @@ impl Marks for Counters {
         Box::pin(async move {
             let mut client = self.client().await;
             let tx = client.transaction().await.map_err(failed)?;
-            postgres::enter_as(&tx, name, token, who).await?;
+            postgres::enter_as(&tx, &fencing(name, token), who).await?;
             tx.commit().await.map_err(failed)
         })
     }

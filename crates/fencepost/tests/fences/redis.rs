@@ -1,18 +1,20 @@
-//! Redis for the suite of fences: a server of its own for each case, since marks are shown for the whole server.
+//! Redis for the fence suite: a server of its own for each case, because marks are listed for the whole server.
 
 use std::sync::Arc;
 
 use fencepost::backend::BoxFuture;
+use fencepost::fences::redis::redis::aio::MultiplexedConnection;
+use fencepost::fences::redis::redis::{Client, RedisError, cmd};
 use fencepost::fences::redis::{self, Fence};
 use fencepost::fences::{Mark, Reset};
-use fencepost::redis::aio::MultiplexedConnection;
-use fencepost::redis::{Client, RedisError, cmd};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence as Kind, Marks, Resource};
 use fencepost_testkit::Redis;
 
-/// A server that stands alone, or a cluster of one node.
+use super::fencing;
+
+/// A single server, or a cluster of one node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InRedis {
     Alone,
@@ -65,7 +67,7 @@ impl Counters {
         Ok(Self { kind, connection, server })
     }
 
-    /// Where the counter of a lock lies, and its fence.
+    /// The key of a lock's counter, and its fence.
     fn of(&self, name: &LockName) -> Result<(String, Fence)> {
         match self.kind {
             InRedis::Alone => Ok((format!("counter:{name}"), Fence::new())),
@@ -91,7 +93,7 @@ impl Resource for Counters {
             let (mut connection, (key, fence)) = (self.connection.clone(), self.of(name)?);
             let value: Option<i64> = match token {
                 Some(token) => {
-                    let read = fence.checked(name, token).get(&key);
+                    let read = fence.checked(&fencing(name, token)).get(&key);
                     read.run::<(Option<i64>,)>(&mut connection).await?.0
                 }
                 None => cmd("GET").arg(&key).query_async(&mut connection).await.map_err(failed)?,
@@ -109,7 +111,11 @@ impl Resource for Counters {
         Box::pin(async move {
             let (mut connection, (key, fence)) = (self.connection.clone(), self.of(name)?);
             if let Some(token) = token {
-                return fence.checked(name, token).set(&key, value).run(&mut connection).await;
+                return fence
+                    .checked(&fencing(name, token))
+                    .set(&key, value)
+                    .run(&mut connection)
+                    .await;
             }
             let set = cmd("SET").arg(&key).arg(value).take();
             set.query_async(&mut connection).await.map_err(failed)
@@ -129,7 +135,10 @@ impl Marks for Counters {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            self.of(name)?.1.enter_as(&mut self.connection.clone(), name, token, who).await
+            self.of(name)?
+                .1
+                .enter_as(&mut self.connection.clone(), &fencing(name, token), who)
+                .await
         })
     }
 

@@ -1,17 +1,19 @@
-//! SQLite for the suite of fences: a file of its own for each case.
+//! SQLite for the fence suite: a file of its own for each case.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::backend::BoxFuture;
+use fencepost::fences::sqlite::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::fences::{Mark, Reset, Row, column, sqlite};
-use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, Label, LockName, Result, Token};
 use fencepost_conformance::Unable;
 use fencepost_conformance::fences::{Fence, Marks, Resource};
 use parking_lot::{Mutex, MutexGuard};
 
-/// By a mark beside the data, or in a column of the row itself.
+use super::fencing;
+
+/// With marks beside the data, or with a column of the row itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InFile {
     Marks,
@@ -54,7 +56,7 @@ impl Counters {
     fn open(kind: InFile, directory: Arc<tempfile::TempDir>) -> Result<Self> {
         let db = Connection::open(directory.path().join("counters.db")).map_err(failed)?;
         db.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
-        // What a crash would lose is not what this suite is about.
+        // The suite is not about crashes.
         db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF").map_err(failed)?;
         Ok(Self { kind, db: Mutex::new(db), directory })
     }
@@ -71,13 +73,13 @@ impl Counters {
     ) -> Result<T> {
         let mut db = self.lock();
         if let (InFile::Marks, Some(token)) = (self.kind, token) {
-            return work(sqlite::begin(&mut db, name, token)?).map_err(failed);
+            return work(sqlite::begin(&mut db, &fencing(name, token))?).map_err(failed);
         }
         let tx = db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
         if let Some(token) = token {
             let make = "INSERT OR IGNORE INTO counters (name, value) VALUES (?, 0)";
             tx.execute(make, [name.as_str()]).map_err(failed)?;
-            assert!(column::sqlite::enter(&tx, &COUNTER, &name.as_str(), token)?);
+            assert!(column::sqlite::enter(&tx, &COUNTER, &name.as_str(), &fencing(name, token))?);
         }
         work(tx).map_err(failed)
     }
@@ -88,18 +90,18 @@ fn set(tx: &Transaction<'_>, name: &LockName, value: i64) -> rusqlite::Result<us
     tx.execute(sql, (name.as_str(), value))
 }
 
-fn now<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
+fn ready<T: Send + 'static>(result: Result<T>) -> BoxFuture<'static, Result<T>> {
     Box::pin(async move { result })
 }
 
 impl Resource for Counters {
     fn another(&self) -> BoxFuture<'_, Result<Box<dyn Resource>>> {
         let other = Self::open(self.kind, Arc::clone(&self.directory));
-        now(other.map(|other| Box::new(other) as Box<dyn Resource>))
+        ready(other.map(|other| Box::new(other) as Box<dyn Resource>))
     }
 
     fn read<'a>(&'a self, name: &'a LockName, token: Option<Token>) -> BoxFuture<'a, Result<i64>> {
-        now(self.within(name, token, |tx| {
+        ready(self.within(name, token, |tx| {
             let sql = "SELECT coalesce(max(value), 0) FROM counters WHERE name = ?";
             let value = tx.query_row(sql, [name.as_str()], |row| row.get(0))?;
             tx.commit()?;
@@ -113,7 +115,7 @@ impl Resource for Counters {
         token: Option<Token>,
         value: i64,
     ) -> BoxFuture<'a, Result<()>> {
-        now(self.within(name, token, |tx| {
+        ready(self.within(name, token, |tx| {
             set(&tx, name, value)?;
             tx.commit()
         }))
@@ -125,7 +127,7 @@ impl Resource for Counters {
         token: Token,
         value: i64,
     ) -> Option<BoxFuture<'a, Result<()>>> {
-        Some(now(self.within(name, Some(token), |tx| {
+        Some(ready(self.within(name, Some(token), |tx| {
             set(&tx, name, value)?;
             tx.rollback()
         })))
@@ -144,18 +146,18 @@ impl Marks for Counters {
         who: &'a Label,
     ) -> BoxFuture<'a, Result<()>> {
         let mut db = self.lock();
-        now(db.transaction().map_err(failed).and_then(|tx| {
-            sqlite::enter_as(&tx, name, token, who)?;
+        ready(db.transaction().map_err(failed).and_then(|tx| {
+            sqlite::enter_as(&tx, &fencing(name, token), who)?;
             tx.commit().map_err(failed)
         }))
     }
 
     fn mark<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Option<Mark>>> {
-        now(sqlite::mark(&self.lock(), name))
+        ready(sqlite::mark(&self.lock(), name))
     }
 
     fn show<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Mark>>> {
-        now(sqlite::show(&self.lock(), name))
+        ready(sqlite::show(&self.lock(), name))
     }
 
     fn reset<'a>(
@@ -165,10 +167,10 @@ impl Marks for Counters {
         by: &'a str,
         why: &'a str,
     ) -> BoxFuture<'a, Result<Option<Mark>>> {
-        now(sqlite::reset(&mut self.lock(), name, to, by, why))
+        ready(sqlite::reset(&mut self.lock(), name, to, by, why))
     }
 
     fn audit<'a>(&'a self, name: Option<&'a LockName>) -> BoxFuture<'a, Result<Vec<Reset>>> {
-        now(sqlite::audit(&self.lock(), name))
+        ready(sqlite::audit(&self.lock(), name))
     }
 }

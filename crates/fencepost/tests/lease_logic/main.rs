@@ -1,37 +1,41 @@
-//! Lease logic on a clock that moves only when told to: renewals, deadlines, loss. Nothing here sleeps; what
-//! the client's own thread does in answer to the clock is waited for as a condition.
+//! Renewals, deadlines and loss on a manual clock. Nothing here sleeps; the tests wait for conditions of the client's
+//! own thread.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "all of this file is a test")]
 #![expect(clippy::unchecked_time_subtraction, reason = "constants; a test that is wrong panics")]
 
-mod notified;
+mod near_misses;
+mod notifications;
+mod observers;
 mod outages;
-mod rails;
 mod secrets;
-mod terms;
+mod streams;
 mod world;
 
 use std::future::Future as _;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use fencepost::{ErrorKind, GuardState, LossCause, Moment};
+use fencepost::backends::memory::Memory;
+use fencepost::clock::BootClock;
+use fencepost::{ErrorKind, Fencepost, GuardStatus, LossCause, Moment};
 use fencepost_conformance::Line;
-use world::{Trick, World, eventually, ms, soon};
+use world::{Fault, PanickingClock, World, eventually, ms, soon};
 
 const TTL: Duration = Duration::from_secs(30);
 /// 1% of the TTL and 2 ms.
 const MARGIN: Duration = Duration::from_millis(302);
-/// The TTL without the margin: how long a guard trusts an answer, counted from its request.
+/// The TTL without the margin: how long a guard trusts a reply, counted from its request.
 const TRUSTED: Duration = Duration::from_millis(29_698);
 
 #[tokio::test]
-async fn a_lease_is_renewed_at_a_third_of_its_ttl_and_not_before() {
+async fn lease_is_renewed_at_a_third_of_its_ttl_and_not_before() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     for round in 1..=5 {
         let before = world.now();
-        world.keeper_waits().await;
+        world.until_heartbeat_waits().await;
         world.clock.advance(TTL / 3 - ms(1));
         assert_eq!(world.store.renewals(), round - 1, "renewed before it was due");
         world.clock.advance(ms(1));
@@ -39,12 +43,12 @@ async fn a_lease_is_renewed_at_a_third_of_its_ttl_and_not_before() {
         eventually("the renewal is credited", || guard.deadline() == due + TRUSTED).await;
         assert_eq!(world.store.renewals(), round);
         assert_eq!(world.store.last_renewal(), due, "a third of the TTL after the last");
-        assert_eq!(guard.state(), GuardState::Held);
+        assert_eq!(guard.status(), GuardStatus::Held);
     }
 }
 
 #[tokio::test]
-async fn the_deadline_counts_from_the_request_and_keeps_its_margin() {
+async fn deadline_counts_from_the_request_and_keeps_its_margin() {
     let world = World::new().await;
     let asked = world.now();
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
@@ -56,11 +60,11 @@ async fn the_deadline_counts_from_the_request_and_keeps_its_margin() {
     assert_eq!(guard.remaining(), Duration::from_nanos(1));
     guard.check().expect("a nanosecond is left");
     world.clock.advance(Duration::from_nanos(1));
-    // Whoever looks first sees it, whether or not the keeper has run.
-    assert!(matches!(guard.state(), GuardState::Lost(_)), "{:?}", guard.state());
+    // A read of the guard sees the loss, whether or not the heartbeat has run.
+    assert!(matches!(guard.status(), GuardStatus::Lost(_)), "{:?}", guard.status());
     assert_eq!(guard.remaining(), Duration::ZERO);
-    soon("it is told", lost).await.unwrap();
-    // The store would have given it away a margin later.
+    soon("the guard is lost", lost).await.unwrap();
+    // The store would grant it again a margin later.
     let held = world.memory_holder("a").await;
     assert!(held.is_some(), "the guard is lost before the store gives the lock away");
     world.clock.advance(MARGIN);
@@ -68,126 +72,145 @@ async fn the_deadline_counts_from_the_request_and_keeps_its_margin() {
 }
 
 #[tokio::test]
-async fn a_guard_is_told_at_its_deadline_without_anybody_looking() {
+async fn guard_is_lost_at_its_deadline_without_a_read() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     world.line.set(Line::Refusing);
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     let mut changes = guard.changes();
     world.clock.advance(TTL / 3);
-    eventually("the first renewal fails", || guard.state() == GuardState::RenewalFailing).await;
-    assert_eq!(soon("a change", changes.next()).await.0, GuardState::RenewalFailing);
-    let told = tokio::spawn(guard.lost());
+    eventually("the first renewal fails", || guard.status() == GuardStatus::RenewalFailing).await;
+    assert_eq!(soon("a change", changes.next()).await.0, GuardStatus::RenewalFailing);
+    let lost = tokio::spawn(guard.lost());
     world.clock.advance(TTL * 2 / 3 - MARGIN);
-    assert_eq!(soon("it is told", told).await.unwrap(), LossCause::StoreUnreachable);
+    assert_eq!(soon("the guard is lost", lost).await.unwrap(), LossCause::StoreUnreachable);
     let (state, _) = soon("a change", changes.next()).await;
-    assert_eq!(state, GuardState::Lost(LossCause::StoreUnreachable));
+    assert_eq!(state, GuardStatus::Lost(LossCause::StoreUnreachable));
 }
 
 #[tokio::test]
-async fn failing_renewals_recover() {
+async fn failed_renewals_are_retried_and_recover() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     let first_deadline = guard.deadline();
     world.line.set(Line::Refusing);
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 3);
-    eventually("renewal is failing", || guard.state() == GuardState::RenewalFailing).await;
+    eventually("renewal is failing", || guard.status() == GuardStatus::RenewalFailing).await;
     assert_eq!(guard.deadline(), first_deadline, "a failed renewal moves nothing");
     guard.check().expect("failing is not lost");
-    // It is tried again and again, not only once (redisson#4698, #775, #2515).
+    // It is retried repeatedly, not only once (redisson#4698, #775, #2515).
     for _ in 0..3 {
-        world.tries_again(TTL / 20).await;
-        assert_eq!(guard.state(), GuardState::RenewalFailing);
+        world.advance_until_retry(TTL / 20).await;
+        assert_eq!(guard.status(), GuardStatus::RenewalFailing);
     }
     world.line.set(Line::Whole);
-    world.tries_again(TTL / 20).await;
-    eventually("it is renewed", || guard.state() == GuardState::Held).await;
+    world.advance_until_retry(TTL / 20).await;
+    eventually("it is renewed", || guard.status() == GuardStatus::Held).await;
     assert_eq!(guard.deadline(), world.now() + TRUSTED);
     guard.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_renewal_that_hangs_is_given_up_and_tried_again() {
+async fn hanging_renewal_is_abandoned_and_retried() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
-    world.store.play(Trick::HangForEver);
-    world.keeper_waits().await;
+    world.store.inject(Fault::HangForEver);
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 3);
-    eventually("the renewal hangs", || world.store.tricks_left() == 0).await;
-    world.alarms(2).await;
+    eventually("the renewal hangs", || world.store.faults_left() == 0).await;
+    world.until_alarms(2).await;
     world.clock.advance(TTL / 3);
-    eventually("it is given up", || guard.state() == GuardState::RenewalFailing).await;
-    world.tries_again(TTL / 20).await;
-    eventually("the next one goes through", || guard.state() == GuardState::Held).await;
+    eventually("it is given up", || guard.status() == GuardStatus::RenewalFailing).await;
+    world.advance_until_retry(TTL / 20).await;
+    eventually("the next one goes through", || guard.status() == GuardStatus::Held).await;
     assert_eq!(guard.deadline(), world.now() + TRUSTED);
 }
 
 #[tokio::test]
-async fn a_renewal_that_panics_does_not_end_the_heartbeat() {
+async fn panic_in_a_renewal_does_not_end_the_heartbeat() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     let bystander = world.client.lock("b").ttl(TTL).acquire().await.unwrap();
-    world.store.play(Trick::Panic);
-    world.keeper_waits().await;
+    world.store.inject(Fault::Panic);
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 3);
-    eventually("renewal is failing", || guard.state() == GuardState::RenewalFailing).await;
-    let both = || guard.state() == GuardState::Held && bystander.state() == GuardState::Held;
+    eventually("renewal is failing", || guard.status() == GuardStatus::RenewalFailing).await;
+    let both = || guard.status() == GuardStatus::Held && bystander.status() == GuardStatus::Held;
     world.advance_until(TTL / 20, "both are renewed again", both).await;
     assert_eq!(world.client.lock("b").try_acquire().await.unwrap().map(|_| ()), None);
 }
 
-/// The machine sleeps, or the process is stopped, while a renewal is under way; its answer is there when
-/// they wake, after the deadline.
+/// For example, the application's log subscriber panics in the heartbeat.
 #[tokio::test]
-async fn an_answer_that_comes_after_the_deadline_revives_nothing() {
+async fn panic_in_the_heartbeat_loop_skips_no_guard() {
+    let clock = PanickingClock::default();
+    let memory = Memory::new(Arc::new(BootClock));
+    let open = move |_| async move { Ok(memory.into()) };
+    let client = Fencepost::with_backend(Arc::new(clock.clone()), open).await.unwrap();
+    let lock = |name: &str| client.lock(name).ttl(ms(600)).acquire();
+    let guards = [lock("a").await.unwrap(), lock("b").await.unwrap(), lock("c").await.unwrap()];
+    let before = guards.each_ref().map(fencepost::Guard::deadline);
+    // The first read of the loop finds what is due, the second is at the first due guard.
+    clock.panic_at_second_read();
+    let renewed = || guards.iter().zip(before).all(|(guard, before)| guard.deadline() > before);
+    eventually("all are renewed after the panic", || clock.has_panicked() && renewed()).await;
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+/// The machine sleeps or the process is frozen during a renewal. Its reply is there when they wake, after the
+/// deadline.
+#[tokio::test]
+async fn reply_after_the_deadline_does_not_revive_the_guard() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
-    let wake = world.store.play_freeze();
-    world.keeper_waits().await;
+    let wake = world.store.inject_freeze();
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 3);
     eventually("the renewal is under way", || world.store.frozen() == 1).await;
-    // The store has renewed, so it would still be ours there; but we did not know in time.
+    // The store has renewed, so there the lock is still held; but the guard did not know in time.
     world.clock.advance(TTL * 2 / 3);
     assert!(guard.check().is_err(), "the deadline has passed");
     wake.send(()).unwrap();
     eventually("the late answer has come", || world.store.renewals() == 1).await;
-    world.settled().await;
-    assert!(matches!(guard.state(), GuardState::Lost(_)), "{:?}", guard.state());
+    world.settle().await;
+    assert!(matches!(guard.status(), GuardStatus::Lost(_)), "{:?}", guard.status());
     let error = guard.run(async {}).await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Lost(_)), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
-/// consul#4935: the client said lost and went on renewing, so nobody could acquire.
+/// consul#4935: the client reported the loss but kept renewing, so nobody else could acquire.
 #[tokio::test]
-async fn lost_is_for_good_and_is_not_renewed() {
+async fn lost_guard_stays_lost_and_is_not_renewed() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     world.line.set(Line::Refusing);
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     world.clock.advance(TRUSTED);
-    soon("it is told", guard.lost()).await;
+    soon("the guard is lost", guard.lost()).await;
     world.line.set(Line::Whole);
     let before = world.store.renewals();
     for _ in 0..5 {
         world.clock.advance(TTL / 10);
-        world.settled().await;
-        assert!(matches!(guard.state(), GuardState::Lost(_)), "{:?}", guard.state());
+        world.settle().await;
+        assert!(matches!(guard.status(), GuardStatus::Lost(_)), "{:?}", guard.status());
     }
     assert_eq!(world.store.renewals(), before, "a lost guard is not renewed");
     let next = world.client.lock("a").ttl(TTL).try_acquire().await.unwrap();
     assert!(next.unwrap().token() > guard.token());
     let error = guard.release().await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Lost(_)), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
 #[tokio::test]
-async fn a_released_guard_is_not_renewed() {
+async fn released_guard_is_not_renewed() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     guard.release().await.unwrap();
     world.clock.advance(TTL);
-    world.settled().await;
+    world.settle().await;
     assert_eq!(world.store.renewals(), 0);
     assert!(world.memory_holder("a").await.is_none());
 }
@@ -206,11 +229,11 @@ async fn max_hold_ends_a_healthy_guard_to_the_nanosecond() {
     world.clock.advance(left - Duration::from_nanos(1));
     guard.check().expect("not yet");
     world.clock.advance(Duration::from_nanos(1));
-    assert_eq!(guard.state(), GuardState::Lost(LossCause::MaxHold));
+    assert_eq!(guard.status(), GuardStatus::Lost(LossCause::MaxHold));
 }
 
 #[tokio::test]
-async fn the_heartbeat_follows_progress() {
+async fn heartbeat_stops_without_progress() {
     let world = World::new().await;
     let lock = world.client.lock("a").ttl(TTL).progress_within(TTL / 2);
     let guard = lock.acquire().await.unwrap();
@@ -219,36 +242,36 @@ async fn the_heartbeat_follows_progress() {
         world.renew_once(&guard).await;
     }
     guard.progress();
-    // From here on the work hangs. One more renewal falls within the time it may be silent.
+    // From here on the work hangs. One more renewal falls within the allowed silence.
     world.renew_once(&guard).await;
     let (renewals, deadline) = (world.store.renewals(), guard.deadline());
     while world.now() < deadline {
-        world.keeper_waits().await;
+        world.until_heartbeat_waits().await;
         world.clock.advance(TTL / 20);
     }
-    assert_eq!(guard.state(), GuardState::Lost(LossCause::NoProgress));
+    assert_eq!(guard.status(), GuardStatus::Lost(LossCause::NoProgress));
     assert_eq!(world.store.renewals(), renewals, "a hung holder is not renewed");
 }
 
 #[tokio::test]
-async fn progress_that_comes_back_in_time_is_enough() {
+async fn progress_that_resumes_in_time_keeps_the_guard() {
     let world = World::new().await;
     let lock = world.client.lock("a").ttl(TTL).progress_within(TTL / 4);
     let guard = lock.acquire().await.unwrap();
     let first = guard.deadline();
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 2); // past the renewal that was due, which was held back
-    world.settled().await;
+    world.settle().await;
     assert_eq!(world.store.renewals(), 0);
     guard.progress();
-    world.tries_again(TTL / 20).await;
+    world.advance_until_retry(TTL / 20).await;
     eventually("it is renewed after all", || guard.deadline() > first).await;
-    assert_eq!(guard.state(), GuardState::Held);
+    assert_eq!(guard.status(), GuardStatus::Held);
 }
 
-/// etcd#11456, #9921: the waiter's lease died while it was queued, and it was told that it holds.
+/// etcd#11456, #9921: the waiter's lease expired in the queue, and its acquire still succeeded.
 #[tokio::test]
-async fn a_queued_grant_counts_from_the_renewal_that_confirms_it() {
+async fn queued_grant_counts_from_the_renewal_that_confirms_it() {
     let world = World::new().await;
     let holder = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     let mut waiting = Box::pin(world.client.lock("a").ttl(TTL).acquire());
@@ -256,17 +279,17 @@ async fn a_queued_grant_counts_from_the_renewal_that_confirms_it() {
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     assert_eq!(world.memory_waiting("a").await, 1);
     holder.release().await.unwrap();
-    // The store has granted it now; the waiter hears of it later.
+    // The store has granted it; the waiter learns of it three seconds later.
     world.clock.advance(Duration::from_secs(3));
     let before = world.store.renewals();
-    let heard = world.now();
-    let guard = soon("its turn", waiting).await.unwrap();
+    let confirmed = world.now();
+    let guard = soon("the waiter is granted", waiting).await.unwrap();
     assert_eq!(world.store.renewals(), before + 1, "one renewal confirms the grant");
-    assert_eq!(guard.deadline(), heard + TRUSTED);
+    assert_eq!(guard.deadline(), confirmed + TRUSTED);
 }
 
 #[tokio::test]
-async fn a_queued_grant_that_is_over_is_not_believed() {
+async fn expired_queued_grant_is_not_returned() {
     let world = World::new().await;
     let holder = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     let mut waiting = Box::pin(world.client.lock("a").ttl(TTL).acquire());
@@ -274,7 +297,7 @@ async fn a_queued_grant_that_is_over_is_not_believed() {
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     let first = holder.token();
     holder.release().await.unwrap();
-    // Frozen past the grant that it was given meanwhile, which went to somebody else.
+    // Frozen past its grant, which another client got meanwhile.
     world.clock.advance(TTL);
     let other = world.client.lock("a").ttl(TTL).try_acquire().await.unwrap().unwrap();
     assert!(other.token() > first);
@@ -284,22 +307,23 @@ async fn a_queued_grant_that_is_over_is_not_believed() {
     }
     let second = other.token();
     other.release().await.unwrap();
-    let guard = soon("its turn", waiting).await.unwrap();
+    let guard = soon("the waiter is granted", waiting).await.unwrap();
     assert!(guard.token() > second, "its grant is one of its own");
 }
 
 #[tokio::test]
-async fn a_grant_whose_answer_took_its_whole_lease_is_not_handed_out() {
+async fn grant_whose_reply_took_its_whole_lease_is_not_returned() {
     let world = World::new().await;
     let gate = world.store.hold_back_acquires();
     let client = world.client.clone();
     let within = Duration::from_mins(1);
-    let asked = tokio::spawn(async move { client.lock("a").ttl(TTL).acquire_within(within).await });
+    let asked =
+        tokio::spawn(async move { client.lock("a").ttl(TTL).wait_timeout(within).acquire().await });
     eventually("the store has granted", || gate.waiting() == 1).await;
     let first = world.memory_holder("a").await.unwrap();
     world.clock.advance(TTL);
     gate.open();
-    // The answer is too old to be trusted: it asks again, as somebody new.
+    // The reply is too old to be trusted: the client acquires again as a new owner.
     let guard = soon("an answer", asked).await.unwrap().unwrap();
     assert!(guard.token() > first, "a grant that was over when it came was handed out");
     assert_eq!(guard.deadline(), world.now() + TRUSTED);
@@ -307,28 +331,28 @@ async fn a_grant_whose_answer_took_its_whole_lease_is_not_handed_out() {
 
 /// A caller's limit holds whatever the store does.
 #[tokio::test]
-async fn a_silent_store_is_unreachable_at_the_callers_limit() {
+async fn silent_store_is_unreachable_at_the_callers_limit() {
     let world = World::new().await;
     world.line.set(Line::Silent);
     let limit = Duration::from_secs(2);
-    let mut asked = Box::pin(world.client.lock("a").acquire_within(limit));
+    let mut asked = Box::pin(world.client.lock("a").wait_timeout(limit).acquire());
     assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     world.clock.advance(limit + Duration::from_secs(1)); // with what it may overshoot
     let error = soon("an answer", asked).await.unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     world.line.set(Line::Whole);
-    soon("everything is undone", world.client.close()).await;
+    soon("the client closes", world.client.close()).await;
     assert!(world.memory_holder("a").await.is_none(), "what was asked for is undone");
 }
 
 #[tokio::test]
-async fn one_client_keeps_many_guards_in_one_batch() {
+async fn due_renewals_of_a_client_go_in_one_batch() {
     let world = World::new().await;
     let mut guards = Vec::new();
     for number in 0..100 {
         guards.push(world.client.lock(format!("n/{number}")).ttl(TTL).acquire().await.unwrap());
     }
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     world.clock.advance(TTL / 3);
     let deadline = world.now() + TRUSTED;
     let renewed = || guards.iter().all(|guard| guard.deadline() == deadline);
@@ -336,7 +360,7 @@ async fn one_client_keeps_many_guards_in_one_batch() {
     assert_eq!(world.store.renewals(), 100);
     assert_eq!(world.store.batches(), 1, "what is due together is renewed together");
     drop(guards);
-    soon("everything is undone", world.client.close()).await;
+    soon("the client closes", world.client.close()).await;
     let left = world.memory_store().observe.list(Moment::NEVER).await.unwrap();
     assert!(left.value.is_empty());
 }

@@ -1,11 +1,12 @@
-//! What happens to those who ask a store that does not answer: a wait goes on, every other call ends.
+//! Calls to a store that does not reply: a wait continues, every other call ends.
 
 use std::time::Duration;
 
-use fencepost::ErrorKind;
+use fencepost::backend::{GrantId, Outcome, Renewal};
+use fencepost::{ErrorKind, GuardStatus, LockName};
 use fencepost_conformance::Line;
 
-use crate::world::{Trick, World, eventually, ms, soon};
+use crate::world::{Fault, World, eventually, ms, soon};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -15,7 +16,7 @@ async fn wait_without_limit_outlasts_an_outage() {
     world.line.set(Line::Refusing);
     let lock = world.client.lock("a").ttl(TTL);
     let waiting = tokio::spawn(lock.acquire());
-    // Far longer than any limit of a single call.
+    // Far longer than the limit of any single call.
     for _ in 0..40 {
         world.clock.advance(ms(1500));
         tokio::task::yield_now().await;
@@ -33,22 +34,22 @@ async fn wait_with_a_limit_ends_there_and_names_the_outage() {
     let world = World::new().await;
     world.line.set(Line::Refusing);
     let lock = world.client.lock("a").ttl(TTL);
-    let waiting = tokio::spawn(lock.acquire_within(Duration::from_secs(3)));
+    let waiting = tokio::spawn(lock.wait_timeout(Duration::from_secs(3)).acquire());
     world.advance_until(ms(1000), "the wait ends", || waiting.is_finished()).await;
     let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 #[tokio::test]
-async fn single_try_fails_at_once_in_an_outage() {
+async fn try_acquire_fails_at_once_in_an_outage() {
     let world = World::new().await;
     world.line.set(Line::Refusing);
     let error = soon("the try ends", world.client.lock("a").try_acquire()).await.unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 #[tokio::test]
-async fn every_call_of_a_client_has_a_limit() {
+async fn each_call_of_a_client_has_a_limit() {
     let world = World::new().await;
     let guard = world.client.lock("a").ttl(TTL).lease_only().acquire().await.unwrap();
     let owner = guard.detach();
@@ -56,7 +57,7 @@ async fn every_call_of_a_client_has_a_limit() {
     let client = world.client.clone();
     let calls = tokio::spawn(async move {
         let token = fencepost::Token::new(1).unwrap();
-        // One after the other: each has to end by itself.
+        // One after the other: each must end by itself.
         [
             ("inspect", client.inspect("a").await.map(drop)),
             ("list", client.list().await.map(drop)),
@@ -76,13 +77,13 @@ async fn every_call_of_a_client_has_a_limit() {
     }
     for (call, outcome) in soon("all calls end", calls).await.unwrap() {
         let error = outcome.expect_err(call);
-        assert_eq!(*error.kind(), ErrorKind::Unreachable, "{call}: {error}");
-        assert!(error.to_string().contains("did not answer within"), "{call}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{call}: {error}");
+        assert!(error.one_line().contains("did not answer within"), "{call}: {error}");
     }
 }
 
 #[tokio::test]
-async fn outage_at_the_confirmation_of_a_grant_does_not_end_the_wait() {
+async fn outage_during_the_confirmation_does_not_end_the_wait() {
     let world = World::new().await;
     let first = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
     let old = first.token();
@@ -90,9 +91,9 @@ async fn outage_at_the_confirmation_of_a_grant_does_not_end_the_wait() {
     while world.memory_waiting("a").await == 0 {
         tokio::task::yield_now().await;
     }
-    world.store.play(Trick::HangForEver);
+    world.store.inject(Fault::HangForEver);
     first.release().await.unwrap();
-    eventually("the confirmation hangs", || world.store.tricks_left() == 0).await;
+    eventually("the confirmation hangs", || world.store.faults_left() == 0).await;
     world.advance_until(ms(2500), "it is granted again", || waiting.is_finished()).await;
     let guard = soon("it is granted", waiting).await.unwrap().unwrap();
     assert!(guard.token() > old);
@@ -100,22 +101,23 @@ async fn outage_at_the_confirmation_of_a_grant_does_not_end_the_wait() {
 }
 
 #[tokio::test]
-async fn wait_with_a_limit_ends_there_though_the_store_hangs_meanwhile() {
+async fn wait_with_a_limit_ends_there_though_the_store_hangs() {
     let world = World::new().await;
     world.line.set(Line::Refusing);
     let start = world.now();
-    let waiting =
-        tokio::spawn(world.client.lock("a").ttl(TTL).acquire_within(Duration::from_secs(3)));
+    let waiting = tokio::spawn(
+        world.client.lock("a").ttl(TTL).wait_timeout(Duration::from_secs(3)).acquire(),
+    );
     tokio::task::yield_now().await;
-    // From here on nothing answers, not even with a refusal.
+    // From here on nothing replies, not even with a refusal.
     world.line.set(Line::Silent);
     while !waiting.is_finished() {
         world.clock.advance(ms(250));
         tokio::task::yield_now().await;
-        assert!(world.now().since(start) < Duration::from_secs(5), "the wait goes on");
+        assert!(world.now().since(start) < Duration::from_secs(5), "the wait continues");
     }
     let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 #[tokio::test]
@@ -130,6 +132,35 @@ async fn closed_client_ends_a_wait_in_an_outage() {
     world.line.set(Line::Whole);
     world.advance_until(ms(500), "the wait ends", || waiting.is_finished()).await;
     let error = soon("the wait ends", waiting).await.unwrap().unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Closed, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     soon("it is closed", closing).await.unwrap();
+}
+
+/// The answers of a batch are known by their grants: one that is missing is that of one guard alone.
+#[tokio::test]
+async fn missing_answer_is_a_failed_renewal_of_unknown_outcome() {
+    let world = World::new().await;
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    let bystander = world.client.lock("b").ttl(TTL).acquire().await.unwrap();
+    let first_deadline = guard.deadline();
+    world.store.inject(Fault::LeaveOut("a"));
+    world.until_heartbeat_waits().await;
+    world.clock.advance(TTL / 3);
+    eventually("one is failing", || guard.status() == GuardStatus::RenewalFailing).await;
+    eventually("the other is renewed", || bystander.deadline() > first_deadline).await;
+    assert_eq!(bystander.status(), GuardStatus::Held);
+    assert_eq!(guard.deadline(), first_deadline, "nobody knows whether it was renewed");
+    world.advance_until_retry(TTL / 20).await;
+    eventually("it is renewed", || guard.status() == GuardStatus::Held).await;
+    // What the store may have done is said to a caller, too.
+    let owner = guard.owner();
+    world.store.inject(Fault::LeaveOut("a"));
+    let error = world.client.renew("a", owner, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.one_line().contains("left out the answer"), "{error}");
+    world.store.inject(Fault::LeaveOut("a"));
+    let grant = GrantId { name: LockName::new("a").unwrap(), owner };
+    let batch = vec![Renewal::new(grant.clone())];
+    let answers = world.client.store().renew_batch(batch, TTL).await;
+    assert_eq!(answers.to(&grant).unwrap_err().outcome(), Outcome::Unknown);
 }

@@ -1,10 +1,10 @@
-//! The owner proves who may release: whoever reads a log must not learn it.
+//! The owner id authorizes a release, so it must not appear in a log.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencepost::{GuardState, OwnerId};
+use fencepost::{GuardStatus, OwnerId};
 use fencepost_conformance::Line;
 
 use crate::world::{World, eventually};
@@ -23,8 +23,8 @@ impl Write for Log {
     }
 }
 
-/// Every way in which a number tends to be printed.
-fn faces(owner: OwnerId) -> Vec<String> {
+/// The usual ways to print a number.
+fn printed_forms(owner: OwnerId) -> Vec<String> {
     let bits = owner.bits();
     vec![
         owner.reveal(),
@@ -39,22 +39,22 @@ fn faces(owner: OwnerId) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn no_owner_is_logged_or_printed() {
+async fn owner_is_never_logged_or_printed() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    // For all threads: most of the library's words are said on the client's own. The other tests of this
-    // file write there as well, which does no harm.
+    // For all threads, because the library logs mostly on its own thread. Logs of the other tests in this file do no
+    // harm.
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
     let world = World::new().await;
     let ttl = Duration::from_secs(30);
     let mut owners = Vec::new();
-    let mut said = String::new();
-    let mut note = |text: String| said.push_str(&(text + "\n"));
+    let mut printed = String::new();
+    let mut note = |text: String| printed.push_str(&(text + "\n"));
 
     // Granted, failing, lost.
     let lock = world.client.lock("invoice/42").ttl(ttl);
@@ -63,12 +63,13 @@ async fn no_owner_is_logged_or_printed() {
     owners.push(guard.owner());
     note(format!("{guard:?} {guard:#?} {:?}", guard.changes()));
     note(format!("{:?}", world.client.lock("invoice/42").try_acquire().await));
-    let held = world.client.lock("invoice/42").acquire_within(Duration::ZERO).await.unwrap_err();
+    let held =
+        world.client.lock("invoice/42").wait_timeout(Duration::ZERO).acquire().await.unwrap_err();
     note(format!("{held} {held:?} {:#?}", held.kind()));
     world.line.set(Line::Refusing);
-    world.keeper_waits().await;
+    world.until_heartbeat_waits().await;
     world.clock.advance(ttl / 3);
-    eventually("renewal is failing", || guard.state() == GuardState::RenewalFailing).await;
+    eventually("renewal is failing", || guard.status() == GuardStatus::RenewalFailing).await;
     world.clock.advance(ttl);
     let lost = guard.check().unwrap_err();
     note(format!("{guard:?} {lost} {lost:?}"));
@@ -76,7 +77,7 @@ async fn no_owner_is_logged_or_printed() {
     let lost = guard.release().await.unwrap_err();
     note(format!("{lost} {lost:?}"));
 
-    // Broken, released, dropped, and one whose release is made up for in the background.
+    // Broken, released, dropped, and one whose release is completed in the background.
     let guard = world.client.lock("invoice/42").ttl(ttl).acquire().await.unwrap();
     owners.push(guard.owner());
     note(format!("{:?}", world.client.break_lock("invoice/42").await.unwrap()));
@@ -96,22 +97,22 @@ async fn no_owner_is_logged_or_printed() {
         async move { client.close().await }
     });
     eventually("the release is made up for", || {
-        // It is tried again after a while, on a clock that only we move.
+        // It is retried after a delay, on a clock that only the test advances.
         world.clock.advance(ttl / 100);
         closed.is_finished()
     })
     .await;
     note(format!("{:?}", world.client.inspect("invoice/42").await.unwrap()));
-    note(format!("{:?}", fencepost::backend::LossSignal::unheard()));
+    note(format!("{:?}", fencepost::backend::LossSignal::disconnected()));
 
     let logged = words();
     for word in ["granted", "failing", "lost", "broken", "released"] {
         assert!(logged.contains(word), "the log is not the one this test is about: no \"{word}\"");
     }
     for owner in owners {
-        for face in faces(owner) {
-            assert!(!logged.contains(&face), "an owner is in the log");
-            assert!(!said.contains(&face), "an owner is in what is printed");
+        for form in printed_forms(owner) {
+            assert!(!logged.contains(&form), "an owner is in the log");
+            assert!(!printed.contains(&form), "an owner is in what is printed");
         }
     }
 }

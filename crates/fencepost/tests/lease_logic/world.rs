@@ -1,4 +1,4 @@
-//! A client on a clock in the test's hand, over a store that can be told to misbehave.
+//! A client on a manual clock, over a store with injected faults.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,7 +21,7 @@ pub(crate) const fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
 
-/// Waits, in real time, for what another thread is about to do.
+/// Waits in real time for something that another thread is about to do.
 pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = BootClock.now() + Duration::from_secs(10);
     while !condition() {
@@ -30,7 +30,7 @@ pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) 
     }
 }
 
-/// What the future gives; a test that would hang fails instead.
+/// The value of the future. A test that would hang fails instead.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::select! {
         value = future => value,
@@ -40,21 +40,52 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// The system clock, which panics once when the client's own thread reads it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PanickingClock(Arc<AtomicUsize>);
+
+impl PanickingClock {
+    const DONE: usize = usize::MAX;
+
+    pub(crate) fn panic_at_second_read(&self) {
+        self.0.store(2, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == Self::DONE
+    }
+}
+
+impl Clock for PanickingClock {
+    fn now(&self) -> Moment {
+        let looks = self.0.load(Ordering::SeqCst);
+        if matches!(looks, 1 | 2) && std::thread::current().name() == Some("fencepost-heartbeat") {
+            self.0.store(if looks == 1 { Self::DONE } else { 1 }, Ordering::SeqCst);
+            assert!(looks != 1, "the test wants a panic here");
+        }
+        BootClock.now()
+    }
+
+    fn alarm(&self, at: Moment) -> BoxFuture<'static, ()> {
+        BootClock.alarm(at)
+    }
+}
+
 pub(crate) struct World {
     pub(crate) clock: ManualClock,
-    pub(crate) store: Arc<Tricky>,
-    pub(crate) line: Cut,
+    pub(crate) store: Arc<FaultyStore>,
+    pub(crate) line: CountedLine,
     pub(crate) client: Fencepost,
     memory: Arc<Memory>,
 }
 
-/// The line from the client to the store, which counts what comes to its near end.
-pub(crate) struct Cut {
+/// The connection from the client to the store. It counts the calls of the client.
+pub(crate) struct CountedLine {
     line: Arc<Severable>,
-    near: Arc<Tricky>,
+    near: Arc<FaultyStore>,
 }
 
-impl Cut {
+impl CountedLine {
     pub(crate) fn set(&self, line: Line) {
         self.line.set(line);
     }
@@ -64,13 +95,14 @@ impl World {
     pub(crate) async fn new() -> Self {
         let clock = ManualClock::new();
         let memory = Memory::new(Arc::new(clock.clone()));
-        let store = Tricky::over(memory.clone().into());
+        let store = FaultyStore::over(memory.clone().into());
         let line = Severable::new(store.store());
-        let near = Tricky::over(line.store());
+        let near = FaultyStore::over(line.store());
         let end = near.store();
-        let client = Fencepost::over(Arc::new(clock.clone()), move |_| async move { Ok(end) });
+        let client =
+            Fencepost::with_backend(Arc::new(clock.clone()), move |_| async move { Ok(end) });
         let client = client.await.unwrap();
-        Self { clock, store, line: Cut { line, near }, client, memory }
+        Self { clock, store, line: CountedLine { line, near }, client, memory }
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -86,12 +118,12 @@ impl World {
         self.memory.inspect(name, Moment::NEVER).await.unwrap().value
     }
 
-    /// What the store itself says, past the line.
+    /// The state at the store itself, bypassing the connection.
     pub(crate) async fn memory_holder(&self, name: &str) -> Option<Token> {
         self.inspect(name).await.holder.and_then(|holder| holder.token)
     }
 
-    /// Waits, in real time, until nobody holds `name` at the store.
+    /// Waits in real time until nobody holds `name` in the store.
     pub(crate) async fn until_free(&self, name: &str) {
         soon("nothing stays behind", async {
             while self.memory_holder(name).await.is_some() {
@@ -105,13 +137,13 @@ impl World {
         self.inspect(name).await.waiting
     }
 
-    /// How many renewals the client has tried, answered or not.
-    pub(crate) fn line_tries(&self) -> usize {
+    /// How many renewals the client has sent, answered or not.
+    pub(crate) fn attempted_batches(&self) -> usize {
         self.line.near.batches()
     }
 
-    /// Moves the clock on by `gap`, again and again, until the condition holds. Once is enough if the
-    /// client's thread has set its alarm already; it may still be about to.
+    /// Advances the clock by `gap` until the condition holds. Once is enough if the client's thread has already set
+    /// its alarm.
     pub(crate) async fn advance_until(
         &self,
         gap: Duration,
@@ -131,27 +163,27 @@ impl World {
         panic!("did not happen: {what}");
     }
 
-    /// Moves the clock on until the client tries a renewal again.
-    pub(crate) async fn tries_again(&self, gap: Duration) {
-        let tried = self.line_tries();
-        self.advance_until(gap, "a renewal is tried", || self.line_tries() > tried).await;
+    /// Advances the clock until the client retries a renewal.
+    pub(crate) async fn advance_until_retry(&self, gap: Duration) {
+        let tried = self.attempted_batches();
+        self.advance_until(gap, "a renewal is tried", || self.attempted_batches() > tried).await;
     }
 
-    pub(crate) async fn alarms(&self, count: usize) {
+    pub(crate) async fn until_alarms(&self, count: usize) {
         eventually("the alarms are set", || self.clock.alarms() >= count).await;
     }
 
     /// Waits until the client's thread has set its alarm.
-    pub(crate) async fn keeper_waits(&self) {
-        self.alarms(1).await;
+    pub(crate) async fn until_heartbeat_waits(&self) {
+        self.until_alarms(1).await;
     }
 
-    /// Gives the client's thread the chance to do what it should not: it answers a call in between.
-    pub(crate) async fn settled(&self) {
+    /// Gives the client's thread the time to do something wrong: it serves a call meanwhile.
+    pub(crate) async fn settle(&self) {
         for _ in 0..3 {
             let guard = self.client.lock("settled").acquire().await.unwrap();
             drop(guard);
-            // The release runs on the client's own thread, after what was queued there before it.
+            // The release runs on the client's own thread, after everything that was queued there before.
             let free = async || self.memory_holder("settled").await.is_none();
             while !free().await {
                 BootClock.alarm(BootClock.now() + ms(1)).await;
@@ -159,10 +191,10 @@ impl World {
         }
     }
 
-    /// Lets a third of the TTL pass, and waits for the renewal.
+    /// Advances the clock by a third of the TTL, and waits for the renewal.
     pub(crate) async fn renew_once(&self, guard: &Guard) {
         let before = self.store.renewals();
-        self.keeper_waits().await;
+        self.until_heartbeat_waits().await;
         self.clock.advance(guard.ttl().as_duration() / 3);
         eventually("it is renewed", || self.store.renewals() > before).await;
         let mine = self.now();
@@ -170,22 +202,24 @@ impl World {
             guard.deadline() > mine && self.store.last_renewal() == mine
         })
         .await;
-        self.settled().await;
+        self.settle().await;
     }
 }
 
-/// What to do with the next renewal instead of answering it.
-pub(crate) enum Trick {
+/// What happens to the next renewal instead of a reply.
+pub(crate) enum Fault {
     Panic,
     HangForEver,
-    /// Carry it out, then block the whole thread until told to go on.
+    /// Applies it, then blocks the whole thread until released.
     Freeze(mpsc::Receiver<()>),
+    /// Applies it, and leaves out the answer for this lock.
+    LeaveOut(&'static str),
 }
 
-/// Passes calls on, counts them, and plays a trick when told to.
-pub(crate) struct Tricky {
+/// Passes calls on, counts them, and injects faults.
+pub(crate) struct FaultyStore {
     inner: Store,
-    tricks: Mutex<VecDeque<Trick>>,
+    faults: Mutex<VecDeque<Fault>>,
     renewals: AtomicUsize,
     batches: AtomicUsize,
     frozen: AtomicUsize,
@@ -197,7 +231,7 @@ pub(crate) struct Tricky {
     releases: AtomicUsize,
 }
 
-/// Keeps answers to acquires back until it is opened.
+/// Holds back the replies to acquires until it is opened.
 #[derive(Clone)]
 pub(crate) struct Gate(Arc<(Semaphore, AtomicUsize)>);
 
@@ -211,11 +245,11 @@ impl Gate {
     }
 }
 
-impl Tricky {
+impl FaultyStore {
     fn over(inner: Store) -> Arc<Self> {
         Arc::new(Self {
             inner,
-            tricks: Mutex::default(),
+            faults: Mutex::default(),
             renewals: AtomicUsize::new(0),
             batches: AtomicUsize::new(0),
             frozen: AtomicUsize::new(0),
@@ -232,18 +266,18 @@ impl Tricky {
         Store { backend: self.clone(), observe: self.inner.observe.clone(), ledger: None }
     }
 
-    pub(crate) fn play(&self, trick: Trick) {
-        self.tricks.lock().unwrap().push_back(trick);
+    pub(crate) fn inject(&self, fault: Fault) {
+        self.faults.lock().unwrap().push_back(fault);
     }
 
-    pub(crate) fn play_freeze(&self) -> mpsc::Sender<()> {
+    pub(crate) fn inject_freeze(&self) -> mpsc::Sender<()> {
         let (wake, frozen) = mpsc::channel();
-        self.play(Trick::Freeze(frozen));
+        self.inject(Fault::Freeze(frozen));
         wake
     }
 
-    pub(crate) fn tricks_left(&self) -> usize {
-        self.tricks.lock().unwrap().len()
+    pub(crate) fn faults_left(&self) -> usize {
+        self.faults.lock().unwrap().len()
     }
 
     /// Notifies the last holder, as a store does after a break.
@@ -251,8 +285,8 @@ impl Tricky {
         self.loss.lock().unwrap().renew_now();
     }
 
-    /// Grants a shorter TTL than was asked for.
-    pub(crate) fn keep_at_most(&self, ttl: Ttl) {
+    /// Grants at most this TTL.
+    pub(crate) fn limit_ttl(&self, ttl: Ttl) {
         *self.max_ttl.lock().unwrap() = Some(ttl);
     }
 
@@ -261,7 +295,7 @@ impl Tricky {
         self.refused_releases.store(count, Ordering::SeqCst);
     }
 
-    /// How many releases have come.
+    /// How many releases came.
     pub(crate) fn releases(&self) -> usize {
         self.releases.load(Ordering::SeqCst)
     }
@@ -272,29 +306,29 @@ impl Tricky {
         gate
     }
 
-    /// How many renewals were carried out and answered.
+    /// How many renewals were applied and answered.
     pub(crate) fn renewals(&self) -> usize {
         self.renewals.load(Ordering::SeqCst)
     }
 
-    /// How many batches of renewals have come.
+    /// How many batches of renewals came.
     pub(crate) fn batches(&self) -> usize {
         self.batches.load(Ordering::SeqCst)
     }
 
-    /// How many renewals were carried out and then froze.
+    /// How many renewals were applied and then froze.
     pub(crate) fn frozen(&self) -> usize {
         self.frozen.load(Ordering::SeqCst)
     }
 
-    /// To which moment the last renewal was credited.
+    /// The moment to which the last renewal was credited.
     pub(crate) fn last_renewal(&self) -> Moment {
         *self.last.lock().unwrap()
     }
 }
 
-impl Tricky {
-    /// Passes an answer on, as a store that misbehaves would. The gate holds back what ends an acquire.
+impl FaultyStore {
+    /// Passes a reply on, with the injected faults. The gate holds back replies that end an acquire.
     async fn answered(
         &self,
         mut answer: StoreResult<Acquired>,
@@ -315,7 +349,7 @@ impl Tricky {
     }
 }
 
-impl Backend for Tricky {
+impl Backend for FaultyStore {
     fn try_acquire(
         &self,
         request: Request,
@@ -334,19 +368,25 @@ impl Backend for Tricky {
 
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         self.batches.fetch_add(1, Ordering::SeqCst);
-        let trick = self.tricks.lock().unwrap().pop_front();
+        let fault = self.faults.lock().unwrap().pop_front();
         Box::pin(async move {
-            match &trick {
-                Some(Trick::Panic) => panic!("a backend that panics"),
-                Some(Trick::HangForEver) => std::future::pending().await,
+            match &fault {
+                Some(Fault::Panic) => panic!("a backend that panics"),
+                Some(Fault::HangForEver) => std::future::pending().await,
                 _ => {}
             }
-            let answers = self.inner.backend.renew(batch, limit).await;
-            if let Some(Trick::Freeze(frozen)) = trick {
-                self.frozen.fetch_add(1, Ordering::SeqCst);
-                frozen.recv().unwrap();
+            let mut answers = self.inner.backend.renew(batch, limit).await;
+            match fault {
+                Some(Fault::Freeze(frozen)) => {
+                    self.frozen.fetch_add(1, Ordering::SeqCst);
+                    frozen.recv().unwrap();
+                }
+                Some(Fault::LeaveOut(name)) => {
+                    answers.retain(|grant, _| grant.name.as_str() != name);
+                }
+                _ => {}
             }
-            for reply in answers.iter().flatten().filter(|reply| reply.value.is_ok()) {
+            for reply in answers.values().flatten().filter(|reply| reply.value.is_ok()) {
                 *self.last.lock().unwrap() = reply.sent;
                 self.renewals.fetch_add(1, Ordering::SeqCst);
             }

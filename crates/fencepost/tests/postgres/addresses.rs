@@ -1,16 +1,17 @@
-//! Ways to a server: TLS and passwords, as libpq's URLs have them.
+//! How a server is reached: TLS and passwords, as in libpq's URLs.
 
 use std::fs;
 
 use fencepost::ErrorKind;
+use fencepost::backends::postgres::{PostgresOptions, SslMode, install};
 use fencepost_testkit::{
-    Certificates, Postgres, SECRET, connect, fails, nothing_is_left, ports, try_connect,
+    Certificates, ODD_SECRET, Postgres, SECRET, connect, fails, nothing_is_left, ports, try_connect,
 };
 
 #[tokio::test]
-async fn a_certificate_is_checked_as_far_as_the_url_says() {
+async fn certificate_is_checked_as_far_as_the_url_says() {
     let server = Postgres::builder().tls().start().unwrap();
-    // Whoever comes without TLS is turned away.
+    // Connections without TLS are refused.
     fs::write(
         server.data().join("pg_hba.conf"),
         "local all all trust\nhostssl all all all trust\n",
@@ -31,14 +32,14 @@ async fn a_certificate_is_checked_as_far_as_the_url_says() {
     }
     for bad in ["require", "verify-ca", "verify-full"] {
         let options = format!("sslmode={bad}&sslrootcert={}", others.display());
-        fails(try_connect(&url(&options)).await, &ErrorKind::Refused, &["TLS"]);
+        fails(try_connect(&url(&options)).await, ErrorKind::Refused, &["TLS"]);
     }
     let plain = try_connect(&url("sslmode=disable")).await;
-    fails(plain, &ErrorKind::Refused, &[&server.address().to_string()]);
+    fails(plain, ErrorKind::Refused, &[&server.address().to_string()]);
 }
 
 #[tokio::test]
-async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
+async fn client_certificate_is_presented() {
     let server = Postgres::builder().tls().setting("ssl_ca_file", "../ca.crt").start().unwrap();
     let rules = "local all all trust\nhostssl all all all trust clientcert=verify-ca\n";
     fs::write(server.data().join("pg_hba.conf"), rules).unwrap();
@@ -49,11 +50,11 @@ async fn client_certificate_is_shown_to_a_server_that_asks_for_one() {
     let url = format!("{anonymous}&sslcert={}&sslkey={}", cert.display(), key.display());
     nothing_is_left(&connect(&url).await, "x").await;
     let refused = try_connect(&anonymous).await;
-    fails(refused, &ErrorKind::Refused, &["certificate"]);
+    fails(refused, ErrorKind::Refused, &["certificate"]);
 }
 
 #[tokio::test]
-async fn a_password_that_is_missing_or_wrong_is_told_and_not_shown() {
+async fn missing_or_wrong_password_is_reported_and_not_shown() {
     let server = Postgres::builder().start().unwrap();
     server.psql(&format!("create role ann login superuser password '{SECRET}'")).unwrap();
     let rules = "host all ann all scram-sha-256\nhost all all all trust\n";
@@ -63,16 +64,44 @@ async fn a_password_that_is_missing_or_wrong_is_told_and_not_shown() {
     let url = |login: &str| format!("postgres://{login}@{address}/postgres");
     let good = connect(&url("ann:hunter2%2Fand%20more")).await;
     nothing_is_left(&good, "x").await;
-    fails(try_connect(&url("ann")).await, &ErrorKind::Refused, &[&address, "password"]);
-    fails(try_connect(&url("ann:hunter2")).await, &ErrorKind::Refused, &[&address, "password"]);
+    fails(try_connect(&url("ann")).await, ErrorKind::Refused, &[&address, "password"]);
+    fails(try_connect(&url("ann:hunter2")).await, ErrorKind::Refused, &[&address, "password"]);
     let nowhere = format!("postgres://postgres@{address}/nowhere");
-    fails(try_connect(&nowhere).await, &ErrorKind::Refused, &["nowhere", "does not exist"]);
+    fails(try_connect(&nowhere).await, ErrorKind::Refused, &["nowhere", "does not exist"]);
     let nobody = format!("postgres://ann:hunter2@127.0.0.1:{}/x", ports::free_port().unwrap());
-    fails(try_connect(&nobody).await, &ErrorKind::Unreachable, &["refused"]);
+    fails(try_connect(&nobody).await, ErrorKind::Unreachable, &["refused"]);
 }
 
-/// Somebody in the middle: ends TLS with a certificate of its own, and passes all on.
-async fn in_the_middle(server: &Postgres, certificates: &Certificates) -> u16 {
+#[tokio::test]
+async fn typed_options_need_no_escaping() {
+    let server = Postgres::builder().tls().start().unwrap();
+    let quoted = ODD_SECRET.replace('\'', "''");
+    server.psql(&format!("create role ann login superuser password '{quoted}'")).unwrap();
+    let rules = "local all all trust\nhostssl all ann all scram-sha-256\nhost all ann all reject\n\
+                 host all all all trust\n";
+    fs::write(server.data().join("pg_hba.conf"), rules).unwrap();
+    server.psql("select pg_reload_conf()").unwrap();
+    let (ca, address) = (server.ca_path().unwrap(), server.address());
+    let options = || {
+        let options = PostgresOptions::new(address.ip().to_string()).port(address.port());
+        let options = options.user("ann").password(ODD_SECRET).database("postgres");
+        options.ssl_mode(SslMode::VerifyFull).ca(&ca)
+    };
+    assert_eq!(install(options()).await.unwrap().len(), 2);
+    let (typed, url) = (connect(options()).await, connect(&server.url()).await);
+    let guard = typed.lock("x").acquire().await.unwrap();
+    assert!(url.lock("x").try_acquire().await.unwrap().is_none(), "it is the same store");
+    guard.release().await.unwrap();
+
+    let address = address.to_string();
+    let wrong = try_connect(options().password("hunter2")).await;
+    fails(wrong, ErrorKind::Refused, &[&address, "password"]);
+    let plain = try_connect(options().ssl_mode(SslMode::Disable)).await;
+    fails(plain, ErrorKind::Refused, &[&address]);
+}
+
+/// A man in the middle: ends TLS with a certificate of its own, and forwards everything.
+async fn man_in_the_middle(server: &Postgres, certificates: &Certificates) -> u16 {
     use std::sync::Arc;
 
     use rustls::pki_types::pem::PemObject as _;
@@ -82,10 +111,10 @@ async fn in_the_middle(server: &Postgres, certificates: &Certificates) -> u16 {
     use tokio::net::{TcpListener, TcpStream};
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-    /// How a client asks for TLS, and the server says yes.
+    /// A client's request for TLS. The server accepts with `S`.
     const ASK: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
 
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let own = CertificateDer::from_pem_file(certificates.certificate()).unwrap();
     let key = PrivateKeyDer::from_pem_file(certificates.key()).unwrap();
     let towards_client = ServerConfig::builder_with_provider(provider.clone())
@@ -127,9 +156,9 @@ async fn in_the_middle(server: &Postgres, certificates: &Certificates) -> u16 {
     port
 }
 
-/// Where the certificate is not checked, the login still is bound to it.
+/// Even if the certificate is not checked, the login is bound to it.
 #[tokio::test]
-async fn login_through_somebody_in_the_middle_is_refused() {
+async fn login_through_a_man_in_the_middle_is_refused() {
     let server = Postgres::builder().tls().start().unwrap();
     server.psql(&format!("create role ann login superuser password '{SECRET}'")).unwrap();
     let rules = "local all all trust\nhostssl all ann all scram-sha-256\nhost all all all trust\n";
@@ -137,7 +166,7 @@ async fn login_through_somebody_in_the_middle_is_refused() {
     server.psql("select pg_reload_conf()").unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let others = Certificates::make(elsewhere.path()).unwrap();
-    let middle = in_the_middle(&server, &others).await;
+    let middle = man_in_the_middle(&server, &others).await;
     let url = |port: u16, options: &str| {
         format!(
             "postgres://ann:hunter2%2Fand%20more@127.0.0.1:{port}/postgres?sslmode=require{options}"
@@ -148,16 +177,16 @@ async fn login_through_somebody_in_the_middle_is_refused() {
     }
     for bad in ["", "&channel_binding=prefer", "&channel_binding=require"] {
         let refused = try_connect(&url(middle, bad)).await;
-        fails(refused, &ErrorKind::Refused, &["channel binding"]);
+        fails(refused, ErrorKind::Refused, &["channel binding"]);
     }
-    // The control: without the binding it passes.
+    // Control: without the binding it passes.
     nothing_is_left(&connect(&url(middle, "&channel_binding=disable")).await, "x").await;
-    // Where there is nothing to bind to, who insists is refused.
+    // Where there is nothing to bind to, `require` is refused.
     let plain = server.url() + "?sslmode=disable&channel_binding=require";
-    fails(try_connect(&plain).await, &ErrorKind::Refused, &["channel binding"]);
+    fails(try_connect(&plain).await, ErrorKind::Refused, &["channel binding"]);
 }
 
-/// Runs in a process of its own, with an environment of its own.
+/// Runs in a child process with its own environment.
 #[tokio::test]
 async fn in_a_child_the_environment_names_the_server() {
     let Ok(url) = std::env::var("FENCEPOST_TEST_BARE_URL") else { return };
@@ -165,7 +194,7 @@ async fn in_a_child_the_environment_names_the_server() {
 }
 
 #[tokio::test]
-async fn environment_and_password_file_are_used_as_libpq_uses_them() {
+async fn environment_and_password_file_are_used_as_in_libpq() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let server = Postgres::builder().start().unwrap();
@@ -190,22 +219,22 @@ async fn environment_and_password_file_are_used_as_libpq_uses_them() {
         let output = child.envs(variables.iter().copied()).output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let (done, said) = child("postgres://", &[]);
-    assert!(done, "{said}");
-    let (done, said) = child("postgres:///postgres", &[("PGPASSWORD", SECRET)]);
-    assert!(done, "{said}");
-    let (done, said) = child("postgres:///postgres", &[]);
+    let (done, output) = child("postgres://", &[]);
+    assert!(done, "{output}");
+    let (done, output) = child("postgres:///postgres", &[("PGPASSWORD", SECRET)]);
+    assert!(done, "{output}");
+    let (done, output) = child("postgres:///postgres", &[]);
     assert!(!done, "there is no line for this database");
-    assert!(said.contains("asks for a password"), "{said}");
+    assert!(output.contains("requires a password"), "{output}");
     let (done, _) = child("postgres://", &[("PGPASSFILE", "/nowhere")]);
     assert!(!done, "the other file is not there");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     assert!(!child("postgres://", &[]).0, "others may read it");
 }
 
-/// A state has five characters; a hostile server may send fewer.
+/// An SQLSTATE has five characters; a hostile server may send fewer.
 #[tokio::test]
-async fn short_state_of_a_hostile_server_is_an_error() {
+async fn short_sqlstate_is_an_error() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     for state in ["", "5", "\u{20ac}"] {
@@ -222,7 +251,7 @@ async fn short_state_of_a_hostile_server_is_an_error() {
             }
         });
         let refused = try_connect(&format!("postgres://me@{address}/db?sslmode=disable")).await;
-        fails(refused, &ErrorKind::Refused, &["go away", &address.to_string()]);
+        fails(refused, ErrorKind::Refused, &["go away", &address.to_string()]);
         serving.abort();
     }
 }

@@ -1,9 +1,9 @@
-//! What the tests of this store share.
+//! Shared by the PostgreSQL tests.
 
 use fencepost_testkit::{Database, until};
 use tokio_postgres::NoTls;
 
-/// A session of the test's own.
+/// A session of the test itself.
 pub(crate) async fn session(url: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -18,7 +18,7 @@ where
     session.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Waits until this many sessions of the database wait for a lock of PostgreSQL's own.
+/// Waits until this many sessions of the database wait for a PostgreSQL lock.
 pub(crate) async fn until_blocked(database: &Database, count: i64) {
     let look = session(&database.url()).await;
     let sql = "select count(*) from pg_stat_activity \

@@ -1,4 +1,4 @@
-//! What a server keeps is read from it, and `for_correctness` goes by that.
+//! The server's settings are read, and `for_correctness` depends on them.
 
 use fencepost::ErrorKind;
 use fencepost::guarantees::{Correctness, Fault, Holds};
@@ -18,7 +18,7 @@ fn declared(client: &fencepost::Fencepost, fault: Fault) -> (Holds, Holds) {
 }
 
 #[tokio::test]
-async fn a_server_as_it_comes_is_fit_and_one_that_does_not_sync_is_not() {
+async fn default_server_is_fit_and_an_unsynced_one_is_not() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     assert_eq!(why_unfit(&client), "");
@@ -29,21 +29,21 @@ async fn a_server_as_it_comes_is_fit_and_one_that_does_not_sync_is_not() {
     database.psql(&format!("alter database {} set {lazy}", database.name())).unwrap();
     let client = connect(&database.url()).await;
     let refused = client.lock("x").for_correctness().acquire().await;
-    fails(refused, &ErrorKind::Refused, &["synchronous_commit is off", "synchronous_commit = on"]);
+    fails(refused, ErrorKind::Refused, &["synchronous_commit is off", "synchronous_commit = on"]);
     assert_eq!(declared(&client, Fault::StoreCrash), (Holds::No, Holds::No));
     let lock = client.lock("x").acquire().await.expect("for efficiency it does");
     lock.release().await.unwrap();
 
-    // A crash empties what is not logged.
+    // A crash empties an unlogged table.
     let database = Database::fresh().unwrap();
     connect(&database.url()).await;
     database.psql("alter table fencepost.locks set unlogged").unwrap();
     let client = connect(&database.url()).await;
     let refused = client.lock("x").for_correctness().acquire().await;
-    fails(refused, &ErrorKind::Refused, &["unlogged", "SET LOGGED"]);
+    fails(refused, ErrorKind::Refused, &["unlogged", "SET LOGGED"]);
     assert_eq!(declared(&client, Fault::StoreCrash), (Holds::No, Holds::No));
 
-    // Nor is a page that a crash tore in two.
+    // A torn page loses data too.
     let torn = Postgres::builder().setting("full_page_writes", "off").start().unwrap();
     let client = connect(&torn.url()).await;
     assert_eq!(declared(&client, Fault::StoreCrash), (Holds::No, Holds::No));
@@ -51,11 +51,11 @@ async fn a_server_as_it_comes_is_fit_and_one_that_does_not_sync_is_not() {
     let unsynced = Postgres::builder().setting("fsync", "off").start().unwrap();
     let client = connect(&unsynced.url()).await;
     let refused = client.lock("x").for_correctness().acquire().await;
-    fails(refused, &ErrorKind::Refused, &["fsync is off", "fsync = on"]);
+    fails(refused, ErrorKind::Refused, &["fsync is off", "fsync = on"]);
 }
 
 #[tokio::test]
-async fn a_standby_takes_no_locks_and_makes_its_primary_unfit_unless_it_is_in_step() {
+async fn standby_grants_nothing_and_makes_its_primary_unfit_unless_in_step() {
     let primary = Postgres::builder().start().unwrap();
     let client = connect(&primary.url()).await;
     assert_eq!(declared(&client, Fault::Failover), (Holds::NotApplicable, Holds::NotApplicable));
@@ -67,13 +67,13 @@ async fn a_standby_takes_no_locks_and_makes_its_primary_unfit_unless_it_is_in_st
         "read-only standby",
         &format!("127.0.0.1:{}", primary.port()),
     ];
-    fails(refused, &ErrorKind::Refused, &words);
+    fails(refused, ErrorKind::Refused, &words);
 
     until("the standby is noticed", async || why_unfit(&client).contains("promoted")).await;
     let refused = client.lock("x").for_correctness().acquire().await;
-    fails(refused, &ErrorKind::Refused, &["standby", "synchronous_standby_names"]);
+    fails(refused, ErrorKind::Refused, &["standby", "synchronous_standby_names"]);
     assert_eq!(declared(&client, Fault::Failover), (Holds::No, Holds::No));
-    // A role that may not see how far it is can not be told that it is in step.
+    // A role that cannot see the standby's progress cannot be told that it is in step.
     primary.psql("create role app login; grant usage on schema fencepost to app").unwrap();
     let blind = connect(&primary.url().replace("postgres@", "app@")).await;
     assert!(why_unfit(&blind).contains("pg_read_all_stats"), "{}", why_unfit(&blind));
@@ -84,7 +84,7 @@ async fn a_standby_takes_no_locks_and_makes_its_primary_unfit_unless_it_is_in_st
     let guard = client.lock("x").ttl(LONG).for_correctness().acquire().await.unwrap();
     assert_eq!(declared(&client, Fault::Failover), (Holds::Yes, Holds::Yes));
 
-    // And what it declares is so: the standby has the lock, and goes on with higher tokens.
+    // The declaration holds: the promoted standby has the lock, and grants higher tokens.
     primary.kill().unwrap();
     standby.promote().unwrap();
     let client = connect(&standby.url()).await;

@@ -1,4 +1,4 @@
-//! The server ends and starts again, or stands still.
+//! The server crashes or is frozen.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use fencepost_testkit::{
     LONG, Postgres, SOON, connect, fails, ms, two, until, until_waiting, within,
 };
 
-/// Room for a restart in the middle of it, and short enough to see a renewal.
+/// Long enough for a restart, and short enough to see a renewal.
 const ROOMY: Duration = ms(15_000);
 
 #[tokio::test]
-async fn a_lock_outlives_a_crash_and_tokens_go_on_rising() {
+async fn lock_survives_a_crash_and_tokens_keep_rising() {
     let server = Postgres::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("x").ttl(ROOMY).acquire().await.unwrap();
@@ -21,18 +21,18 @@ async fn a_lock_outlives_a_crash_and_tokens_go_on_rising() {
     until("they are connected again", async || theirs.inspect("x").await.is_ok()).await;
     assert!(theirs.lock("x").try_acquire().await.unwrap().is_none(), "it is still held");
     until("the guard is renewed after the crash", async || guard.deadline() > before).await;
-    let token = guard.check().expect("nothing was lost");
+    let token = guard.check().expect("nothing was lost").token();
     assert_eq!(theirs.inspect("x").await.unwrap().holder.unwrap().token, Some(token));
 
     guard.release().await.unwrap();
     server.restart().unwrap();
-    let next = theirs.lock("x").acquire_within(SOON).await.unwrap();
+    let next = theirs.lock("x").wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > token, "{} after {token}", next.token());
 }
 
-/// A waiter's connections go with the server. It keeps waiting, and has its turn.
+/// The waiter's connections end with the server. It keeps waiting, and is granted.
 #[tokio::test]
-async fn a_waiter_outlives_a_crash_too() {
+async fn waiter_survives_a_crash() {
     let server = Postgres::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("x").ttl(LONG).acquire().await.unwrap();
@@ -43,39 +43,40 @@ async fn a_waiter_outlives_a_crash_too() {
     assert!(!waiting.is_finished());
     let token = guard.token();
     guard.release().await.unwrap();
-    let next = within(SOON, "the waiter's turn comes", waiting).await.unwrap().unwrap();
+    let next = within(SOON, "the waiter is granted", waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
 }
 
-/// The server stands still past the lease: its holder is told by its own clock, nobody is granted, and nobody
-/// hangs. When it wakes the lock can be had, with a higher token.
+/// The server is frozen past the lease: the holder loses its guard by its own clock, nothing is granted, and no call
+/// hangs. After it resumes the lock is granted with a higher token.
 #[tokio::test]
-async fn a_server_that_stands_still_past_the_lease() {
+async fn guard_is_lost_while_the_server_is_frozen_past_the_lease() {
     let server = Postgres::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("x").ttl(ms(1500)).acquire().await.unwrap();
     server.stop().unwrap();
-    within(SOON, "the holder is told", guard.lost()).await;
+    within(SOON, "the guard is lost", guard.lost()).await;
     let words = [&server.address().to_string(), "answer"];
-    let tried = within(SOON, "nobody hangs", theirs.lock("x").try_acquire()).await;
-    fails(tried, &ErrorKind::Unreachable, &words);
-    let waited = within(SOON, "nobody hangs", theirs.lock("x").acquire_within(ms(300))).await;
-    fails(waited, &ErrorKind::Unreachable, &["\"x\""]);
-    let new = within(SOON, "nobody hangs", fencepost::Fencepost::connect(&server.url())).await;
-    fails(new, &ErrorKind::Unreachable, &words);
+    let tried = within(SOON, "the call ends", theirs.lock("x").try_acquire()).await;
+    fails(tried, ErrorKind::Unreachable, &words);
+    let waited =
+        within(SOON, "nobody hangs", theirs.lock("x").wait_timeout(ms(300)).acquire()).await;
+    fails(waited, ErrorKind::Unreachable, &["\"x\""]);
+    let new = within(SOON, "the call ends", fencepost::Fencepost::connect(&server.url())).await;
+    fails(new, ErrorKind::Unreachable, &words);
 
     server.resume().unwrap();
-    let next = connect(&server.url()).await.lock("x").acquire_within(SOON).await.unwrap();
+    let next = connect(&server.url()).await.lock("x").wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > guard.token());
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_at_once() {
+async fn dead_server_is_unreachable_at_once() {
     let server = Postgres::builder().start().unwrap();
     let client = connect(&server.url()).await;
     server.kill().unwrap();
     let words = [&server.address().to_string(), "refused"];
-    fails(client.lock("x").try_acquire().await, &ErrorKind::Unreachable, &words);
+    fails(client.lock("x").try_acquire().await, ErrorKind::Unreachable, &words);
     let new = fencepost::Fencepost::connect(&server.url()).await;
-    fails(new, &ErrorKind::Unreachable, &words);
+    fails(new, ErrorKind::Unreachable, &words);
 }

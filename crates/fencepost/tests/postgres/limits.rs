@@ -1,4 +1,4 @@
-//! Settings of the server that end our statements: time limits, and isolation levels.
+//! Server settings that end our statements: timeouts and isolation levels.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,45 +12,45 @@ fn set(database: &Database, setting: &str) {
     database.psql(&format!("alter database {} set {setting}", database.name())).unwrap();
 }
 
-/// Somebody has the row of a lock and does not let go.
-async fn a_row_is_locked(setting: &str, word: &str) {
+/// Another session keeps the row of a lock locked.
+async fn locked_row_is_reported(setting: &str, word: &str) {
     let database = Database::fresh().unwrap();
     connect(&database.url()).await.lock("x").acquire().await.unwrap().release().await.unwrap();
     set(&database, setting);
     let (ours, theirs) = two(&database.url()).await;
     let guard = theirs.lock("y").ttl(LONG).acquire().await.unwrap();
-    let thief = session(&database.url()).await;
-    thief
+    let blocker = session(&database.url()).await;
+    blocker
         .batch_execute("begin; select from fencepost.locks where name = 'x' for update")
         .await
         .unwrap();
-    let outcome = within(SOON, "nobody hangs", ours.lock("x").try_acquire()).await;
-    fails(outcome, &ErrorKind::Unreachable, &[word, &database.server().address().to_string()]);
-    // Other locks do not mind.
+    let outcome = within(SOON, "the call ends", ours.lock("x").try_acquire()).await;
+    fails(outcome, ErrorKind::Unreachable, &[word, &database.server().address().to_string()]);
+    // Other locks are not affected.
     nothing_is_left(&ours, "z").await;
     guard.check().unwrap();
-    thief.batch_execute("commit").await.unwrap();
+    blocker.batch_execute("commit").await.unwrap();
     nothing_is_left(&ours, "x").await;
 }
 
 #[tokio::test]
-async fn a_statement_timeout_is_named() {
-    a_row_is_locked("statement_timeout = '200ms'", "statement_timeout").await;
+async fn statement_timeout_is_named() {
+    locked_row_is_reported("statement_timeout = '200ms'", "statement_timeout").await;
 }
 
 #[tokio::test]
-async fn a_lock_timeout_is_named() {
-    a_row_is_locked("lock_timeout = '200ms'", "lock_timeout").await;
+async fn lock_timeout_is_named() {
+    locked_row_is_reported("lock_timeout = '200ms'", "lock_timeout").await;
 }
 
 #[tokio::test]
-async fn a_row_that_is_kept_from_us_does_not_hang_us() {
-    a_row_is_locked("statement_timeout = 0", "keeps a row of this lock from us").await;
+async fn locked_row_does_not_hang_the_caller() {
+    locked_row_is_reported("statement_timeout = 0", "holds a row of this lock").await;
 }
 
-/// Heartbeats go to the server together. Somebody has the row of one lock: the other ones are renewed all the same.
+/// Renewals share a batch. Another session keeps the row of one lock locked: the others are still renewed.
 #[tokio::test]
-async fn a_row_that_is_kept_from_us_does_not_cost_us_other_locks() {
+async fn locked_row_does_not_end_other_guards() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     // So many that they are due at the same time.
@@ -64,24 +64,24 @@ async fn a_row_that_is_kept_from_us_does_not_cost_us_other_locks() {
     for guard in acquired {
         guards.push(guard.await.unwrap());
     }
-    let thief = session(&database.url()).await;
-    thief
+    let blocker = session(&database.url()).await;
+    blocker
         .batch_execute("begin; select from fencepost.locks where name = 'x100' for update")
         .await
         .unwrap();
-    within(SOON, "its lease can not be renewed", guards[100].lost()).await;
+    within(SOON, "its lease cannot be renewed", guards[100].lost()).await;
     drop(guards.remove(100));
     for guard in &guards {
         guard.check().unwrap();
     }
-    thief.batch_execute("commit").await.unwrap();
+    blocker.batch_execute("commit").await.unwrap();
     for guard in guards {
         guard.release().await.unwrap();
     }
 }
 
-/// Above READ COMMITTED the server refuses what another transaction was in the way of: it is asked again.
-async fn under(isolation: &str) {
+/// Above READ COMMITTED the server refuses a transaction that met another one: it is retried.
+async fn locks_work_under(isolation: &str) {
     let database = Database::fresh().unwrap();
     set(&database, &format!("default_transaction_isolation = '{isolation}'"));
     let client = connect(&database.url()).await;
@@ -101,38 +101,38 @@ async fn under(isolation: &str) {
         })
         .collect();
     for task in tasks {
-        within(LONG, "all have had their turns", task).await.unwrap();
+        within(LONG, "all tasks end", task).await.unwrap();
     }
     nothing_is_left(&client, "x").await;
 }
 
 #[tokio::test]
-async fn locks_work_where_transactions_are_serializable() {
-    under("serializable").await;
+async fn locks_work_under_serializable() {
+    locks_work_under("serializable").await;
 }
 
 #[tokio::test]
 async fn locks_work_under_repeatable_read() {
-    under("repeatable read").await;
+    locks_work_under("repeatable read").await;
 }
 
-/// After a failover the name may lead to the old primary for a while, which only reads.
+/// After a failover the name may resolve to the old primary for a while, which is read-only.
 #[tokio::test]
-async fn server_that_only_reads_for_a_while_ends_no_wait_and_no_release() {
+async fn temporary_read_only_mode_ends_no_wait_and_no_release() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     let guard = client.lock("held").ttl(LONG).acquire().await.unwrap();
     set(&database, "default_transaction_read_only = on");
-    // Sessions from before do not mind.
+    // Existing sessions are not affected.
     let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
                where datname = current_database() and application_name = 'fencepost'";
     database.psql(end).unwrap();
     let refused = client.lock("x").try_acquire().await;
-    fails(refused, &ErrorKind::Unreachable, &["is read-only", "primary"]);
+    fails(refused, ErrorKind::Unreachable, &["is read-only", "primary"]);
     let lock = client.lock("x").ttl(LONG);
     let waiting = tokio::spawn(async move { lock.acquire().await });
     drop(guard);
-    fencepost_testkit::until("the wait goes on", async || {
+    fencepost_testkit::until("the wait continues", async || {
         assert!(!waiting.is_finished());
         fencepost_testkit::log().contains("release failed; retrying")
     })

@@ -1,4 +1,4 @@
-//! The schema makes itself, once; and who may not make it, or not use it, is told what to do.
+//! The schema is created once, by the first client; a role without rights gets the remedy.
 
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testkit::{Database, LONG, connect, fails, nothing_is_left, try_connect};
@@ -6,7 +6,7 @@ use fencepost_testkit::{Database, LONG, connect, fails, nothing_is_left, try_con
 use crate::common::{session, until_blocked};
 use crate::records::runs;
 
-/// What docs/backends/postgres.md tells to grant: for locks, for elections, and for records.
+/// The grants in docs/backends/postgres.md: for locks, for elections, and for records.
 fn grants() -> [String; 3] {
     let page = include_str!("../../../../docs/backends/postgres.md");
     let mut parts = page.split("```sql\n").skip(1);
@@ -17,7 +17,7 @@ fn grants() -> [String; 3] {
 }
 
 #[tokio::test]
-async fn clients_that_come_at_once_make_it_once() {
+async fn concurrent_clients_create_the_schema_once() {
     let database = Database::fresh().unwrap();
     let url = database.url();
     let connects = (0..8).map(|_| {
@@ -28,23 +28,23 @@ async fn clients_that_come_at_once_make_it_once() {
         connect.await.unwrap().unwrap();
     }
     let found = database.psql("select component, version from fencepost.components order by 1");
-    assert_eq!(found.unwrap(), "locks|1\nrecords|1\n");
+    assert_eq!(found.unwrap(), "locks|2\nrecords|2\n");
 }
 
 #[tokio::test]
-async fn a_schema_that_is_newer_than_ours_is_refused() {
+async fn newer_schema_is_refused() {
     let database = Database::fresh().unwrap();
     connect(&database.url()).await;
     database
         .psql("update fencepost.components set version = 99 where component = 'locks'")
         .unwrap();
     let refused = try_connect(&database.url()).await;
-    fails(refused, &ErrorKind::Refused, &["version 99", "version 1", "update this program"]);
+    fails(refused, ErrorKind::Refused, &["version 99", "version 2", "update this program"]);
 }
 
-/// What a client does not use it does not need.
+/// A client needs only the components that it uses.
 #[tokio::test]
-async fn records_that_are_newer_than_ours_are_refused_and_locks_are_not() {
+async fn newer_records_component_is_refused_and_locks_work() {
     let database = Database::fresh().unwrap();
     connect(&database.url()).await;
     database
@@ -53,13 +53,13 @@ async fn records_that_are_newer_than_ours_are_refused_and_locks_are_not() {
     let client = connect(&database.url()).await;
     client.lock("x").acquire().await.unwrap().release().await.unwrap();
     let words = ["version 99", "\"records\"", "update this program"];
-    fails(client.election("e").campaign("me").await, &ErrorKind::Refused, &words);
-    fails(runs(&client, "k", "").await, &ErrorKind::Refused, &words);
+    fails(client.election("e").campaign("me").await, ErrorKind::Refused, &words);
+    fails(runs(&client, "k", "").await, ErrorKind::Refused, &words);
 }
 
-/// A session that waits for its turn outlives its client. It must not wait for ever, with others behind it.
+/// A session that waits for the install lock outlives its client. It must not wait forever, with others behind it.
 #[tokio::test]
-async fn who_waits_for_its_turn_to_install_is_sent_away_by_the_server() {
+async fn server_ends_a_wait_for_the_install_lock() {
     let database = Database::fresh().unwrap();
     let busy = session(&database.url()).await;
     busy.batch_execute("select pg_advisory_lock(7378424937699110771)").await.unwrap();
@@ -68,7 +68,7 @@ async fn who_waits_for_its_turn_to_install_is_sent_away_by_the_server() {
     until_blocked(&database, 1).await;
     waiting.abort();
     until_blocked(&database, 0).await;
-    // One whose client is there asks again.
+    // A client that is still there retries.
     let url = database.url();
     let waiting = tokio::spawn(async move { try_connect(&url).await });
     until_blocked(&database, 1).await;
@@ -77,23 +77,23 @@ async fn who_waits_for_its_turn_to_install_is_sent_away_by_the_server() {
 }
 
 #[tokio::test]
-async fn a_role_without_rights_is_told_which_and_needs_no_more() {
+async fn missing_rights_are_named_and_no_more_are_needed() {
     let database = Database::fresh().unwrap();
     let app = format!("app_{}", database.name());
     database.psql(&format!("create role {app} login")).unwrap();
     let remedy = ["fencepost backend install", "docs/backends/postgres.md"];
-    // Nothing is there, and it may not make it.
-    fails(try_connect(&database.url_as(&app)).await, &ErrorKind::Refused, &remedy);
-    // It is there, and it may not use it.
+    // There is no schema, and the role may not create it.
+    fails(try_connect(&database.url_as(&app)).await, ErrorKind::Refused, &remedy);
+    // There is one, and the role may not use it.
     connect(&database.url()).await;
-    fails(try_connect(&database.url_as(&app)).await, &ErrorKind::Refused, &remedy);
-    // It may look, and not lock.
+    fails(try_connect(&database.url_as(&app)).await, ErrorKind::Refused, &remedy);
+    // The role may read, and not lock.
     database.psql(&format!("grant usage on schema fencepost to {app}")).unwrap();
     let client = connect(&database.url_as(&app)).await;
     let refused = client.lock("x").try_acquire().await;
     fails(
         refused,
-        &ErrorKind::Refused,
+        ErrorKind::Refused,
         &["permission denied for function", "docs/backends/postgres.md"],
     );
 
@@ -106,27 +106,28 @@ async fn a_role_without_rights_is_told_which_and_needs_no_more() {
     drop(guard);
     nothing_is_left(&client, "x").await;
     let refused = client.election("e").campaign("me").await;
-    fails(refused, &ErrorKind::Refused, &["campaign", "docs/backends/postgres.md"]);
+    fails(refused, ErrorKind::Refused, &["campaign", "docs/backends/postgres.md"]);
     database.psql(&elections).unwrap();
     let leadership = client.election("e").ttl(LONG).campaign("me").await.unwrap();
     leadership.proclaim("still me").await.unwrap();
     assert!(client.election("e").leader().await.unwrap().is_some());
     let refused = runs(&client, "k", "").await;
-    fails(refused, &ErrorKind::Refused, &["GRANT EXECUTE ON FUNCTION", "fencepost.look_up"]);
+    fails(refused, ErrorKind::Refused, &["GRANT EXECUTE ON FUNCTION", "fencepost.look_up"]);
     database.psql(&records).unwrap();
     assert!(runs(&client, "k", "").await.unwrap());
-    assert_eq!(client.once_entries().await.unwrap().len(), 1);
+    assert_eq!(client.once_records().await.unwrap().len(), 1);
     assert!(client.once("k").forget().await.unwrap());
-    for table in ["locks", "waiters", "notes", "tokens", "leaders", "records", "store"] {
+    for table in ["locks", "waiters", "withdrawn", "tokens", "candidate_values", "records", "store"]
+    {
         let error =
             database.psql_as(&app, &format!("select * from fencepost.{table}")).unwrap_err();
         assert!(error.to_string().contains("permission denied"), "{error}");
     }
 }
 
-/// A name is not kept for ever; the sequence is.
+/// The row of a name is not kept forever; the sequence is.
 #[tokio::test]
-async fn rows_of_old_locks_go_and_tokens_stay() {
+async fn rows_of_old_locks_are_removed_and_tokens_stay() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     let old = client.lock("old").acquire().await.unwrap();
@@ -136,48 +137,48 @@ async fn rows_of_old_locks_go_and_tokens_stay() {
     database
         .psql("update fencepost.locks set expires = expires - interval '2 h' where owner is null")
         .unwrap();
-    assert_eq!(database.psql("select fencepost.tidy(3600000)").unwrap(), "1\n");
+    assert_eq!(database.psql("select fencepost.gc_locks(3600000)").unwrap(), "1\n");
     assert_eq!(database.psql("select name from fencepost.locks").unwrap(), "held\n");
     assert!(client.lock("old").acquire().await.unwrap().token() > token);
 }
 
 #[tokio::test]
-async fn without_tokens_nobody_is_granted() {
+async fn exhausted_tokens_grant_nothing() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     database.psql("select setval('fencepost.tokens', 9007199254740991)").unwrap();
-    fails(client.lock("x").try_acquire().await, &ErrorKind::Refused, &["no tokens left"]);
+    fails(client.lock("x").try_acquire().await, ErrorKind::Refused, &["no tokens left"]);
     assert!(client.inspect("x").await.unwrap().holder.is_none());
 }
 
-/// Who may tidy up may not end the locks of others by it.
+/// A role that may run gc must not be able to end the locks of others.
 #[tokio::test]
-async fn what_is_held_is_not_tidied_away() {
+async fn gc_does_not_remove_held_locks() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     let held = client.lock("held").ttl(LONG).acquire().await.unwrap();
-    assert_eq!(database.psql("select fencepost.tidy(-90000000)").unwrap(), "0\n");
+    assert_eq!(database.psql("select fencepost.gc_locks(-90000000)").unwrap(), "0\n");
     held.release().await.unwrap();
 }
 
-/// What is put into a schema is in the hands of its owner.
+/// The owner of a schema controls its contents.
 #[tokio::test]
-async fn a_schema_of_somebody_else_is_not_used() {
+async fn schema_of_another_owner_is_refused() {
     let database = Database::fresh().unwrap();
     let squatter = format!("squatter_{}", database.name());
     database.psql(&format!("create role {squatter} login")).unwrap();
     database.psql(&format!("create schema fencepost authorization {squatter}")).unwrap();
     let refused = try_connect(&database.url()).await;
-    fails(refused, &ErrorKind::Refused, &["belongs to", &squatter, "?owner="]);
-    // And one that is trusted is not filled by others.
+    fails(refused, ErrorKind::Refused, &["belongs to", &squatter, "?owner="]);
+    // And other roles do not install into one that is trusted.
     let refused = try_connect(&format!("{}?owner={squatter}", database.url())).await;
-    fails(refused, &ErrorKind::Refused, &["belongs to", &squatter, "Install as"]);
+    fails(refused, ErrorKind::Refused, &["belongs to", &squatter, "Install as"]);
     assert_eq!(database.psql("select to_regclass('fencepost.locks') is null").unwrap(), "t\n");
 }
 
-/// Whoever calls the functions by hand can not leave behind what others have to live with.
+/// Direct calls of the functions must not leave behind what other clients cannot handle.
 #[tokio::test]
-async fn a_request_that_no_client_makes_is_refused() {
+async fn invalid_request_is_refused() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     for bad in [
@@ -189,32 +190,32 @@ async fn a_request_that_no_client_makes_is_refused() {
         "null, gen_random_uuid(), 1000, 'me', null",
     ] {
         let error = database.psql(&format!("select fencepost.acquire({bad})")).unwrap_err();
-        assert!(error.to_string().contains("this is no request for a lock"), "{bad}: {error}");
+        assert!(error.to_string().contains("not a valid request for a lock"), "{bad}: {error}");
     }
     nothing_is_left(&client, "x").await;
 }
 
-/// Its `"$user"` is our schema: what it creates without naming a schema would land there.
+/// Its `"$user"` resolves to our schema: whatever it creates without a schema would land there.
 #[tokio::test]
-async fn role_called_as_the_schema_is_sent_elsewhere_before_it_installs() {
-    // A server of its own: roles are the server's, and this one has the name that it must have.
+async fn role_named_like_the_schema_is_refused_before_the_install() {
+    // A server of its own: roles belong to the server, and this one needs this name.
     let server = std::sync::Arc::new(fencepost_testkit::Postgres::builder().start().unwrap());
     server
         .psql("create role fencepost login; grant create on database postgres to fencepost")
         .unwrap();
     let url = server.url().replace("postgres@", "fencepost@");
     let words = ["ALTER ROLE fencepost SET search_path = public"];
-    fails(try_connect(&url).await, &ErrorKind::Refused, &words);
+    fails(try_connect(&url).await, ErrorKind::Refused, &words);
     let own = session(&url).await;
-    fails(fencepost::fences::postgres::install(&own).await, &ErrorKind::Refused, &words);
+    fails(fencepost::fences::postgres::install(&own).await, ErrorKind::Refused, &words);
     assert_eq!(server.psql("select to_regnamespace('fencepost') is null").unwrap(), "t\n");
-    // As it was told.
+    // As the error says.
     server.psql("ALTER ROLE fencepost SET search_path = public").unwrap();
     nothing_is_left(&connect(&url).await, "x").await;
     server.psql("grant create on schema public to fencepost").unwrap();
     server.psql_at(&url, "create table own (id int)").unwrap();
     assert_eq!(server.psql("select 'public.own'::regclass").unwrap(), "own\n");
-    // Who only uses what is there may be called so, whatever its path.
+    // A role that only uses the schema may have this name, whatever its path.
     server.psql("ALTER ROLE fencepost RESET search_path").unwrap();
     nothing_is_left(&connect(&url).await, "x").await;
 }

@@ -1,4 +1,4 @@
-//! An administrator ends our sessions, as a failover of a pooler does, too.
+//! An administrator terminates our sessions, as the failover of a pooler does.
 
 use fencepost_testkit::{
     Database, LONG, SOON, connect, ms, nothing_is_left, two, until, until_waiting, within,
@@ -10,7 +10,7 @@ const END_ALL: &str = "select count(pg_terminate_backend(pid)) from pg_stat_acti
                        where datname = current_database() and application_name = 'fencepost'";
 
 #[tokio::test]
-async fn every_session_is_ended_under_a_holder_and_a_waiter() {
+async fn terminated_sessions_lose_neither_guard_nor_waiter() {
     let database = Database::fresh().unwrap();
     let (ours, theirs) = two(&database.url()).await;
     let admin = session(&database.url()).await;
@@ -27,19 +27,13 @@ async fn every_session_is_ended_under_a_holder_and_a_waiter() {
         assert!(!waiting.is_finished());
     }
     guard.release().await.unwrap();
-    within(SOON, "the waiter's turn comes", waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    within(SOON, "the waiter is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
     nothing_is_left(&ours, "x").await;
 }
 
-/// Sessions are ended all the time. Acquires and releases are sent again, and none is lost or done twice.
+/// Sessions are terminated all the time. Acquires and releases are retried, and none is lost or applied twice.
 #[tokio::test]
-async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
+async fn repeatedly_terminated_sessions_leave_nothing() {
     let database = Database::fresh().unwrap();
     let client = connect(&database.url()).await;
     let admin = session(&database.url()).await;
@@ -51,8 +45,10 @@ async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
     });
     let mut last = 0;
     for _ in 0..40 {
-        // To be cut off each time is an outage; what counts is what is left.
-        let Ok(guard) = client.lock("x").ttl(LONG).acquire_within(SOON).await else { continue };
+        // An acquire that is cut each time fails; what counts is what is left.
+        let Ok(guard) = client.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await else {
+            continue;
+        };
         assert!(guard.token().get() > last);
         last = guard.token().get();
         let _ = guard.release().await;
@@ -62,9 +58,9 @@ async fn sessions_that_are_ended_all_the_time_leave_nothing_behind() {
     nothing_is_left(&client, "x").await;
 }
 
-/// A client that waits listens, with what it needs for its grants as well.
+/// A waiting client listens, also for what its grants need.
 #[tokio::test]
-async fn a_client_listens_when_it_first_waits() {
+async fn client_listens_when_it_first_waits() {
     let database = Database::fresh().unwrap();
     let (ours, theirs) = two(&database.url()).await;
     let admin = session(&database.url()).await;
@@ -74,15 +70,14 @@ async fn a_client_listens_when_it_first_waits() {
     let waiting = tokio::spawn(async move { lock.acquire().await });
     until("both listen", async || ask::<i64>(&admin, sql).await == 2).await;
     guard.release().await.unwrap();
-    let guard = within(SOON, "the waiter's turn comes", waiting).await.unwrap().unwrap();
+    let guard = within(SOON, "the waiter is granted", waiting).await.unwrap().unwrap();
     guard.release().await.unwrap();
     assert_eq!(ask::<i64>(&admin, sql).await, 2, "one connection for all of it");
 }
 
-/// Connections may be driven by the caller's runtime. One that is blocked drives nothing: the client's own does
-/// it then.
+/// Connections may be driven by the caller's runtime. If that is blocked, the client's own runtime drives them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_blocking_call_on_the_only_worker_of_a_runtime_comes_to_its_end() {
+async fn blocking_call_on_the_only_worker_of_a_runtime_completes() {
     let database = Database::fresh().unwrap();
     let url = database.url();
     let worker = tokio::spawn(async move {
@@ -93,9 +88,9 @@ async fn a_blocking_call_on_the_only_worker_of_a_runtime_comes_to_its_end() {
     nothing_is_left(&connect(&database.url()).await, "x").await;
 }
 
-/// However many runtimes ask: the server never has more connections of a client than it was promised.
+/// However many runtimes use a client: the server never has more of its connections than promised.
 #[tokio::test]
-async fn a_client_that_is_used_from_several_runtimes_keeps_to_its_pool() {
+async fn client_used_from_several_runtimes_keeps_to_its_pool() {
     let database = Database::fresh().unwrap();
     let url = format!("{}?pool=2", database.url());
     let client = connect(&url).await;
@@ -123,9 +118,9 @@ async fn a_client_that_is_used_from_several_runtimes_keeps_to_its_pool() {
             });
             runtime
         });
-        // They stay, and their connections with them.
+        // The runtimes stay, and their connections with them.
         runtimes.push(elsewhere.join().unwrap());
-        // Two, two more for each kind that must not be kept out, and one for notifications.
+        // The pool of two, two more for each kind that must not be blocked, and one for notifications.
         let connections: i64 = ask(&admin, count).await;
         assert!(connections <= 7, "{connections}");
     }

@@ -59,7 +59,7 @@ fn lines_of(
     lines
 }
 
-/// The impl blocks of what is exported: of a type, and of a trait for the types of others.
+/// The impl blocks of exported items: of types, and of traits for foreign types.
 fn impls(sources: &Sources, exported: &BTreeSet<&Entity>) -> BTreeMap<Entity, Vec<ItemImpl>> {
     let mut impls: BTreeMap<Entity, Vec<ItemImpl>> = BTreeMap::new();
     let all = sources.modules.iter();
@@ -134,7 +134,7 @@ fn declaration(item: &Item, name: &str) -> String {
     text
 }
 
-/// What stands in the declaration itself, as `::name: declaration`, and what it derives.
+/// The members in the declaration itself, as `::name: declaration`, and its derives.
 fn own_members(item: &Item) -> Vec<String> {
     let mut members = derived(item);
     match item {

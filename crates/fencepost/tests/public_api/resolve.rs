@@ -1,4 +1,4 @@
-//! What a path in a module stands for, and what a crate exports.
+//! What a path in a module means, and what a crate exports.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ pub(crate) enum Entity {
     Module(ModulePath),
     /// The number of an item in its module.
     Item(ModulePath, usize),
-    /// Of another crate, as it was named.
+    /// An item of another crate, as it was named.
     Foreign(String),
 }
 
-/// Public paths and what they stand for, with the cfgs of the declaration or the re-export. Those of the module above hold
-/// as well.
+/// Public paths and what they mean, with the cfgs of the declaration or the re-export. The cfgs of the parent module
+/// also apply.
 pub(crate) type Exports = BTreeMap<(String, Entity), Vec<String>>;
 
 /// One name that a `use` brings in.
@@ -33,7 +33,7 @@ impl Sources {
         &self.modules[module].items[number]
     }
 
-    /// All that the path stands for: a module and a function may have one name.
+    /// Everything that the path means: a module and a function may share a name.
     pub(crate) fn resolve(&self, module: &ModulePath, path: &[String]) -> Vec<Entity> {
         self.resolve_within(module, path, MAX_DEPTH)
     }
@@ -159,7 +159,7 @@ impl Sources {
     }
 }
 
-/// The name that an item declares in its module, and who sees it.
+/// The name that an item declares in its module, and its visibility.
 fn declared(item: &Item) -> Option<(String, &Visibility)> {
     let (name, visibility) = match item {
         Item::Const(item) => (&item.ident, &item.vis),

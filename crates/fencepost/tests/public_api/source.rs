@@ -13,7 +13,7 @@ pub(crate) struct Module {
     pub(crate) hidden: bool,
     /// The cfgs of its declaration, as written.
     pub(crate) gates: Vec<String>,
-    /// What is in it, without its modules: these are entries of their own.
+    /// Its items without modules, which have their own entries.
     pub(crate) items: Vec<Item>,
 }
 
@@ -80,7 +80,7 @@ fn name_of(directory: &Path) -> String {
 fn file_of(attributes: &[Attribute], directory: &Path, name: &str) -> PathBuf {
     assert!(
         !attributes.iter().any(|attribute| attribute.path().is_ident("path")),
-        "module {name} in {}: a #[path] attribute can not be followed",
+        "module {name} in {}: a #[path] attribute cannot be followed",
         directory.display()
     );
     let file = directory.join(format!("{name}.rs"));
@@ -89,9 +89,9 @@ fn file_of(attributes: &[Attribute], directory: &Path, name: &str) -> PathBuf {
 
 fn parsed(file: &Path) -> Vec<Item> {
     let text = std::fs::read_to_string(file)
-        .unwrap_or_else(|error| panic!("{} can not be read: {error}", file.display()));
+        .unwrap_or_else(|error| panic!("{} cannot be read: {error}", file.display()));
     let parsed = syn::parse_file(&text);
-    parsed.unwrap_or_else(|error| panic!("{} can not be parsed: {error}", file.display())).items
+    parsed.unwrap_or_else(|error| panic!("{} cannot be parsed: {error}", file.display())).items
 }
 
 pub(crate) fn attributes_of(item: &Item) -> &[Attribute] {
@@ -122,7 +122,7 @@ pub(crate) fn is_hidden(attributes: &[Attribute]) -> bool {
     docs.into_iter().any(|doc| doc.parse_args::<syn::Ident>().is_ok_and(|word| word == "hidden"))
 }
 
-/// Whether it is there with all features, on Linux, outside of tests.
+/// Whether it exists with all features, on Linux, outside of tests.
 pub(crate) fn is_built(attributes: &[Attribute]) -> bool {
     let cfgs = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     cfgs.into_iter().all(|cfg| holds(&cfg.parse_args().unwrap()))

@@ -1,10 +1,10 @@
-//! Source text for people, and equal for what is equal to a caller.
+//! Source text for people, normalized so that what is equal for a caller is equal as text.
 
 use quote::ToTokens;
 use syn::visit_mut::{self, VisitMut};
 use syn::{PatIdent, Receiver};
 
-/// Token texts come with a space between any two. Replaced in this order.
+/// Tokens are separated by spaces. Replaced in this order.
 const SPACING: &[(&str, &str)] = &[
     (" :: ", "::"),
     (" < ", "<"),
@@ -36,7 +36,7 @@ pub(crate) fn shown(node: &impl ToTokens) -> String {
     text.trim_end_matches(',').to_owned()
 }
 
-/// Without what the caller does not see: `mut` of an argument, and in which of our modules or crates a type is.
+/// Removes what a caller does not see: `mut` of an argument, and the module or crate of our types.
 pub(crate) struct Normalised;
 
 impl VisitMut for Normalised {

@@ -1,5 +1,5 @@
-//! A break: its holder is notified by the server, renews at once, and confirms. Whoever is not notified learns of it at
-//! the next renewal.
+//! A break: the server notifies the holder, which renews at once and confirms. A holder that is not notified learns
+//! of it at its next renewal.
 
 use fencepost::{Fencepost, Guard, LossCause};
 use fencepost_testkit::{LONG, Proxy, Redis, SOON, connect, has, logged, ms, two, until, within};
@@ -12,9 +12,9 @@ fn listening(server: &Redis) -> i64 {
     reply.items().unwrap()[1].int().unwrap()
 }
 
-/// A guard whose client listens to breaks by now.
+/// A guard whose client already listens to breaks.
 async fn held(client: &Fencepost, server: &Redis) -> Guard {
-    let guard = client.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let guard = client.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     until("its client listens", async || listening(server) > 0).await;
     guard
 }
@@ -50,9 +50,9 @@ async fn holder_is_notified_after_its_connection_was_cut() {
     is_broken(&theirs, &guard).await;
 }
 
-/// Databases share their server's channels, and clients with a prefix their server.
+/// Databases share their server's channels, and so do clients with different prefixes.
 #[tokio::test]
-async fn break_in_another_database_or_prefix_does_not_concern_us() {
+async fn break_in_another_database_or_prefix_is_ignored() {
     let server = Redis::builder().start().unwrap();
     let ours = connect(&server.url()).await;
     let guard = held(&ours, &server).await;
@@ -70,7 +70,7 @@ async fn break_in_another_database_or_prefix_does_not_concern_us() {
     assert_eq!(guard.deadline(), deadline, "there was no reason to renew");
 }
 
-/// What is published names the grant, and not its owner, whose id is a secret. And it ends nothing by itself.
+/// A notification names the grant and not its owner, whose id is a secret. It ends nothing by itself.
 #[tokio::test]
 async fn notification_has_no_secret_and_a_forged_one_only_renews() {
     let server = Redis::builder().start().unwrap();
@@ -100,7 +100,7 @@ async fn holder_that_may_not_subscribe_learns_at_the_next_renewal() {
     let guard = ours.lock("x").ttl(ms(1500)).acquire().await.unwrap();
     until("explain says so", async || {
         ours.guarantees()
-            .found
+            .server_info
             .iter()
             .any(|(what, line)| *what == "break" && line.contains("renewal"))
     })
@@ -110,7 +110,7 @@ async fn holder_that_may_not_subscribe_learns_at_the_next_renewal() {
     assert_eq!(within(SOON, "it is lost", guard.lost()).await, LossCause::Broken);
 }
 
-/// Another client knows the key alone: it is broken as ever, and nobody waits for its confirmation.
+/// A third-party client cannot confirm, so the break does not wait.
 #[tokio::test]
 async fn third_party_holder_is_broken_without_a_wait() {
     let server = Redis::builder().start().unwrap();

@@ -1,4 +1,4 @@
-//! Which servers a lock may be taken on that guards against corruption, and what the others are missing.
+//! Which servers are fit for correctness, and what the others lack.
 
 use fencepost::guarantees::Correctness;
 use fencepost::{ErrorKind, Fencepost};
@@ -8,36 +8,36 @@ fn synced() -> RedisBuilder {
     Redis::builder().persist(Persistence::Always)
 }
 
-/// It is refused for correctness, says this, and is a lock like any other without that wish.
+/// The lock is refused for correctness with these words, and granted otherwise.
 async fn is_unfit(client: &Fencepost, words: &[&str]) {
     let all = [&["correctness"], words].concat();
-    let outcome = client.lock("x").for_correctness().acquire_within(SOON).await;
-    fails(outcome, &ErrorKind::Refused, &all);
-    fails(client.lock("x").for_correctness().try_acquire().await, &ErrorKind::Refused, &all);
-    client.lock("x").acquire_within(SOON).await.unwrap().release().await.unwrap();
+    let outcome = client.lock("x").for_correctness().wait_timeout(SOON).acquire().await;
+    fails(outcome, ErrorKind::Refused, &all);
+    fails(client.lock("x").for_correctness().try_acquire().await, ErrorKind::Refused, &all);
+    client.lock("x").wait_timeout(SOON).acquire().await.unwrap().release().await.unwrap();
 }
 
 async fn is_fit(client: &Fencepost) {
     assert_eq!(client.guarantees().correctness, Correctness::Fit);
-    let guard = client.lock("x").for_correctness().acquire_within(SOON).await.unwrap();
+    let guard = client.lock("x").for_correctness().wait_timeout(SOON).acquire().await.unwrap();
     guard.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_synced_server_without_replicas_is_for_correctness() {
+async fn synced_server_without_replicas_is_fit() {
     let server = synced().start().unwrap();
     let client = connect(&server.url()).await;
     is_fit(&client).await;
 }
 
 #[tokio::test]
-async fn a_server_that_forgets_is_refused_with_the_lines_that_mend_it() {
+async fn unsynced_server_is_refused_with_the_settings_that_fix_it() {
     let forgetful = Redis::builder().start().unwrap();
     let client = connect(&forgetful.url()).await;
     let words = ["appendonly is no", "set `appendonly yes`, `appendfsync always` in redis.conf"];
     is_unfit(&client, &words).await;
 
-    // The same lines, by CONFIG SET as the message says: from then on it is fit for a new client.
+    // The message's own settings, by CONFIG SET: they make the server fit for a new client.
     for line in [["appendonly", "yes"], ["appendfsync", "always"]] {
         let set = [&["CONFIG", "SET"], &line[..]].concat();
         forgetful.command(&set).unwrap().text().unwrap();
@@ -54,9 +54,9 @@ async fn a_server_that_forgets_is_refused_with_the_lines_that_mend_it() {
     is_unfit(&client, &["during a rewrite", "`no-appendfsync-on-rewrite no`"]).await;
 }
 
-/// What a client has read of its server is five seconds old at worst.
+/// A client rereads the server's settings every five seconds.
 #[tokio::test]
-async fn a_server_that_was_made_forgetful_is_refused_from_then_on() {
+async fn server_that_stops_syncing_is_refused() {
     let server = synced().start().unwrap();
     let client = connect(&server.url()).await;
     is_fit(&client).await;
@@ -67,7 +67,7 @@ async fn a_server_that_was_made_forgetful_is_refused_from_then_on() {
 }
 
 #[tokio::test]
-async fn a_server_that_may_evict_a_lock_is_refused() {
+async fn server_that_can_evict_a_lock_is_refused() {
     let server = synced().config("maxmemory-policy", "allkeys-lru").start().unwrap();
     let client = connect(&server.url()).await;
     let words = ["maxmemory-policy is allkeys-lru", "evicted", "`maxmemory-policy noeviction`"];
@@ -75,7 +75,7 @@ async fn a_server_that_may_evict_a_lock_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_show_its_settings_is_refused() {
+async fn server_that_hides_its_settings_is_refused() {
     let server = synced().start().unwrap();
     for (user, hidden) in [("blind", "-config"), ("deaf", "-info")] {
         let rules = ["ACL", "SETUSER", user, "on", ">hunter2", "~*", "&*", "+@all", hidden];
@@ -84,12 +84,12 @@ async fn a_server_that_does_not_show_its_settings_is_refused() {
         is_unfit(&client, &["may not read", "ACL SETUSER", "+config|get +info"]).await;
     }
     let client = connect(&server.url()).await;
-    // Who may read it may.
+    // A user with the right to read them is fit.
     is_fit(&client).await;
 }
 
 #[tokio::test]
-async fn a_server_whose_clock_is_off_is_refused() {
+async fn server_with_a_wrong_clock_is_refused() {
     for offset in [10, -10] {
         let server = synced().faketime().start().unwrap();
         server.set_clock_offset(offset).unwrap();

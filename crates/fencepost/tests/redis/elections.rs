@@ -1,94 +1,94 @@
-//! Elections: what the leader says of itself lies beside the lock, and goes with it.
+//! Elections: the leader's value is stored beside the lock, and ends with it.
 
 use fencepost_testkit::elections::{
-    a_deposed_leader_is_not_heard, campaigns, leads, one_leads_after_the_other,
-    renewals_keep_the_words, said,
+    campaigns, leads, lost_leader_cannot_change_the_value, one_leads_after_the_other,
+    renewals_keep_the_value, value_of_leader,
 };
 use fencepost_testkit::{
-    LONG, Mode, Proxy, Redis, SOON, Trigger, connect, fork_in_the_road, has, ms, two, until, within,
+    LONG, Mode, Proxy, Redis, SOON, Trigger, connect, has, ms, switching_proxy, two, until, within,
 };
 
-const SAID: &str = "fencepost:value:e";
+const VALUE_KEY: &str = "fencepost:value:{e}";
 
 #[tokio::test]
-async fn one_leads_after_the_other_and_says_its_own() {
+async fn leaders_follow_each_other_with_their_own_values() {
     let server = Redis::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     one_leads_after_the_other(&ours, &theirs).await;
-    assert!(!has(&server, SAID), "nothing is left of what was said");
+    assert!(!has(&server, VALUE_KEY), "nothing is left of what was published");
 }
 
 #[tokio::test]
-async fn renewals_leave_what_was_said() {
+async fn renewal_keeps_the_value() {
     let server = Redis::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
-    renewals_keep_the_words(&ours, &theirs, ms(2000)).await;
+    renewals_keep_the_value(&ours, &theirs, ms(2000)).await;
 }
 
 #[tokio::test]
-async fn a_leader_that_was_deposed_is_not_heard() {
+async fn deposed_leader_has_no_value() {
     let server = Redis::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
-    a_deposed_leader_is_not_heard(&ours, &theirs).await;
+    lost_leader_cannot_change_the_value(&ours, &theirs).await;
 }
 
-/// Nobody renews it, nobody releases it: lock and words end together. The next one's words are its own.
+/// Nobody renews or releases: lock and value end together. The next leader has its own value.
 #[tokio::test]
-async fn what_a_dead_leader_said_ends_with_its_lease() {
+async fn value_of_a_dead_leader_ends_with_its_lease() {
     let server = Redis::builder().start().unwrap();
     let proxy = Proxy::to(server.address()).unwrap();
     let ours = connect(&format!("redis://{}", proxy.address())).await;
     let theirs = connect(&server.url()).await;
     let dead = leads(campaigns(&ours, "e", b"mine", ms(2000))).await;
     proxy.set_mode(Mode::Silent);
-    assert_eq!(said(&theirs, "e").await.as_deref(), Some(&b"mine"[..]));
+    assert_eq!(value_of_leader(&theirs, "e").await.as_deref(), Some(&b"mine"[..]));
     let next = leads(campaigns(&theirs, "e", b"next", LONG)).await;
-    assert_eq!(said(&theirs, "e").await.as_deref(), Some(&b"next"[..]));
+    assert_eq!(value_of_leader(&theirs, "e").await.as_deref(), Some(&b"next"[..]));
     next.resign().await.unwrap();
-    assert!(!has(&server, "e") && !has(&server, SAID));
+    assert!(!has(&server, "e") && !has(&server, VALUE_KEY));
     drop(dead);
 }
 
-/// The lock was deleted by hand, and another make of client took it: what the leader said is not the other's word.
+/// An operator deleted the lock, and a third-party client took it: the leader's value is not shown for that client.
 #[tokio::test]
-async fn what_a_leader_said_is_not_another_makes_word() {
+async fn value_is_not_shown_for_a_third_party_holder() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
     let _deposed = leads(campaigns(&client, "e", b"mine", LONG)).await;
     server.command(&["DEL", "e"]).unwrap();
     server.command(&["SET", "e", "0123456789abcdef0123456789abcdef", "PX", "60000"]).unwrap();
-    assert!(has(&server, SAID), "it is still there");
-    assert_eq!(said(&client, "e").await, None);
+    assert!(has(&server, VALUE_KEY), "it is still there");
+    assert_eq!(value_of_leader(&client, "e").await, None);
 }
 
-/// The same without a next one: nothing is left on the server.
+/// The same without a next leader: nothing is left on the server.
 #[tokio::test]
-async fn what_a_dead_leader_said_leaves_no_key() {
+async fn value_of_a_dead_leader_leaves_no_key() {
     let server = Redis::builder().start().unwrap();
     let proxy = Proxy::to(server.address()).unwrap();
     let ours = connect(&format!("redis://{}", proxy.address())).await;
     let _dead = leads(campaigns(&ours, "e", b"mine", ms(2000))).await;
-    assert!(has(&server, SAID));
+    assert!(has(&server, VALUE_KEY));
     proxy.set_mode(Mode::Silent);
-    until("nothing is left", async || !has(&server, "e") && !has(&server, SAID)).await;
+    until("nothing is left", async || !has(&server, "e") && !has(&server, VALUE_KEY)).await;
 }
 
-/// A proclamation was sent on a line that stood still, and again on the next one, and another after it. When
-/// the first line comes back to life it delivers what was said first: the last word must stay the last.
+/// A proclaim was sent on a frozen connection, and again on the next one, and then a newer value. When the first
+/// connection recovers, it delivers the older value: the newer one must stay.
 #[tokio::test]
-async fn a_word_that_comes_late_does_not_replace_a_later_one() {
+async fn older_value_that_arrives_late_does_not_replace_a_newer_one() {
     let server = Redis::builder().start().unwrap();
     let old = Proxy::to(server.address()).unwrap();
     let new = Proxy::to(server.address()).unwrap();
-    let way = fork_in_the_road(old.address(), new.address());
-    let client = connect(&format!("redis://{way}")).await;
+    let route = switching_proxy(old.address(), new.address());
+    let client = connect(&format!("redis://{route}")).await;
     let leadership = leads(campaigns(&client, "e", b"mine", LONG)).await;
     leadership.proclaim("warm").await.unwrap();
 
     old.set_mode(Mode::DropRequests);
     old.cut_on(Trigger::after("EVALSHA"));
-    // On a slow machine the library's patience may end before the new line is there: said again, it is the same word.
-    within(SOON * 3, "it is heard over the new line", async {
+    // On a slow machine the call may time out before the new connection is up: then it is repeated.
+    within(SOON * 3, "the proclaim arrives over the new connection", async {
         while leadership.proclaim("first").await.is_err() {
             assert!(leadership.check().is_ok(), "the leadership is lost");
         }
@@ -97,6 +97,6 @@ async fn a_word_that_comes_late_does_not_replace_a_later_one() {
     leadership.proclaim("second").await.unwrap();
     assert_eq!((old.fired(), new.accepted()), (0, 1));
     old.set_mode(Mode::Pass);
-    until("the late word is answered", async || old.fired() == 1).await;
-    assert_eq!(said(&client, "e").await.as_deref(), Some(&b"second"[..]));
+    until("the late proclaim is answered", async || old.fired() == 1).await;
+    assert_eq!(value_of_leader(&client, "e").await.as_deref(), Some(&b"second"[..]));
 }

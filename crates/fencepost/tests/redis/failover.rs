@@ -1,4 +1,4 @@
-//! A replica takes over, without the last writes.
+//! A replica is promoted without the last writes.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use fencepost_testkit::{
     LONG, Mode, Proxy, Redis, SOON, connect, fails, has, logged, try_connect, two, until,
 };
 
-/// redisson#2669, node-redlock#16: the replica had not heard of the lock, was promoted, and granted it again.
-/// Nothing on one server can prevent that; it is declared, and the fence stands: its tokens are higher than
-/// any that was handed out before, those included that it never heard of.
+/// redisson#2669, node-redlock#16: the replica did not know of the lock, was promoted, and granted it again. One
+/// server cannot prevent that; it is declared. The fence still works: the new tokens are higher than any before,
+/// including those that the replica never saw.
 #[tokio::test]
-async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens() {
+async fn failover_that_loses_writes_grants_again_with_higher_tokens() {
     let primary = Redis::builder().start().unwrap();
     let line = Proxy::to(primary.address()).unwrap();
     let master = format!("127.0.0.1 {}", line.port());
@@ -27,7 +27,7 @@ async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens()
     let known = client.lock("known").ttl(LONG).acquire().await.unwrap();
     until("the replica knows of the first lock", async || has(&replica, "known")).await;
 
-    // From here on it hears nothing.
+    // From here on the replica gets nothing.
     line.set_mode(Mode::Silent);
     let mut highest = Vec::new();
     for name in names {
@@ -54,15 +54,15 @@ async fn a_failover_that_loses_the_last_writes_grants_again_with_higher_tokens()
     assert!(again.token() > held.token(), "{} after {}", again.token(), held.token());
     again.release().await.unwrap();
     for (name, before) in names.into_iter().zip(highest) {
-        let guard = other.lock(name).acquire_within(SOON).await.unwrap();
+        let guard = other.lock(name).wait_timeout(SOON).acquire().await.unwrap();
         assert!(guard.token() > before, "{name}: {} after {before}", guard.token());
     }
     drop(known);
 }
 
-/// Tokens that the replica never heard of are lower than the next one only if its clock says so.
+/// Tokens that the replica never saw are lower than the next one only if its clock is right.
 #[tokio::test]
-async fn replica_whose_clock_is_behind_takes_tokens_back_as_declared() {
+async fn replica_with_a_late_clock_lowers_tokens_as_declared() {
     let primary = Redis::builder().start().unwrap();
     let line = Proxy::to(primary.address()).unwrap();
     let master = format!("127.0.0.1 {}", line.port());
@@ -78,18 +78,18 @@ async fn replica_whose_clock_is_behind_takes_tokens_back_as_declared() {
     primary.kill().unwrap();
     replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
     let fallen =
-        connect(&replica.url()).await.lock("x").acquire_within(SOON).await.unwrap().token();
+        connect(&replica.url()).await.lock("x").wait_timeout(SOON).acquire().await.unwrap().token();
     assert!(fallen < token, "{fallen} after {token}: then the table is too modest");
 }
 
-/// A release that met a replica is retried until the server is a primary again: what it would have freed was free only
-/// when its lease had run out.
+/// A release that a replica refused is retried until the server is a primary again. Otherwise the lock would stay
+/// until its TTL.
 #[tokio::test]
-async fn release_that_was_refused_by_a_replica_is_retried() {
+async fn release_refused_by_a_replica_is_retried() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
-    // A primary that is not there changes nothing in the data.
+    // An unreachable primary changes no data.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap().text().unwrap();
     drop(guard);
     let address = server.address().to_string();
@@ -100,9 +100,9 @@ async fn release_that_was_refused_by_a_replica_is_retried() {
     until("it is released", async || !has(&server, "x")).await;
 }
 
-/// The same with a right that was taken away for a while.
+/// The same with a right that is missing for a while.
 #[tokio::test]
-async fn release_that_the_acl_refused_is_retried() {
+async fn release_refused_by_the_acl_is_retried() {
     let server = Redis::builder().start().unwrap();
     let set = |rules: &[&str]| {
         let user = ["ACL", "SETUSER", "locks"];
@@ -120,7 +120,7 @@ async fn release_that_the_acl_refused_is_retried() {
 }
 
 #[tokio::test]
-async fn a_server_with_a_replica_is_not_for_correctness() {
+async fn server_with_a_replica_is_unfit() {
     let primary = Redis::builder().persist(fencepost_testkit::Persistence::Always).start().unwrap();
     let _replica = Redis::builder().replica_of(&primary).start().unwrap();
     let client = connect(&primary.url()).await;
@@ -130,47 +130,47 @@ async fn a_server_with_a_replica_is_not_for_correctness() {
     assert!(why.contains("replica") && why.contains("promoted"), "{why}");
     assert!(remedy.contains("without replicas"), "{remedy}");
     let refused = client.lock("x").for_correctness().try_acquire().await;
-    fails(refused, &ErrorKind::Refused, &["correctness", "replica", "without replicas"]);
-    // Without that wish it is a lock like any other.
+    fails(refused, ErrorKind::Refused, &["correctness", "replica", "without replicas"]);
+    // Without `for_correctness` it is granted.
     client.lock("x").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_replica_is_refused_and_its_primary_named() {
+async fn replica_is_refused() {
     let primary = Redis::builder().start().unwrap();
     let replica = Redis::builder().replica_of(&primary).start().unwrap();
     let refused = try_connect(&replica.url()).await;
     let shown = replica.address().to_string();
-    fails(refused, &ErrorKind::Refused, &[&shown, "replica", "name its primary"]);
+    fails(refused, ErrorKind::Refused, &[&shown, "replica", "name its primary"]);
 }
 
-/// Host and port make a server: on one host there may be many.
+/// Host and port identify a server: one host may have many.
 #[tokio::test]
-async fn the_primary_is_named_with_its_port() {
+async fn primary_is_named_with_its_port() {
     let primary = Redis::builder().start().unwrap();
     let replica = Redis::builder().replica_of(&primary).start().unwrap();
     let refused = try_connect(&replica.url()).await;
-    fails(refused, &ErrorKind::Refused, &[&primary.address().to_string()]);
+    fails(refused, ErrorKind::Refused, &[&primary.address().to_string()]);
 }
 
-/// The primary comes back, demoted, at the address that we know.
+/// The primary returns, demoted, at the known address.
 #[tokio::test]
-async fn a_primary_that_was_demoted_under_us_grants_nothing() {
+async fn demoted_primary_grants_nothing() {
     let server = Redis::builder().start().unwrap();
     let other = Redis::builder().start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("held").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     let port = other.port().to_string();
     server.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap().text().unwrap();
-    let refused = theirs.lock("x").acquire_within(SOON).await;
-    fails(refused, &ErrorKind::Refused, &[&server.address().to_string(), "replica", "primary"]);
-    // Its own renewals fail, which is no loss yet; back in office the server goes on where it was, unless
-    // the other one's data, without our lock, came first.
+    let refused = theirs.lock("x").wait_timeout(SOON).acquire().await;
+    fails(refused, ErrorKind::Refused, &[&server.address().to_string(), "replica", "primary"]);
+    // The holder's renewals fail, which is no loss yet. After its promotion the server continues with its data,
+    // unless it has synced the other server's data first.
     server.command(&["REPLICAOF", "NO", "ONE"]).unwrap().text().unwrap();
     until("its clients have noticed", async || theirs.inspect("x").await.is_ok()).await;
-    theirs.lock("x").acquire_within(SOON).await.unwrap().release().await.unwrap();
+    theirs.lock("x").wait_timeout(SOON).acquire().await.unwrap().release().await.unwrap();
     let token = guard.token();
     drop(guard);
-    let next = theirs.lock("held").acquire_within(SOON).await.unwrap();
+    let next = theirs.lock("held").wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > token);
 }

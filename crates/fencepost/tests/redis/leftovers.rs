@@ -1,8 +1,8 @@
-//! What is left on the server of locks that nobody holds any more: nothing, after the retention.
+//! Released locks leave nothing on the server after the retention.
 
 use fencepost_testkit::{LONG, Redis, connect, ms, now, two, until};
 
-/// How many names are locked, unless `FENCEPOST_NAMES` says another number.
+/// How many names are locked, unless `FENCEPOST_NAMES` is set.
 const NAMES: usize = 100_000;
 const TASKS: usize = 64;
 
@@ -10,9 +10,9 @@ fn keys(server: &Redis) -> i64 {
     server.command(&["DBSIZE"]).unwrap().int().unwrap()
 }
 
-/// redisson#6510: 25 of 75 million keys were fence counters, kept for ever.
+/// redisson#6510: 25 of 75 million keys were fence counters that never expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_were_locked_once_leave_no_key() {
+async fn released_names_leave_no_key() {
     let names = std::env::var("FENCEPOST_NAMES").map_or(NAMES, |count| count.parse().unwrap());
     let server = Redis::builder().start().unwrap();
     let client = connect(&format!("{}?retention=2s", server.url())).await;
@@ -41,16 +41,16 @@ async fn names_that_were_locked_once_leave_no_key() {
     println!("{names} names locked and released in {work:?}; no key was left {rest:?} later");
 }
 
-/// The keys of waiters, of those who gave up, and of what was broken have an end as well.
+/// The keys of waiters, cancelled waiters and broken locks also expire.
 #[tokio::test]
-async fn waiters_and_those_who_gave_up_leave_no_key() {
+async fn cancelled_waiters_leave_no_key() {
     let server = Redis::builder().start().unwrap();
     let (ours, theirs) = two(&format!("{}?retention=2s", server.url())).await;
     let long = ours.lock("long").ttl(LONG).acquire().await.unwrap();
     for number in 0..20 {
         let name = format!("n/{number}");
         let guard = ours.lock(&name).ttl(ms(2000)).acquire().await.unwrap();
-        let gave_up = theirs.lock(&name).acquire_within(ms(10)).await;
+        let gave_up = theirs.lock(&name).wait_timeout(ms(10)).acquire().await;
         assert!(gave_up.is_err(), "it is held");
         drop(theirs.lock(&name).try_acquire());
         tokio::select! {
@@ -64,21 +64,21 @@ async fn waiters_and_those_who_gave_up_leave_no_key() {
             assert!(guard.release().await.is_err());
         }
     }
-    // A lease longer than the retention keeps its record that long, and no longer than it is held.
+    // A lease longer than the retention keeps its state while it is held, and no longer.
     assert_eq!(long.token(), ours.inspect("long").await.unwrap().holder.unwrap().token.unwrap());
     long.release().await.unwrap();
     theirs.close().await;
     until("no key is left", async || keys(&server) == 0).await;
 }
 
-/// A lease that is longer than the retention keeps its record until it ends. Once it has ended, a word of
-/// somebody who has nothing there should not keep the record for as long again.
+/// A lease longer than the retention keeps its state until it ends. After that, a release by another owner must not
+/// extend the state.
 #[tokio::test]
-async fn a_release_that_finds_nothing_does_not_keep_the_record() {
+async fn release_that_finds_nothing_does_not_extend_the_state() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&format!("{}?retention=1s", server.url())).await;
     client.lock("x").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
-    let kept = || server.command(&["PTTL", "fencepost:record:x"]).unwrap().int().unwrap();
+    let kept = || server.command(&["PTTL", "fencepost:lock:{x}"]).unwrap().int().unwrap();
     assert!(kept() <= 1000, "{}", kept());
     let nobody = fencepost::OwnerId::from_bits(1);
     assert!(client.release("x", nobody).await.is_err());

@@ -1,4 +1,4 @@
-//! A server at its limits: without memory, busy with somebody's script, without our scripts.
+//! A server at its limits: out of memory, busy with a third-party script, or without our scripts.
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testkit::{
@@ -6,10 +6,9 @@ use fencepost_testkit::{
     try_connect, two, until, within,
 };
 
-/// A full server grants nothing new. What it has granted stays as good as it was: a renewal and a release
-/// need no memory.
+/// A full server grants nothing new. Existing grants stay: a renewal and a release need no memory.
 #[tokio::test]
-async fn a_server_without_memory_keeps_what_it_has_granted() {
+async fn server_without_memory_keeps_its_grants() {
     let server = Redis::builder().config("maxmemory-policy", "noeviction").start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let kept = ours.lock("kept").ttl(ms(1500)).acquire().await.unwrap();
@@ -21,9 +20,13 @@ async fn a_server_without_memory_keeps_what_it_has_granted() {
     assert!(matches!(&full, Reply::Error(why) if why.starts_with("OOM")), "{full:?}");
 
     let words = [&server.address().to_string(), "no memory left", "maxmemory"];
-    fails(theirs.lock("x").acquire_within(ms(300)).await, &ErrorKind::Unreachable, &words);
-    fails(theirs.lock("x").try_acquire().await, &ErrorKind::Unreachable, &words);
-    fails(theirs.lock("kept").acquire_within(ms(300)).await, &ErrorKind::Unreachable, &words);
+    fails(theirs.lock("x").wait_timeout(ms(300)).acquire().await, ErrorKind::Unreachable, &words);
+    fails(theirs.lock("x").try_acquire().await, ErrorKind::Unreachable, &words);
+    fails(
+        theirs.lock("kept").wait_timeout(ms(300)).acquire().await,
+        ErrorKind::Unreachable,
+        &words,
+    );
     for _ in 0..2 {
         let before = kept.deadline();
         until("it is renewed", async || kept.deadline() > before).await;
@@ -33,7 +36,7 @@ async fn a_server_without_memory_keeps_what_it_has_granted() {
     assert!(!has(&server, "released"));
     let floor = theirs.break_lock("broken").await.unwrap().expect("it was held").floor;
     assert!(floor > broken.token());
-    assert_eq!(within(SOON, "it is told", broken.lost()).await, LossCause::Broken);
+    assert_eq!(within(SOON, "the guard is lost", broken.lost()).await, LossCause::Broken);
 
     server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap().text().unwrap();
     for name in ["x", "released", "broken"] {
@@ -43,7 +46,7 @@ async fn a_server_without_memory_keeps_what_it_has_granted() {
     nothing_is_left(&theirs, "kept").await;
 }
 
-/// Has somebody run a script that does not end.
+/// Runs a third-party script that does not end.
 pub(crate) async fn busy(server: &Redis) -> Client {
     let mut somebody = server.client().unwrap();
     somebody.send(&["EVAL", "while true do end", "0"]).unwrap();
@@ -54,28 +57,28 @@ pub(crate) async fn busy(server: &Redis) -> Client {
     somebody
 }
 
-/// Redis runs one script at a time: a script of somebody else's that does not end stops all locks.
+/// Redis runs one script at a time: an endless third-party script stops all locks.
 #[tokio::test]
-async fn a_server_busy_with_somebodys_script_is_unreachable_within_the_limit() {
+async fn server_busy_with_a_third_party_script_is_unreachable_within_the_limit() {
     let server = Redis::builder().config("busy-reply-threshold", "20").start().unwrap();
     let (ours, theirs) = two(&server.url()).await;
     let guard = ours.lock("held").ttl(LONG).acquire().await.unwrap();
     let _script = busy(&server).await;
     let (asked, limit) = (now(), ms(300));
-    let outcome = ours.lock("x").ttl(LONG).acquire_within(limit).await;
+    let outcome = ours.lock("x").ttl(LONG).wait_timeout(limit).acquire().await;
     assert!(now().since(asked) < limit + SOON / 4);
     let address = server.address().to_string();
-    fails(outcome, &ErrorKind::Unreachable, &[&address, "busy", "SCRIPT KILL"]);
+    fails(outcome, ErrorKind::Unreachable, &[&address, "busy", "SCRIPT KILL"]);
 
     server.command(&["SCRIPT", "KILL"]).unwrap().text().unwrap();
     nothing_is_left(&theirs, "x").await;
     guard.release().await.expect("it was held all the time");
 }
 
-/// A busy server answers no question, so a client that connects then knows nothing of it. That should not be
-/// what it goes on believing when the server is free again.
+/// A busy server does not answer, so a client that connects then knows nothing of its settings. It must read them
+/// later.
 #[tokio::test]
-async fn a_client_that_came_while_the_server_was_busy_learns_what_it_is() {
+async fn client_that_connected_while_the_server_was_busy_reads_its_settings_later() {
     let server = Redis::builder()
         .persist(Persistence::Always)
         .config("busy-reply-threshold", "20")
@@ -86,7 +89,7 @@ async fn a_client_that_came_while_the_server_was_busy_learns_what_it_is() {
     server.command(&["SCRIPT", "KILL"]).unwrap().text().unwrap();
     match early {
         Err(error) => {
-            fails(Err::<(), _>(error), &ErrorKind::Unreachable, &["busy"]);
+            fails(Err::<(), _>(error), ErrorKind::Unreachable, &["busy"]);
         }
         Ok(client) => {
             until("it knows that the server syncs every write", async || {
@@ -97,9 +100,9 @@ async fn a_client_that_came_while_the_server_was_busy_learns_what_it_is() {
     }
 }
 
-/// A restart, a failover or an operator empties the script cache under a client that knows its digests.
+/// A restart, a failover or an operator empties the script cache while a client relies on it.
 #[tokio::test]
-async fn every_step_works_when_the_server_has_forgotten_our_scripts() {
+async fn each_step_works_after_a_script_flush() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
     let forget = || server.command(&["SCRIPT", "FLUSH"]).unwrap().text().unwrap();

@@ -1,4 +1,4 @@
-//! What only a Redis server can do to us: crash, forget, stand still, leap in time, refuse. Against a real one.
+//! Faults of a Redis server: crashes, data loss, freezes, clock jumps, refusals. Against a real one.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
@@ -7,14 +7,15 @@ mod breaks;
 mod clocks;
 mod correctness;
 mod crashes;
-mod cuts;
+mod delayed_requests;
 mod elections;
 mod errors;
 mod failover;
-mod late;
+mod layout;
 mod leftovers;
 mod limits;
-mod mended;
+mod lost_connections;
 mod records;
-mod reordered;
+mod regressions;
+mod reordered_requests;
 mod waiting;

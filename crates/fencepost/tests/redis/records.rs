@@ -1,9 +1,9 @@
-//! Records of what was done: on the server until their time is over.
+//! Records of `once`: on the server until their retention ends.
 
 use fencepost::ledger::State;
 use fencepost::{ErrorKind, Fencepost};
 use fencepost_testkit::records::{
-    begin, keep_runs_out, listed_and_forgotten, overtaken_can_not_finish, records_are_no_locks,
+    begin, listed_and_forgotten, overtaken_cannot_finish, records_are_no_locks, retention_ends,
     sixteen_run_once,
 };
 use fencepost_testkit::{
@@ -20,26 +20,26 @@ async fn pair(server: &Redis) -> [Fencepost; 2] {
 }
 
 #[tokio::test]
-async fn of_sixteen_who_come_together_one_runs() {
+async fn one_of_sixteen_runs() {
     sixteen_run_once(&pair(&synced()).await).await;
 }
 
 #[tokio::test]
-async fn one_that_was_paused_and_overtaken_can_not_finish() {
+async fn paused_run_that_was_overtaken_cannot_finish() {
     let server = synced();
     let [ours, theirs] = pair(&server).await;
-    overtaken_can_not_finish(&ours, &theirs).await;
+    overtaken_cannot_finish(&ours, &theirs).await;
 }
 
 #[tokio::test]
-async fn a_record_ends_with_its_time() {
+async fn record_ends_with_its_retention() {
     let server = synced();
-    let key = "fencepost:once:once/short";
+    let key = "fencepost:record:{once/short}";
     let client = connect(&server.url()).await;
-    keep_runs_out(&client, async || !fencepost_testkit::has(&server, key)).await;
+    retention_ends(&client, async || !fencepost_testkit::has(&server, key)).await;
 }
 
-/// Also under a prefix that is a pattern, beside records of another one.
+/// With a prefix that contains pattern characters, beside records of another prefix.
 #[tokio::test]
 async fn records_are_listed_and_forgotten() {
     let server = synced();
@@ -47,16 +47,16 @@ async fn records_are_listed_and_forgotten() {
     begin(&other, "somebody else's").await.done("").await.unwrap();
     let ours = connect(&format!("{}?prefix=app%5B1%5D*:", server.url())).await;
     listed_and_forgotten(&ours).await;
-    assert_eq!(other.once_entries().await.unwrap().len(), 1);
+    assert_eq!(other.once_records().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn a_record_is_no_lock() {
+async fn record_is_not_a_lock() {
     records_are_no_locks(&connect(&synced().url()).await).await;
 }
 
 #[tokio::test]
-async fn records_outlive_a_crash_of_a_server_that_syncs_every_write() {
+async fn records_survive_a_crash_of_a_server_that_syncs_every_write() {
     let server = synced();
     let [ours, theirs] = pair(&server).await;
     begin(&ours, "done").await.done("result").await.unwrap();
@@ -66,25 +66,25 @@ async fn records_outlive_a_crash_of_a_server_that_syncs_every_write() {
         theirs.inspect("x").await.is_ok() && ours.inspect("x").await.is_ok()
     })
     .await;
-    let entry = theirs.once("done").entry().await.unwrap().unwrap();
-    assert_eq!(entry.result, b"result");
+    let record = theirs.once("done").record().await.unwrap().unwrap();
+    assert_eq!(record.result, b"result");
     running.done("late").await.unwrap();
-    assert_eq!(theirs.once("running").entry().await.unwrap().unwrap().result, b"late");
+    assert_eq!(theirs.once("running").record().await.unwrap().unwrap().result, b"late");
 }
 
-/// A server that may forget is refused, unless the work may be repeated.
+/// A server that can lose records is refused, unless the work may be repeated.
 #[tokio::test]
-async fn a_server_that_may_forget_is_refused() {
+async fn server_that_can_lose_records_is_refused() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
-    fails(client.once("k").begin().await, &ErrorKind::Refused, &["redis", "record", "appendonly"]);
+    fails(client.once("k").begin().await, ErrorKind::Refused, &["redis", "record", "appendonly"]);
     let once = client.once("k").may_repeat();
     assert!(once.run(async |_| Ok::<_, std::io::Error>("")).await.unwrap().ran);
 }
 
-/// The connection breaks before the server has heard a step, or after: sent again, it says the same.
+/// The connection fails before the server gets a step, or after: the retry gives the same result.
 #[tokio::test]
-async fn a_step_that_is_cut_off_is_made_once() {
+async fn step_whose_connection_is_lost_is_applied_once() {
     let server = synced();
     let proxy = Proxy::to(server.address()).unwrap();
     let ours = connect(&format!("redis://{}", proxy.address())).await;
@@ -98,17 +98,17 @@ async fn a_step_that_is_cut_off_is_made_once() {
     {
         for step in ["done", "give up"] {
             let key = format!("{step} {number}");
-            let turn = begin(&ours, &key).await;
+            let run_guard = begin(&ours, &key).await;
             proxy.cut_on(cut.clone());
             match step {
-                "done" => turn.done("x").await.unwrap(),
-                _ => turn.give_up().await.unwrap(),
+                "done" => run_guard.done("x").await.unwrap(),
+                _ => run_guard.give_up().await.unwrap(),
             }
             fired += 1;
             assert_eq!(proxy.fired(), fired);
-            let left = direct.once(&key).entry().await.unwrap();
+            let left = direct.once(&key).record().await.unwrap();
             assert_eq!(
-                left.map(|entry| entry.result).as_deref(),
+                left.map(|record| record.result).as_deref(),
                 (step == "done").then_some(&b"x"[..])
             );
         }
@@ -116,30 +116,30 @@ async fn a_step_that_is_cut_off_is_made_once() {
     until("nothing is held", async || direct.list().await.unwrap().is_empty()).await;
 }
 
-/// A server without memory refuses, and what was recorded stays; the end is recorded when there is memory again.
+/// A server without memory refuses, and keeps existing records. The finish is recorded when there is memory again.
 #[tokio::test]
-async fn a_server_without_memory_loses_no_record() {
+async fn server_without_memory_loses_no_record() {
     let server = synced();
     let client = connect(&server.url()).await;
-    let turn = begin(&client, "k").await;
+    let run_guard = begin(&client, "k").await;
     server.command(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
-    let ending = tokio::spawn(turn.done("x"));
+    let ending = tokio::spawn(run_guard.done("x"));
     until("it is refused", async || {
         let errors = server.command(&["INFO", "errorstats"]).unwrap().text().unwrap();
         errors.contains("errorstat_OOM")
     })
     .await;
-    let entry = client.once("k").entry().await.unwrap().unwrap();
-    assert_eq!(entry.state, State::Running);
+    let record = client.once("k").record().await.unwrap().unwrap();
+    assert_eq!(record.state, State::Running);
     assert!(!ending.is_finished(), "it is tried again while the lock is held");
     server.command(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
     within(SOON, "it is recorded", ending).await.unwrap().unwrap();
-    assert_eq!(client.once("k").entry().await.unwrap().unwrap().result, b"x");
+    assert_eq!(client.once("k").record().await.unwrap().unwrap().result, b"x");
 }
 
-/// The answer is lost, and before it is asked again the record goes, or is the next one's.
+/// The reply is lost. Before the retry the record is deleted, or another run finishes it.
 #[tokio::test]
-async fn an_end_whose_answer_was_lost_tells_what_is_known() {
+async fn finish_whose_reply_is_lost_reports_what_is_known() {
     let server = synced();
     let proxy = Proxy::to(server.address()).unwrap();
     let ours = connect(&format!("redis://{}", proxy.address())).await;
@@ -147,21 +147,21 @@ async fn an_end_whose_answer_was_lost_tells_what_is_known() {
     // From here on the server knows the scripts.
     begin(&ours, "warm").await.done("").await.unwrap();
     for step in ["forgotten", "given up"] {
-        let turn = begin(&ours, step).await;
-        let (key, fired) = (format!("fencepost:once:once/{step}"), proxy.fired());
-        // It is sent again soon: until the line is silent, it is cut again.
+        let run_guard = begin(&ours, step).await;
+        let (key, fired) = (format!("fencepost:record:{{once/{step}}}"), proxy.fired());
+        // The client retries soon: cut again until the proxy is silent.
         proxy.cut_on(Trigger::after("EVALSHA"));
         for _ in 0..4 {
             proxy.cut_on(Trigger::before("EVALSHA"));
         }
         let ending = tokio::spawn(async move {
-            if step == "forgotten" { turn.done("x").await } else { turn.give_up().await }
+            if step == "forgotten" { run_guard.done("x").await } else { run_guard.give_up().await }
         });
-        until("it is heard", async || proxy.fired() > fired).await;
+        until("the finish is applied", async || proxy.fired() > fired).await;
         proxy.set_mode(Mode::Silent);
         if step == "forgotten" {
-            let entry = theirs.once(step).entry().await.unwrap().unwrap();
-            assert_eq!(entry.state, State::Done, "it was recorded");
+            let record = theirs.once(step).record().await.unwrap().unwrap();
+            assert_eq!(record.state, State::Done, "it was recorded");
             server.command(&["DEL", &key]).unwrap();
         } else {
             theirs.break_lock("once/given up").await.unwrap().unwrap();
@@ -171,31 +171,31 @@ async fn an_end_whose_answer_was_lost_tells_what_is_known() {
         proxy.set_mode(Mode::Pass);
         let outcome = ending.await.unwrap();
         if step == "forgotten" {
-            fails(outcome, &ErrorKind::Unreachable, &["nobody knows", "once/forgotten"]);
+            fails(outcome, ErrorKind::Unreachable, &["is unknown", "once/forgotten"]);
         } else {
             outcome.unwrap();
         }
     }
 }
 
-/// One record that somebody spoilt does not hide the others.
+/// One damaged record does not hide the others.
 #[tokio::test]
-async fn a_record_that_can_not_be_read_is_left_out_of_the_list() {
+async fn unreadable_record_is_left_out_of_the_list() {
     let server = synced();
     let client = connect(&server.url()).await;
     for key in ["a", "c"] {
         begin(&client, key).await.done("x").await.unwrap();
     }
-    let ours = "fencepost:once:once/";
-    server.command(&["SET", &format!("{ours}b"), "scribble"]).unwrap();
-    server.command(&["HSET", &format!("{ours}d"), "state", "done", "token", "many"]).unwrap();
-    server.command(&["HSET", &format!("{ours}e"), "state", "odd", "token", "7"]).unwrap();
-    let entries = client.once_entries().await.unwrap();
-    assert_eq!(entries.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["a", "c"]);
+    let ours = |key: &str| format!("fencepost:record:{{once/{key}}}");
+    server.command(&["SET", &ours("b"), "scribble"]).unwrap();
+    server.command(&["HSET", &ours("d"), "layout", "2", "state", "done", "token", "many"]).unwrap();
+    server.command(&["HSET", &ours("e"), "layout", "2", "state", "odd", "token", "7"]).unwrap();
+    let records = client.once_records().await.unwrap();
+    assert_eq!(records.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["a", "c"]);
     for key in ["b", "d", "e"] {
         fails(
-            client.once(key).entry().await,
-            &ErrorKind::Refused,
+            client.once(key).record().await,
+            ErrorKind::Refused,
             &[&format!("once/{key}"), "damaged"],
         );
     }

@@ -1,6 +1,6 @@
-//! Waiting for a lock that another make of client has, and over connections that break.
+//! Waiting for a lock that a third-party client holds, and over lost connections.
 //!
-//! redis-py, npm `redlock`, redsync and others keep the same key, and publish nothing when they let it go.
+//! redis-py, npm `redlock`, redsync and others use the same key, and publish nothing when they release it.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use fencepost_testkit::{
     until_waiting, within,
 };
 
-/// The longest that a waiter goes without looking is 250 ms; the rest is for a busy machine.
-const LOOKS: Duration = ms(2000);
+/// A waiter polls at least every 250 ms; the rest is for a busy machine.
+const POLL_LIMIT: Duration = ms(2000);
 
-/// Takes and releases as a stock client does.
-struct Stock<'a>(&'a Redis);
+/// Acquires and releases like a third-party client.
+struct ThirdPartyClient<'a>(&'a Redis);
 
-impl Stock<'_> {
+impl ThirdPartyClient<'_> {
     fn take(&self, name: &str, value: &str, ttl: Duration) -> bool {
         let millis = ttl.as_millis().to_string();
         !self.0.command(&["SET", name, value, "NX", "PX", &millis]).unwrap().is_nil()
@@ -30,14 +30,14 @@ impl Stock<'_> {
 }
 
 #[tokio::test]
-async fn a_stock_clients_lock_is_waited_for_and_had_soon_after_it_is_gone() {
+async fn lock_of_a_third_party_client_is_waited_for() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
-    let stock = Stock(&server);
-    // Released, deleted by hand, run out: nobody says a word.
+    let third_party = ThirdPartyClient(&server);
+    // Released, deleted, expired: none of these notifies.
     for way in ["released", "deleted", "expired"] {
         let ttl = if way == "expired" { ms(300) } else { LONG };
-        assert!(stock.take("x", "theirs", ttl), "{way}");
+        assert!(third_party.take("x", "theirs", ttl), "{way}");
         let other = client.clone();
         let waiting = tokio::spawn(async move { other.lock("x").ttl(LONG).acquire().await });
         if way != "expired" {
@@ -45,41 +45,44 @@ async fn a_stock_clients_lock_is_waited_for_and_had_soon_after_it_is_gone() {
             assert!(!waiting.is_finished() && has(&server, "x"));
         }
         match way {
-            "released" => assert!(stock.release("x", "theirs")),
+            "released" => assert!(third_party.release("x", "theirs")),
             "deleted" => assert_eq!(server.command(&["DEL", "x"]).unwrap(), Reply::Int(1)),
             _ => pass(ttl).await,
         }
-        let guard = within(LOOKS, "we have it", waiting).await.unwrap().unwrap();
-        assert!(!stock.take("x", "theirs", LONG), "{way}: ours keeps them out");
-        assert!(!stock.release("x", "theirs"), "{way}: and they can not end it");
+        let guard = within(POLL_LIMIT, "we have it", waiting).await.unwrap().unwrap();
+        assert!(!third_party.take("x", "theirs", LONG), "{way}: ours keeps them out");
+        assert!(!third_party.release("x", "theirs"), "{way}: and they cannot end it");
         guard.release().await.unwrap();
-        assert!(stock.take("x", "theirs", LONG) && stock.release("x", "theirs"), "{way}");
+        assert!(
+            third_party.take("x", "theirs", LONG) && third_party.release("x", "theirs"),
+            "{way}"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_stock_client_is_shown_as_a_holder_without_a_token() {
+async fn third_party_holder_is_shown_without_a_token() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
-    // One of ours had it before: its token is not theirs.
+    // A client of ours had it before: its token must not be shown.
     client.lock("x").acquire().await.unwrap().release().await.unwrap();
-    assert!(Stock(&server).take("x", "0123456789abcdef0123456789abcdef", LONG));
+    assert!(ThirdPartyClient(&server).take("x", "0123456789abcdef0123456789abcdef", LONG));
     let shown = client.inspect("x").await.unwrap().holder.unwrap();
     assert_eq!((shown.token, shown.ttl), (None, None));
     assert!(shown.remaining.is_some_and(|left| left > LONG / 2 && left <= LONG));
-    let error = client.lock("x").acquire_within(ms(50)).await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Held(Some(_))), "{error}");
-    assert!(error.to_string().contains("another client (no token)"), "{error}");
-    // Nor is it ours to renew or release, but an operator may break it.
+    let error = client.lock("x").wait_timeout(ms(50)).acquire().await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Held && error.holder().is_some(), "{error}");
+    assert!(error.one_line().contains("another client (no token)"), "{error}");
+    // An operator may break it.
     let broken = client.break_lock("x").await.unwrap().unwrap();
     assert_eq!(broken.token, None);
     let next = client.lock("x").try_acquire().await.unwrap().expect("it is free");
     assert!(next.token() > broken.floor);
 }
 
-/// A user whose ACL has no channels hears no word, and can not give one: it looks every 250 ms instead.
+/// A user without channel rights can neither send nor receive notifications: it polls every 250 ms instead.
 #[tokio::test]
-async fn who_may_not_listen_still_waits_and_is_served() {
+async fn waiter_that_may_not_subscribe_is_granted() {
     let server = Redis::builder().start().unwrap();
     let rules = ["on", ">hunter2", "~*", "resetchannels", "+@all"];
     server.command(&[&["ACL", "SETUSER", "quiet"], &rules[..]].concat()).unwrap().text().unwrap();
@@ -89,41 +92,41 @@ async fn who_may_not_listen_still_waits_and_is_served() {
     let waiting = tokio::spawn(async move { theirs.lock("x").ttl(LONG).acquire().await });
     until_waiting(&ours, "x", 1).await;
     guard.release().await.unwrap();
-    let next = within(LOOKS, "its turn comes", waiting).await.unwrap().unwrap();
+    let next = within(POLL_LIMIT, "the waiter is granted", waiting).await.unwrap().unwrap();
     next.release().await.unwrap();
 }
 
-/// redis-py#962, python-redis-lock#73: `timeout=None` leaves a key without an end. It is somebody's lock all
-/// the same: who takes it away may run beside its holder.
+/// redis-py#962, python-redis-lock#73: `timeout=None` leaves a key without an expiry. It is still a held lock: a client
+/// that takes it could run beside its holder.
 #[tokio::test]
-async fn a_lock_without_an_end_is_waited_for_and_not_stolen() {
+async fn lock_without_expiry_is_waited_for_and_not_stolen() {
     let server = Redis::builder().start().unwrap();
     let client = connect(&server.url()).await;
     server.command(&["SET", "x", "theirs", "NX"]).unwrap().text().unwrap();
     assert!(client.lock("x").try_acquire().await.unwrap().is_none());
-    let error = client.lock("x").acquire_within(ms(600)).await.unwrap_err();
+    let error = client.lock("x").wait_timeout(ms(600)).acquire().await.unwrap_err();
     assert_eq!(error.holder().expect("it is held").remaining, None, "{error}");
-    assert!(error.to_string().contains("no end"), "{error}");
+    assert!(error.one_line().contains("does not expire"), "{error}");
     assert_eq!(server.command(&["GET", "x"]).unwrap().text().unwrap(), "theirs");
     assert_eq!(server.command(&["PTTL", "x"]).unwrap().int().unwrap(), -1);
     let other = client.clone();
     let waiting = tokio::spawn(async move { other.lock("x").acquire().await });
     until_waiting(&client, "x", 1).await;
     server.command(&["DEL", "x"]).unwrap();
-    let guard = within(LOOKS, "we have it", waiting).await.unwrap().unwrap();
+    let guard = within(POLL_LIMIT, "we have it", waiting).await.unwrap().unwrap();
     guard.release().await.unwrap();
 }
 
-/// kazoo#282, #760: an acquire hung for ever after a reconnect. The word of a release that comes while the
-/// connection is down is not heard: who waits must look again.
+/// kazoo#282, #760: an acquire hung forever after a reconnect. A release is not notified while the connection is
+/// down, so the waiter must poll again.
 #[tokio::test]
-async fn a_waiter_keeps_its_place_over_connections_that_break() {
+async fn waiter_keeps_its_position_over_lost_connections() {
     let server = Redis::builder().start().unwrap();
     let proxy = Proxy::to(server.address()).unwrap();
     let holder = connect(&server.url()).await;
     let behind = connect(&format!("redis://{}", proxy.address())).await;
     for released_while_down in [false, true] {
-        let guard = holder.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+        let guard = holder.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
         let waiter = behind.clone();
         let first = tokio::spawn(async move { waiter.lock("x").ttl(LONG).acquire().await });
         until_waiting(&holder, "x", 1).await;
@@ -146,18 +149,18 @@ async fn a_waiter_keeps_its_place_over_connections_that_break() {
             until_waiting(&holder, "x", 2).await;
         }
         guard.release().await.unwrap();
-        let guard = within(LOOKS, "its turn comes", first).await.unwrap().unwrap();
+        let guard = within(POLL_LIMIT, "the waiter is granted", first).await.unwrap().unwrap();
         assert!(guard.token() > token, "{:?} after the release", now().since(released));
-        assert!(!second.is_finished(), "who came first is first");
+        assert!(!second.is_finished(), "waiters are granted in order");
         guard.release().await.unwrap();
-        let guard = within(LOOKS, "and then the next", second).await.unwrap().unwrap();
+        let guard = within(POLL_LIMIT, "and then the next", second).await.unwrap().unwrap();
         guard.release().await.unwrap();
     }
 }
 
-/// Whoever gives up while it is not connected must not keep the others waiting behind it.
+/// A waiter that gives up while disconnected must not block the others.
 #[tokio::test]
-async fn a_waiter_that_is_cut_off_for_good_does_not_hold_up_the_queue() {
+async fn unreachable_waiter_does_not_block_the_queue() {
     let server = Redis::builder().start().unwrap();
     let proxy = Proxy::to(server.address()).unwrap();
     let (ours, theirs) = two(&server.url()).await;
@@ -170,8 +173,8 @@ async fn a_waiter_that_is_cut_off_for_good_does_not_hold_up_the_queue() {
     until_waiting(&ours, "x", 2).await;
     proxy.set_mode(fencepost_testkit::Mode::Silent);
     guard.release().await.unwrap();
-    // A place is kept for 1.5 s without a word: redisson#2883, where dead waiters stalled a fair queue.
-    let next = within(ms(1500) + LOOKS, "the next one is granted", second).await.unwrap();
+    // A position expires 1.5 s after the last poll. In redisson#2883 dead waiters stalled a fair queue.
+    let next = within(ms(1500) + POLL_LIMIT, "the next one is granted", second).await.unwrap();
     assert!(next.unwrap().check().is_ok());
     cut_off.abort();
 }

@@ -1,4 +1,4 @@
-//! A break on several nodes: each notifies the holder, whose renewal at a majority decides.
+//! A break on several nodes: each notifies the holder, and its renewal on a majority decides.
 
 use fencepost::guarantees::{Fault, Holds};
 use fencepost::{Fencepost, Guard, LossCause};
@@ -9,7 +9,7 @@ use crate::{Node, Nodes};
 const CHANNEL: &str = "fencepost:wake:broken:0:";
 
 impl Nodes {
-    /// On how many nodes somebody listens to breaks.
+    /// The number of nodes on which a client listens to breaks.
     fn listening(&self) -> usize {
         let listens = |node: &&Node| {
             let reply = node.server.command(&["PUBSUB", "NUMSUB", CHANNEL]).unwrap();
@@ -19,9 +19,9 @@ impl Nodes {
     }
 }
 
-/// A guard that every node knows, and whose client listens to all of them.
+/// A guard that is on every node, and whose client listens on all of them.
 async fn held(client: &Fencepost, nodes: &Nodes) -> Guard {
-    let guard = client.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let guard = client.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     until("its client listens", async || nodes.listening() == nodes.0.len()).await;
     until("every node has it", async || nodes.with("x") == nodes.0.len()).await;
     guard
@@ -47,7 +47,7 @@ async fn broken_holder_is_notified_by_a_majority_and_confirms() {
     }
 }
 
-/// One node says that the grant was broken, and is wrong: the majority decides.
+/// One node reports a break wrongly: the majority decides.
 #[tokio::test]
 async fn notification_of_one_node_only_renews() {
     let nodes = Nodes::start(3);
@@ -61,25 +61,25 @@ async fn notification_of_one_node_only_renews() {
     guard.check().unwrap();
 }
 
-/// A node forgets a mark when its clock has passed it by the retention. If that clock is then set back, the time does not
-/// help either, and the table says so.
+/// A node forgets its last token when its clock has passed it by the retention. If that clock is then set back, the
+/// time does not help either; the table declares it.
 #[tokio::test]
-async fn clocks_that_were_ahead_past_the_retention_take_tokens_back_as_declared() {
+async fn clocks_ahead_past_the_retention_lower_tokens_as_declared() {
     const HOUR: i64 = 3600;
     let nodes = Nodes((0..3).map(|_| Node::start(&Redis::builder().faketime())).collect());
     let client = connect(&nodes.url("restarted=vote&retention=1s")).await;
     let set =
         |seconds| nodes.0.iter().for_each(|node| node.server.set_clock_offset(seconds).unwrap());
     set(2 * HOUR);
-    let guard = client.lock("x").acquire_within(SOON).await.unwrap();
+    let guard = client.lock("x").wait_timeout(SOON).acquire().await.unwrap();
     let ahead = guard.token();
     guard.release().await.unwrap();
-    until("the marks are over", async || {
-        nodes.0.iter().all(|node| !has(&node.server, "fencepost:record:x"))
+    until("the last tokens are over", async || {
+        nodes.0.iter().all(|node| !has(&node.server, "fencepost:lock:{x}"))
     })
     .await;
     set(0);
-    let fallen = client.lock("x").acquire_within(SOON).await.unwrap().token();
+    let fallen = client.lock("x").wait_timeout(SOON).acquire().await.unwrap().token();
     assert!(fallen < ahead, "{fallen} after {ahead}: then the table is too modest");
     let rows = client.guarantees();
     for fault in [Fault::ClockJump, Fault::Failover] {

@@ -1,4 +1,4 @@
-//! What only several servers can do to us: die, hang and forget one by one, and disagree. Against real ones.
+//! Faults of several servers: they die, hang and lose data one by one, and disagree. Against real ones.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -6,20 +6,21 @@ mod breaks;
 mod contention;
 mod elections;
 mod errors;
-mod mended;
+mod layout;
 mod outages;
-mod reordered;
+mod regressions;
+mod reordered_requests;
 mod restarts;
-mod strangers;
+mod third_party_clients;
 mod undo;
 
 use fencepost_testkit::{Proxy, Redis, RedisBuilder, has};
 
-/// One server, with nothing on disk, behind a line that can be cut.
+/// One server without persistence, behind a fault proxy.
 struct Node {
     server: Redis,
     proxy: Proxy,
-    /// As errors name it.
+    /// Its address in errors.
     shown: String,
 }
 
@@ -38,7 +39,7 @@ impl Nodes {
         Self((0..count).map(|_| Node::start(&Redis::builder())).collect())
     }
 
-    /// All of them, each through its line. They are fresh, so they vote only with `restarted=vote`.
+    /// All nodes, each through its proxy. They are new, so they vote only with `restarted=vote`.
     fn url(&self, options: &str) -> String {
         format!("redlock://{}?{options}", self.hosts())
     }
@@ -47,7 +48,7 @@ impl Nodes {
         self.0.iter().map(|node| node.shown.as_str()).collect::<Vec<_>>().join(",")
     }
 
-    /// On how many nodes the key is.
+    /// The number of nodes that have the key.
     fn with(&self, key: &str) -> usize {
         self.0.iter().filter(|node| has(&node.server, key)).count()
     }

@@ -1,4 +1,4 @@
-//! Some nodes are gone. Up to (N - 1) / 2 of them nobody should notice; one more is an outage, told as such.
+//! Some nodes fail. Up to (N - 1) / 2 failures go unnoticed; one more is reported as an outage.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use fencepost_testkit::{
 
 use crate::{Node, Nodes};
 
-/// Far less than a node that hangs would take, and enough for a busy machine.
-const BOUND: Duration = Duration::from_secs(3);
+/// Far less than the timeout of a hanging node, and enough for a busy machine.
+const MAX_CALL_TIME: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// Its process is gone.
     Dead,
-    /// It takes connections and requests, and does nothing.
+    /// It accepts connections and requests, and does nothing.
     Stopped,
-    /// Its network swallows everything.
+    /// Its network drops everything.
     Silent,
-    /// It answers, late.
+    /// It replies late.
     Slow(Duration),
-    /// It was restarted, and has forgotten everything.
+    /// It was restarted without its data.
     Emptied,
 }
 
 impl Node {
-    fn strike(&self, fault: Fault) {
+    fn inject(&self, fault: Fault) {
         match fault {
             Fault::Dead => self.server.kill().unwrap(),
             Fault::Stopped => self.server.stop().unwrap(),
@@ -47,27 +47,27 @@ impl Node {
     }
 }
 
-async fn is_borne_by_a_majority(fault: Fault) {
+async fn minority_fault_is_tolerated(fault: Fault) {
     let nodes = Nodes::start(5);
     let (ours, theirs) = two(&nodes.url("restarted=vote")).await;
-    let guard = ours.lock("held").ttl(ms(2000)).acquire_within(SOON).await.unwrap();
+    let guard = ours.lock("held").ttl(ms(2000)).wait_timeout(SOON).acquire().await.unwrap();
     let mut highest = guard.token();
-    nodes.0.iter().take(2).for_each(|node| node.strike(fault));
-    // At first they are not known to be gone; then they are.
+    nodes.0.iter().take(2).for_each(|node| node.inject(fault));
+    // First before the client has noticed the failure, then after.
     for _ in 0..2 {
         let asked = now();
-        let other = theirs.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+        let other = theirs.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
         assert!(ours.lock("x").try_acquire().await.unwrap().is_none(), "{fault:?}");
         other.release().await.unwrap();
         let took = now().since(asked);
-        assert!(took < BOUND, "{fault:?}: it took {took:?}");
+        assert!(took < MAX_CALL_TIME, "{fault:?}: it took {took:?}");
         assert!(other_is_higher(&mut highest, &theirs).await, "{fault:?}");
         let before = guard.deadline();
         until("the guard is renewed", async || guard.deadline() > before).await;
     }
     assert!(theirs.lock("held").try_acquire().await.unwrap().is_none(), "{fault:?}");
     assert!(guard.check().is_ok(), "{fault:?}");
-    within(BOUND, "it is released", guard.release()).await.unwrap();
+    within(MAX_CALL_TIME, "it is released", guard.release()).await.unwrap();
     nodes.0.iter().take(2).for_each(|node| node.heal(fault));
     for name in ["x", "held"] {
         nothing_is_left(&theirs, name).await;
@@ -75,9 +75,9 @@ async fn is_borne_by_a_majority(fault: Fault) {
     }
 }
 
-/// Tokens of one name rise, whichever nodes make up the majority.
+/// Tokens of one name rise, whichever nodes form the majority.
 async fn other_is_higher(highest: &mut fencepost::Token, client: &fencepost::Fencepost) -> bool {
-    let guard = client.lock("rising").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let guard = client.lock("rising").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     let higher = guard.token() > *highest;
     *highest = guard.token();
     guard.release().await.unwrap();
@@ -86,46 +86,46 @@ async fn other_is_higher(highest: &mut fencepost::Token, client: &fencepost::Fen
 
 #[tokio::test]
 async fn two_of_five_may_be_dead() {
-    is_borne_by_a_majority(Fault::Dead).await;
+    minority_fault_is_tolerated(Fault::Dead).await;
 }
 
 #[tokio::test]
-async fn two_of_five_may_stand_still() {
-    is_borne_by_a_majority(Fault::Stopped).await;
+async fn two_of_five_may_be_frozen() {
+    minority_fault_is_tolerated(Fault::Stopped).await;
 }
 
 #[tokio::test]
-async fn two_of_five_may_be_cut_off() {
-    is_borne_by_a_majority(Fault::Silent).await;
+async fn two_of_five_may_be_partitioned() {
+    minority_fault_is_tolerated(Fault::Silent).await;
 }
 
 #[tokio::test]
 async fn two_of_five_may_be_slow() {
-    is_borne_by_a_majority(Fault::Slow(ms(100))).await;
+    minority_fault_is_tolerated(Fault::Slow(ms(100))).await;
 }
 
 #[tokio::test]
-async fn two_of_five_may_be_slower_than_anybody_would_wait() {
-    is_borne_by_a_majority(Fault::Slow(LONG)).await;
+async fn two_of_five_may_be_slower_than_the_timeout() {
+    minority_fault_is_tolerated(Fault::Slow(LONG)).await;
 }
 
 #[tokio::test]
-async fn two_of_five_may_have_forgotten_everything() {
-    is_borne_by_a_majority(Fault::Emptied).await;
+async fn two_of_five_may_have_lost_their_data() {
+    minority_fault_is_tolerated(Fault::Emptied).await;
 }
 
-/// node-redlock#284, #288: contention and outage looked alike. And nobody may wait longer than it said.
-async fn is_an_outage_if_it_hits_three(fault: Fault, state: &str) {
+/// node-redlock#284, #288: contention and outage looked alike. And no call may exceed its limit.
+async fn majority_fault_is_an_outage(fault: Fault, state: &str) {
     let nodes = Nodes::start(5);
     let (ours, theirs) = two(&nodes.url("restarted=vote")).await;
     nothing_is_left(&ours, "x").await;
-    nodes.0.iter().take(3).for_each(|node| node.strike(fault));
+    nodes.0.iter().take(3).for_each(|node| node.inject(fault));
     let (asked, limit) = (now(), ms(500));
-    let outcome = ours.lock("x").ttl(LONG).acquire_within(limit).await;
+    let outcome = ours.lock("x").ttl(LONG).wait_timeout(limit).acquire().await;
     let took = now().since(asked);
-    assert!(took < limit + BOUND, "{fault:?}: it took {took:?} to give up");
-    fails(outcome, &ErrorKind::Unreachable, &["\"x\""]);
-    // What was voted for on the other two is taken back without waiting for the three.
+    assert!(took < limit + MAX_CALL_TIME, "{fault:?}: it took {took:?} to give up");
+    fails(outcome, ErrorKind::Unreachable, &["\"x\""]);
+    // The votes on the other two are undone without waiting for the three.
     until("no vote is left", async || {
         nodes.0.iter().skip(3).all(|node| !fencepost_testkit::has(&node.server, "x"))
     })
@@ -133,74 +133,74 @@ async fn is_an_outage_if_it_hits_three(fault: Fault, state: &str) {
     let asked = now();
     let tried = ours.lock("x").ttl(LONG).try_acquire().await;
     let took = now().since(asked);
-    assert!(took < BOUND, "{fault:?}: it took {took:?} to give up");
-    fails(tried, &ErrorKind::Unreachable, &[&names(&nodes)[..], &[state]].concat());
+    assert!(took < MAX_CALL_TIME, "{fault:?}: it took {took:?} to give up");
+    fails(tried, ErrorKind::Unreachable, &[&names(&nodes)[..], &[state]].concat());
 
     nodes.0.iter().take(3).for_each(|node| node.heal(fault));
     nothing_is_left(&theirs, "x").await;
-    within(SOON, "the client settles everything", ours.close()).await;
+    within(SOON, "the client closes", ours.close()).await;
     until("no node has a key of it", async || nodes.with("x") == 0).await;
 }
 
-/// What an error says that names every node.
+/// The words of an error that names every node.
 fn names(nodes: &Nodes) -> Vec<&str> {
     let named = nodes.0.iter().map(|node| node.shown.as_str());
-    named.chain(["\"x\" can not be locked", "of 5 nodes answered", "3 are needed"]).collect()
+    named.chain(["\"x\" cannot be locked", "of 5 nodes answered", "3 are needed"]).collect()
 }
 
 #[tokio::test]
 async fn three_of_five_dead_are_an_outage() {
-    is_an_outage_if_it_hits_three(Fault::Dead, "Connection re").await;
+    majority_fault_is_an_outage(Fault::Dead, "Connection re").await;
 }
 
 #[tokio::test]
-async fn three_of_five_that_stand_still_are_an_outage() {
-    is_an_outage_if_it_hits_three(Fault::Stopped, "no answer within 500ms").await;
+async fn three_of_five_frozen_are_an_outage() {
+    majority_fault_is_an_outage(Fault::Stopped, "no answer within 500ms").await;
 }
 
 #[tokio::test]
-async fn three_of_five_that_are_cut_off_are_an_outage() {
-    is_an_outage_if_it_hits_three(Fault::Silent, "no answer within 500ms").await;
+async fn three_of_five_partitioned_are_an_outage() {
+    majority_fault_is_an_outage(Fault::Silent, "no answer within 500ms").await;
 }
 
-/// Whoever waited to no avail is told as much as who only tried.
+/// A failed wait reports as much as a failed try.
 #[tokio::test]
-async fn who_waited_for_nodes_that_hang_is_told_which() {
+async fn wait_for_hanging_nodes_names_them() {
     let nodes = Nodes::start(5);
     let client = connect(&nodes.url("restarted=vote")).await;
-    nodes.0.iter().take(3).for_each(|node| node.strike(Fault::Silent));
-    let outcome = client.lock("x").ttl(LONG).acquire_within(ms(1200)).await;
-    fails(outcome, &ErrorKind::Unreachable, &names(&nodes));
+    nodes.0.iter().take(3).for_each(|node| node.inject(Fault::Silent));
+    let outcome = client.lock("x").ttl(LONG).wait_timeout(ms(1200)).acquire().await;
+    fails(outcome, ErrorKind::Unreachable, &names(&nodes));
 }
 
-/// An operator looks, and breaks, when something is wrong: two of three answer at once.
+/// An operator inspects and breaks when something is wrong: two of three nodes reply at once.
 #[tokio::test]
-async fn looking_and_breaking_do_not_wait_for_a_node_that_hangs() {
+async fn inspect_and_break_do_not_wait_for_a_hanging_node() {
     let nodes = Nodes::start(3);
     let (ours, theirs) = two(&nodes.url("restarted=vote")).await;
-    let guard = ours.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
-    nodes.0[0].strike(Fault::Stopped);
+    let guard = ours.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
+    nodes.0[0].inject(Fault::Stopped);
     let asked = now();
     let shown = theirs.inspect("x").await.unwrap().holder.unwrap();
     assert_eq!(shown.token, Some(guard.token()));
     assert_eq!(theirs.list().await.unwrap().len(), 1);
     assert!(theirs.break_lock("x").await.unwrap().is_some());
     let took = now().since(asked);
-    assert!(took < BOUND, "it took {took:?}");
+    assert!(took < MAX_CALL_TIME, "it took {took:?}");
 }
 
-/// P4 and P5 for a holder: a majority that can not be reached is told in time, and one that comes back in
-/// time loses nothing.
+/// P4 and P5 for a holder: if a majority stays unreachable, the guard is lost in time; if it returns in time, nothing
+/// is lost.
 #[tokio::test]
-async fn a_holder_bears_a_short_outage_of_the_majority_and_is_told_of_a_long_one() {
+async fn guard_survives_a_short_outage_of_the_majority_and_is_lost_in_a_long_one() {
     let nodes = Nodes::start(3);
     let client = connect(&nodes.url("restarted=vote")).await;
-    let guard = client.lock("x").ttl(ms(2000)).acquire_within(SOON).await.unwrap();
+    let guard = client.lock("x").ttl(ms(2000)).wait_timeout(SOON).acquire().await.unwrap();
     let silence = |mode| nodes.0.iter().take(2).for_each(|node| node.proxy.set_mode(mode));
     let failing = async |guard: &fencepost::Guard| {
         let mut changes = guard.changes();
         within(SOON, "renewals fail", async {
-            while changes.next().await.0 != fencepost::GuardState::RenewalFailing {}
+            while changes.next().await.0 != fencepost::GuardStatus::RenewalFailing {}
         })
         .await;
     };
@@ -211,25 +211,25 @@ async fn a_holder_bears_a_short_outage_of_the_majority_and_is_told_of_a_long_one
     let before = guard.deadline();
     until("it is renewed again", async || guard.deadline() > before).await;
     silence(Mode::Silent);
-    let cause = within(SOON, "it is told", guard.lost()).await;
+    let cause = within(SOON, "the guard is lost", guard.lost()).await;
     assert_eq!(cause, fencepost::LossCause::StoreUnreachable);
     silence(Mode::Pass);
     drop(guard);
     nothing_is_left(&client, "x").await;
 }
 
-/// A client finds its servers one by one: those that are missing when it comes are used when they are back.
+/// A client connects to its servers one by one: missing ones are used when they are back.
 #[tokio::test]
-async fn a_client_connects_to_a_majority_and_not_to_less() {
+async fn client_connects_to_a_majority_and_not_to_less() {
     let nodes = Nodes::start(3);
     let url = nodes.url("restarted=vote");
-    nodes.0[0].strike(Fault::Dead);
+    nodes.0[0].inject(Fault::Dead);
     let client = connect(&url).await;
     nothing_is_left(&client, "x").await;
-    nodes.0[1].strike(Fault::Dead);
+    nodes.0[1].inject(Fault::Dead);
     let words = [&*nodes.0[0].shown, &nodes.0[1].shown, "1 of 3 nodes answered", "2 are needed"];
-    fails(fencepost_testkit::try_connect(&url).await, &ErrorKind::Unreachable, &words);
-    // The one that was missing at first carries it now.
+    fails(fencepost_testkit::try_connect(&url).await, ErrorKind::Unreachable, &words);
+    // The node that was missing at first is needed now.
     nodes.0[0].heal(Fault::Dead);
     until("it is found", async || client.inspect("x").await.is_ok()).await;
     nothing_is_left(&client, "x").await;

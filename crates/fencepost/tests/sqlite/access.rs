@@ -1,4 +1,4 @@
-//! Who can write a store can grant what they like: it is its user's alone, or a group's.
+//! A user who can write a store can forge any grant: so a store belongs to one user, or to a group.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use fencepost::{ErrorKind, Fencepost};
 use tempfile::TempDir;
 
-use super::other::{Other, User, ask, url};
-use super::{connect, edit, place, refuses, used};
+use super::other_process::{OtherProcess, User, ask, url};
+use super::{connect, edit, refuses, store_file, used};
 
 const ALICE: User = (65533, 65533);
 const MALLORY: User = (65534, 65534);
@@ -67,117 +67,125 @@ fn store_of(user: User) -> (TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn a_file_that_any_user_can_write_is_refused() {
+async fn world_writable_file_is_refused() {
     for end in ["", "-wal", "-shm"] {
-        let place = place();
-        used(&place.path, false).await;
-        let path = beside(&place.path, end);
+        let store_file = store_file();
+        used(&store_file.path, false).await;
+        let path = beside(&store_file.path, end);
         chmod(&path, 0o666);
         let shown = path.display().to_string();
         let remedy = format!("chmod o-w {shown}");
-        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, &remedy]);
+        refuses(connect(&store_file.path).await, ErrorKind::Refused, &[&shown, &remedy]);
         chmod(&path, 0o600);
-        connect(&place.path).await.unwrap();
+        connect(&store_file.path).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_file_that_its_group_can_write_is_refused_with_the_option() {
+async fn group_writable_file_is_refused_and_the_option_is_named() {
     for end in ["", "-wal", "-shm"] {
-        let place = place();
-        used(&place.path, false).await;
-        let path = beside(&place.path, end);
+        let store_file = store_file();
+        used(&store_file.path, false).await;
+        let path = beside(&store_file.path, end);
         chmod(&path, 0o660);
-        let option = format!("sqlite:{}?shared=group", place.path.display());
+        let option = format!("sqlite:{}?shared=group", store_file.path.display());
         let shown = path.display().to_string();
-        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, &option, "chmod g-w"]);
+        refuses(
+            connect(&store_file.path).await,
+            ErrorKind::Refused,
+            &[&shown, &option, "chmod g-w"],
+        );
     }
 }
 
 #[tokio::test]
-async fn a_directory_in_which_others_can_replace_the_file_is_refused() {
-    let place = place();
-    used(&place.path, false).await;
-    let parent = place.path.parent().unwrap();
+async fn directory_in_which_others_can_replace_the_file_is_refused() {
+    let store_file = store_file();
+    used(&store_file.path, false).await;
+    let parent = store_file.path.parent().unwrap();
     let shown = parent.display().to_string();
     chmod(parent, 0o777);
     refuses(
-        connect(&place.path).await,
-        &ErrorKind::Refused,
+        connect(&store_file.path).await,
+        ErrorKind::Refused,
         &[&shown, "chmod go-w", "sqlite:PATH"],
     );
-    // So can they further up.
+    // Nor can they in a parent directory.
     chmod(parent, 0o700);
     let above = parent.parent().unwrap();
     chmod(above, 0o757);
     let shown = above.display().to_string();
-    refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "chmod go-w"]);
-    // In a sticky one they cannot.
+    refuses(connect(&store_file.path).await, ErrorKind::Refused, &[&shown, "chmod go-w"]);
+    // In a sticky directory they cannot.
     chmod(above, 0o1777);
     chmod(parent, 0o1777);
-    let token = used(&place.path, false).await;
+    let token = used(&store_file.path, false).await;
     assert_eq!(token, 2, "it is the same store");
-    let journal = beside(&place.path, "-journal");
+    let journal = beside(&store_file.path, "-journal");
     assert_eq!(mode(&journal), 0o600, "nobody else can add what SQLite would play back");
 }
 
 #[tokio::test]
-async fn a_link_in_a_directory_that_others_can_write_is_refused() {
-    let place = place();
-    used(&place.path, false).await;
+async fn link_in_a_directory_that_others_can_write_is_refused() {
+    let store_file = store_file();
+    used(&store_file.path, false).await;
     let (_directory, shared) = shared(0o1777);
     let file = shared.join("link.db");
-    symlink(&place.path, &file).unwrap();
+    symlink(&store_file.path, &file).unwrap();
     let shown = file.display().to_string();
-    refuses(connect(&file).await, &ErrorKind::Refused, &[&shown, "symbolic link"]);
+    refuses(connect(&file).await, ErrorKind::Refused, &[&shown, "symbolic link"]);
     let directory = shared.join("state");
-    symlink(place.path.parent().unwrap(), &directory).unwrap();
+    symlink(store_file.path.parent().unwrap(), &directory).unwrap();
     let shown = directory.display().to_string();
     refuses(
         connect(&directory.join("locks.db")).await,
-        &ErrorKind::Refused,
+        ErrorKind::Refused,
         &[&shown, "symbolic link"],
     );
-    // Through a directory of our own it is one store.
-    let ours = place.path.parent().unwrap().join("again");
+    // A link in a directory of our own leads to the same store.
+    let ours = store_file.path.parent().unwrap().join("again");
     symlink(".", &ours).unwrap();
     assert_eq!(used(&ours.join("again/locks.db"), false).await, 2);
 }
 
 #[tokio::test]
-async fn a_file_with_a_second_name_is_refused() {
+async fn file_with_a_second_hard_link_is_refused() {
     for end in ["", "-wal"] {
-        let place = place();
-        used(&place.path, false).await;
-        let path = beside(&place.path, end);
-        std::fs::hard_link(&path, place.path.with_file_name("second")).unwrap();
+        let store_file = store_file();
+        used(&store_file.path, false).await;
+        let path = beside(&store_file.path, end);
+        std::fs::hard_link(&path, store_file.path.with_file_name("second")).unwrap();
         let shown = path.display().to_string();
-        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "hard links"]);
+        refuses(connect(&store_file.path).await, ErrorKind::Refused, &[&shown, "hard links"]);
     }
 }
 
 #[tokio::test]
-async fn what_sqlite_keeps_beside_the_file_is_no_link() {
+async fn links_in_place_of_sqlite_files_are_refused() {
     for end in ["-wal", "-shm", "-journal"] {
-        let place = place();
-        used(&place.path, false).await;
-        let path = beside(&place.path, end);
+        let store_file = store_file();
+        used(&store_file.path, false).await;
+        let path = beside(&store_file.path, end);
         let _ = std::fs::remove_file(&path);
         symlink("elsewhere", &path).unwrap();
         let shown = path.display().to_string();
-        refuses(connect(&place.path).await, &ErrorKind::Refused, &[&shown, "not a regular file"]);
+        refuses(
+            connect(&store_file.path).await,
+            ErrorKind::Refused,
+            &[&shown, "not a regular file"],
+        );
     }
 }
 
-/// Also where SQLite makes them, and the holder's socket.
+/// Including those that SQLite creates, and the holder's socket.
 #[test]
-fn new_files_are_the_users_alone_whatever_the_umask() {
+fn new_files_are_private_whatever_the_umask() {
     for (umask, open) in [("000", 0o700), ("077", 0o700), ("000", 0o1777)] {
         let (_directory, shared) = shared(open);
         let path = shared.join("locks.db");
-        let mut holder = Other::start(None, umask, "hold", &url(&path));
+        let mut holder = OtherProcess::start(None, umask, "hold", &url(&path));
         assert_eq!(holder.says(), "granted 1");
-        let mut waiter = Other::start(None, umask, "hold", &url(&path));
+        let mut waiter = OtherProcess::start(None, umask, "hold", &url(&path));
         let sockets = |path: &PathBuf| path.to_string_lossy().contains("/w-");
         super::until(|| everything(&shared).iter().any(sockets));
         for path in everything(&shared) {
@@ -186,17 +194,18 @@ fn new_files_are_the_users_alone_whatever_the_umask() {
                 _ if path.is_dir() => 0o700,
                 _ => 0o600,
             };
-            // A socket has its mode a moment after its name; before that its directory keeps others out.
+            // A socket gets its mode slightly after its name; until then its directory protects it.
             super::until(|| mode(&path) == wanted);
         }
-        holder.tell("release");
+        holder.send("release");
         assert_eq!(waiter.says(), "granted 2", "umask {umask}, {open:o}");
     }
 }
 
-/// Shown on the code before: Mallory makes the file, lets all write it, and sets its counter back under Alice's grant.
+/// The attack that worked before: Mallory creates the file, makes it writable for all, and sets its counter back
+/// under Alice's grant.
 #[test]
-fn a_file_that_another_user_planted_is_refused() {
+fn file_planted_by_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -207,7 +216,7 @@ fn a_file_that_another_user_planted_is_refused() {
     for file in &planted {
         chmod(file, 0o666);
     }
-    // Its directory would give it away.
+    // The presence directory would reveal the owner.
     std::fs::remove_dir_all(beside(&path, ".d")).unwrap();
     let refused = ask(Some(ALICE), "try", &url(&path));
     assert!(refused.starts_with("error") && refused.contains("any user can write"), "{refused}");
@@ -216,14 +225,14 @@ fn a_file_that_another_user_planted_is_refused() {
     }
     let refused = ask(Some(ALICE), "try", &url(&path));
     assert!(refused.contains("belongs to") && refused.contains("?shared=group"), "{refused}");
-    // Not root either: whoever owns the file writes it.
+    // Root refuses too: the owner of the file can write it.
     let refused = ask(None, "try", &url(&path));
     assert!(refused.contains("belongs to") && refused.contains("not lock"), "{refused}");
 }
 
-/// Mallory cannot replace Alice's file in a sticky directory, but can lay things beside it.
+/// Mallory cannot replace Alice's file in a sticky directory, but can create files beside it.
 #[test]
-fn what_another_user_planted_beside_the_file_is_refused() {
+fn planted_sqlite_files_are_refused() {
     if !is_root() {
         return;
     }
@@ -245,7 +254,7 @@ fn what_another_user_planted_beside_the_file_is_refused() {
 }
 
 #[test]
-fn a_directory_of_another_user_is_refused() {
+fn directory_of_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -257,7 +266,7 @@ fn a_directory_of_another_user_is_refused() {
     assert_eq!(everything(&shared).len(), 1, "nothing was made");
 }
 
-/// A directory for a group, as the docs say.
+/// A group directory, as the docs describe it.
 fn group_directory() -> (TempDir, PathBuf) {
     let (directory, shared) = shared(0o2770);
     chown(&shared, None, Some(TEAM)).unwrap();
@@ -265,7 +274,7 @@ fn group_directory() -> (TempDir, PathBuf) {
     (directory, shared)
 }
 
-/// What has to be true of every file of a group's store.
+/// What must hold for every file of a group store.
 fn assert_shared(directory: &Path) {
     for path in everything(directory) {
         let found = std::fs::symlink_metadata(&path).unwrap();
@@ -283,11 +292,11 @@ fn users_of_a_group_share_a_store() {
     let (_directory, shared) = group_directory();
     let path = shared.join("locks.db");
     let option = format!("{}?shared=group", url(&path));
-    let mut bob = Other::start(Some(BOB), "077", "hold", &option);
+    let mut bob = OtherProcess::start(Some(BOB), "077", "hold", &option);
     assert_eq!(bob.says(), "granted 1");
     assert_eq!(ask(Some(CAROL), "try", &option), "held");
     // A release wakes a waiter of another user.
-    let mut carol = Other::start(Some(CAROL), "077", "hold", &option);
+    let mut carol = OtherProcess::start(Some(CAROL), "077", "hold", &option);
     super::until(|| {
         everything(&shared).iter().any(|path| {
             path.to_string_lossy().contains("/w-")
@@ -295,19 +304,19 @@ fn users_of_a_group_share_a_store() {
         })
     });
     assert_shared(&shared);
-    bob.tell("release");
+    bob.send("release");
     assert_eq!((bob.says().as_str(), carol.says().as_str()), ("released", "granted 2"));
     // A break reaches a holder of another user, who confirms it.
     super::until(|| everything(&shared).iter().any(|path| path.to_string_lossy().contains("/w-")));
     assert_eq!(ask(Some(BOB), "break", &option), "confirmed true");
     assert!(carol.says().starts_with("lost broken"));
-    // Its death is seen by another user: the lease runs on for minutes.
-    let mut carol = Other::start(Some(CAROL), "022", "hold", &option);
+    // Another user notices its death, though the lease continues for minutes.
+    let mut carol = OtherProcess::start(Some(CAROL), "022", "hold", &option);
     assert_eq!(carol.says(), "granted 4");
     carol.kill();
     assert_eq!(ask(Some(BOB), "try", &option), "granted 5");
     assert_shared(&shared);
-    // Root may, and leaves nothing that the others cannot use.
+    // Root may use it, and leaves no file that the others cannot use.
     assert_eq!(ask(None, "try", &option), "granted 6");
     assert_shared(&shared);
     assert_eq!(ask(Some(BOB), "try", &option), "granted 7");
@@ -325,7 +334,7 @@ fn only_the_group_shares_a_store() {
     assert_eq!(ask(Some(BOB), "try", &option), "granted 1");
     let refused = ask(Some(MALLORY), "try", &option);
     assert!(refused.starts_with("error"), "{refused}");
-    // Whoever forgets the option is not given a store of their own beside it.
+    // A user who forgets the option gets an error, not a second store.
     for user in [Some(CAROL), Some(BOB), None] {
         let refused = ask(user, "try", &url(&path));
         assert!(refused.starts_with("error") && refused.contains("?shared=group"), "{refused}");
@@ -335,9 +344,9 @@ fn only_the_group_shares_a_store() {
     assert!(refused.contains("any user") && refused.contains("chmod o-w"), "{refused}");
 }
 
-/// Where any user can add files, setgid gives those of a user outside the group the group's name.
+/// Where any user can add files, setgid gives the files of an outsider to the group.
 #[test]
-fn a_store_that_a_user_outside_the_group_could_have_planted_is_refused() {
+fn group_store_with_files_of_an_outsider_is_refused() {
     if !is_root() {
         return;
     }
@@ -355,9 +364,9 @@ fn a_store_that_a_user_outside_the_group_could_have_planted_is_refused() {
     assert!(refused.contains("any user") && refused.contains("chmod o-w"), "{refused}");
 }
 
-/// Likewise the directory itself: in one that any user can write, its owner may be anybody.
+/// The same for the directory itself: if any user can write its parent, anybody may own it.
 #[test]
-fn a_group_directory_that_anybody_could_have_planted_is_refused() {
+fn group_directory_planted_by_an_outsider_is_refused() {
     if !is_root() {
         return;
     }
@@ -368,17 +377,17 @@ fn a_group_directory_that_anybody_could_have_planted_is_refused() {
         chown(&inner, Some(MALLORY.0), Some(TEAM)).unwrap();
         chmod(&inner, 0o2770);
         let option = format!("{}?shared=group", url(&inner.join("locks.db")));
-        let said = ask(Some(BOB), "try", &option);
+        let line = ask(Some(BOB), "try", &option);
         if planted {
-            assert!(said.starts_with("error") && said.contains("belongs to"), "{said}");
+            assert!(line.starts_with("error") && line.contains("belongs to"), "{line}");
         } else {
-            assert_eq!(said, "granted 1", "root let its owner have it");
+            assert_eq!(line, "granted 1", "root let its owner have it");
         }
     }
 }
 
-/// Gives a user the right to write, by an access control list. Its mask shows as the rights of the group. False if the
-/// file system knows no lists.
+/// Gives a user write access by an access control list, whose mask shows as the group permissions. False if the file
+/// system has no such lists.
 fn let_write(path: &Path, user: u32) -> bool {
     const ANY: u32 = u32::MAX;
     let rights = (mode(path) & 0o700) as u16 >> 6;
@@ -400,23 +409,23 @@ fn let_write(path: &Path, user: u32) -> bool {
 }
 
 #[tokio::test]
-async fn a_directory_with_an_access_control_list_is_refused() {
-    let place = place();
-    used(&place.path, false).await;
-    let parent = place.path.parent().unwrap();
+async fn directory_with_an_access_control_list_is_refused() {
+    let store_file = store_file();
+    used(&store_file.path, false).await;
+    let parent = store_file.path.parent().unwrap();
     if !let_write(parent, MALLORY.0) {
         return;
     }
     assert_eq!(mode(parent), 0o770, "as if its group could write");
     let remedy = format!("setfacl -b {}", parent.display());
-    refuses(connect(&place.path).await, &ErrorKind::Refused, &["access control list", &remedy]);
-    // A list that lets nobody write does no harm.
+    refuses(connect(&store_file.path).await, ErrorKind::Refused, &["access control list", &remedy]);
+    // A list without write access is accepted.
     chmod(parent, 0o750);
-    connect(&place.path).await.unwrap();
+    connect(&store_file.path).await.unwrap();
 }
 
 #[test]
-fn a_groups_store_with_an_access_control_list_is_refused() {
+fn group_store_with_an_access_control_list_is_refused() {
     if !is_root() {
         return;
     }
@@ -438,35 +447,35 @@ fn a_groups_store_with_an_access_control_list_is_refused() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_not_a_groups_is_not_shared() {
-    let place = place();
-    used(&place.path, false).await;
-    let option = format!("{}?shared=group", url(&place.path));
-    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["mkdir", "chgrp", "2770"]);
-    chmod(place.path.parent().unwrap(), 0o2770);
-    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["not shared", "chmod 660"]);
-    let missing = place.path.with_file_name("missing").join("locks.db");
+async fn private_store_is_not_shared() {
+    let store_file = store_file();
+    used(&store_file.path, false).await;
+    let option = format!("{}?shared=group", url(&store_file.path));
+    refuses(Fencepost::connect(&option).await, ErrorKind::Refused, &["mkdir", "chgrp", "2770"]);
+    chmod(store_file.path.parent().unwrap(), 0o2770);
+    refuses(Fencepost::connect(&option).await, ErrorKind::Refused, &["not shared", "chmod 660"]);
+    let missing = store_file.path.with_file_name("missing").join("locks.db");
     let option = format!("{}?shared=group", url(&missing));
-    refuses(Fencepost::connect(&option).await, &ErrorKind::Refused, &["mkdir", "chmod 2770"]);
+    refuses(Fencepost::connect(&option).await, ErrorKind::Refused, &["mkdir", "chmod 2770"]);
     assert!(!missing.parent().unwrap().exists());
 }
 
-/// What is found in a user's store is read and changed as that user.
+/// Root reads and changes a user's store as that user.
 #[test]
-fn root_lists_and_breaks_in_a_users_store_and_leaves_it_to_the_user() {
+fn root_lists_and_breaks_in_a_users_store_and_keeps_its_owner() {
     if !is_root() {
         return;
     }
     let (_directory, path) = store_of(ALICE);
-    // Root is the first to open it.
+    // Root opens it first.
     edit(&path, "PRAGMA wal_checkpoint(TRUNCATE)");
     for end in ["-wal", "-shm"] {
         let _ = std::fs::remove_file(beside(&path, end));
     }
     std::fs::remove_dir_all(beside(&path, ".d")).unwrap();
     assert_eq!(ask(None, "ls", &url(&path)), "list");
-    assert!(!beside(&path, ".d").exists(), "who only looks makes nothing");
-    let mut alice = Other::start(Some(ALICE), "022", "hold", &url(&path));
+    assert!(!beside(&path, ".d").exists(), "a read creates nothing");
+    let mut alice = OtherProcess::start(Some(ALICE), "022", "hold", &url(&path));
     assert_eq!(alice.says(), "granted 2");
     assert_eq!(ask(None, "ls", &url(&path)), "list x");
     super::until(|| {
@@ -483,24 +492,24 @@ fn root_lists_and_breaks_in_a_users_store_and_leaves_it_to_the_user() {
     assert_eq!(ask(Some(ALICE), "try", &url(&path)), "granted 4");
 }
 
-/// A row may name any file: root must not remove it, nor take it for a holder's.
+/// A row may name any file: root must not remove it, nor take it for a presence file.
 #[test]
-fn a_presence_that_a_user_made_up_is_not_touched() {
+fn forged_presence_file_is_not_touched() {
     if !is_root() {
         return;
     }
     let (directory, path) = store_of(ALICE);
     let precious = directory.path().join("precious");
     std::fs::write(&precious, "").unwrap();
-    let mut alice = Other::start(Some(ALICE), "022", "hold", &url(&path));
+    let mut alice = OtherProcess::start(Some(ALICE), "022", "hold", &url(&path));
     assert_eq!(alice.says(), "granted 2");
-    edit(&path, "UPDATE locks SET presence = '../../precious'");
+    edit(&path, "UPDATE fencepost_locks SET presence = '../../precious'");
     assert_eq!(ask(None, "ls", &url(&path)), "list x", "it is no presence file: alive");
     assert!(precious.exists());
 }
 
 #[test]
-fn who_may_not_read_a_store_leaves_nothing_there() {
+fn user_who_may_not_read_a_store_leaves_nothing_there() {
     if !is_root() {
         return;
     }

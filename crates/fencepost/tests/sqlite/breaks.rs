@@ -5,10 +5,10 @@ use std::time::Duration;
 use fencepost::clock::{BootClock, Clock as _};
 use fencepost::{LossCause, Moment};
 
-use super::other::{LONG, Other, ask, url};
-use super::{connect, place, until, within};
+use super::other_process::{LONG, OtherProcess, ask, url};
+use super::{connect, store_file, until, within};
 
-/// How many rounds to measure; the figures are printed. Without it, enough to see that it works.
+/// How many rounds to measure; the figures are printed. By default only a few.
 const ROUNDS: &str = "FENCEPOST_BREAK_ROUNDS";
 
 fn has_socket(path: &std::path::Path) -> bool {
@@ -16,22 +16,22 @@ fn has_socket(path: &std::path::Path) -> bool {
     inside.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("w-"))
 }
 
-/// The lease of each holder runs for minutes, and its renewal is due in more than one: only a notification comes sooner.
+/// The lease of each holder lasts minutes, and its renewal is due in more than one: only a notification comes sooner.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_holder_in_another_process_learns_at_once() {
+async fn broken_holder_in_another_process_learns_at_once() {
     let rounds: usize = std::env::var(ROUNDS).map_or(3, |rounds| rounds.parse().unwrap());
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
     let mut spans = Vec::new();
     for _ in 0..rounds.min(1000) {
-        let mut holder = Other::start(None, "022", "hold", &url(&place.path));
+        let mut holder = OtherProcess::start(None, "022", "hold", &url(&store_file.path));
         assert!(holder.says().starts_with("granted"));
-        until(|| has_socket(&place.path));
+        until(|| has_socket(&store_file.path));
         let start = BootClock.now();
         let broken = fp.break_lock("x").await.unwrap().unwrap();
         assert!(broken.confirmed, "it was not confirmed");
-        let said = holder.says();
-        let lost: u64 = said.strip_prefix("lost broken ").expect(&said).parse().unwrap();
+        let line = holder.says();
+        let lost: u64 = line.strip_prefix("lost broken ").expect(&line).parse().unwrap();
         spans.push(Moment::from_nanos(lost).since(start));
     }
     spans.sort_unstable();
@@ -39,11 +39,12 @@ async fn a_broken_holder_in_another_process_learns_at_once() {
     eprintln!("break to loss, {} rounds: p50 {:?}, p99 {:?}", spans.len(), at(50), at(99));
 }
 
-/// The holder's client has no socket yet, or its client has released it all before.
+/// The holder's client has no socket yet, or has released all earlier grants.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_break_right_after_the_grant_is_not_missed() {
-    let place = place();
-    let (ours, theirs) = (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
+async fn break_right_after_the_grant_is_not_missed() {
+    let store_file = store_file();
+    let (ours, theirs) =
+        (connect(&store_file.path).await.unwrap(), connect(&store_file.path).await.unwrap());
     for round in 0..20 {
         if round % 2 == 0 {
             ours.lock("before").acquire().await.unwrap().release().await.unwrap();
@@ -57,57 +58,58 @@ async fn a_break_right_after_the_grant_is_not_missed() {
 
 /// A client that breaks its own grant needs no socket.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_breaks_its_own_grant() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
+async fn client_breaks_its_own_grant() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
     let guard = fp.lock("x").ttl(LONG).acquire().await.unwrap();
     assert!(fp.break_lock("x").await.unwrap().unwrap().confirmed);
     assert_eq!(within(guard.lost()).await, LossCause::Broken);
-    // The confirmation is not the end of the note: a release says the same however often it comes.
+    // The note outlives the confirmation: a retried release gets the same answer.
     let error = fp.release("x", guard.owner()).await.unwrap_err();
-    assert_eq!(*error.kind(), fencepost::ErrorKind::NotHeld(Some(LossCause::Broken)), "{error}");
+    let why = (error.kind(), error.loss_cause());
+    assert_eq!(why, (fencepost::ErrorKind::NotHeld, Some(LossCause::Broken)), "{error}");
 }
 
-/// A script has its grant in no process: there is nobody to wait for.
+/// No process keeps a lease-only grant, so there is nothing to wait for.
 #[tokio::test]
-async fn a_script_is_not_waited_for() {
-    let place = place();
-    super::used(&place.path, true).await;
-    let fp = connect(&place.path).await.unwrap();
+async fn break_of_a_lease_only_grant_does_not_wait() {
+    let store_file = store_file();
+    super::used(&store_file.path, true).await;
+    let fp = connect(&store_file.path).await.unwrap();
     let broken = fp.break_lock("x").await.unwrap().unwrap();
     assert!(!broken.confirmed);
-    assert_eq!(ask(None, "break", &url(&place.path)), "free");
+    assert_eq!(ask(None, "break", &url(&store_file.path)), "free");
 }
 
-/// A break that is told to the wrong, or made up, costs a renewal.
+/// A forged or misdirected notification only costs a renewal.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forged_notification_ends_nothing() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
+async fn forged_notification_ends_nothing() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
     let guard = fp.lock("x").ttl(LONG).acquire().await.unwrap();
-    until(|| has_socket(&place.path));
+    until(|| has_socket(&store_file.path));
     let sender = std::os::unix::net::UnixDatagram::unbound().unwrap();
-    let before = guard.standing().deadline();
+    let before = guard.handle().deadline();
     let mut messages = vec![Vec::new(), vec![0; 8], vec![0; 16], vec![0; 17], vec![255; 4096]];
     messages.push(guard.owner().bits().to_be_bytes().to_vec());
-    for entry in std::fs::read_dir(place.path.with_extension("db.d")).unwrap().flatten() {
+    for entry in std::fs::read_dir(store_file.path.with_extension("db.d")).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with("w-") {
             for message in &messages {
                 sender.send_to(message, entry.path()).unwrap();
             }
         }
     }
-    until(|| guard.standing().deadline() > before);
+    until(|| guard.handle().deadline() > before);
     guard.check().unwrap();
     guard.release().await.unwrap();
 }
 
-/// What a store's owner makes of the names there must not decide where another user, or root, sends anything.
+/// Names that the store's owner creates there must not direct messages of another user, or root, elsewhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_notification_goes_to_sockets_of_the_store_only() {
-    let place = place();
-    super::used(&place.path, true).await;
-    let directory = place.path.with_extension("db.d");
+async fn notification_goes_to_sockets_of_the_store_only() {
+    let store_file = store_file();
+    super::used(&store_file.path, true).await;
+    let directory = store_file.path.with_extension("db.d");
     let listen = |path: &std::path::Path| {
         let socket = std::os::unix::net::UnixDatagram::bind(path).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -122,8 +124,8 @@ async fn a_notification_goes_to_sockets_of_the_store_only() {
         std::os::unix::fs::chown(path, Some(65534), None).unwrap();
     }
     let ours = listen(&directory.join("w-0000000000000003"));
-    // Opening sees whether anybody listens there, and leaves those that live.
-    let fp = connect(&place.path).await.unwrap();
+    // Opening the store checks each socket for a listener, and keeps the live ones.
+    let fp = connect(&store_file.path).await.unwrap();
     fp.break_lock("x").await.unwrap().unwrap();
     let mut message = [0; 32];
     assert_eq!(ours.recv(&mut message).unwrap(), 16);
@@ -133,15 +135,15 @@ async fn a_notification_goes_to_sockets_of_the_store_only() {
     }
 }
 
-/// What a holder is told when its file is gone.
+/// The cause that a holder gets when its file is removed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_whose_file_is_gone_learns_the_cause() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
+async fn holder_whose_file_was_removed_learns_the_cause() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
     let guard = fp.lock("x").ttl(Duration::from_millis(600)).acquire().await.unwrap();
-    std::fs::remove_file(&place.path).unwrap();
+    std::fs::remove_file(&store_file.path).unwrap();
     assert_eq!(within(guard.lost()).await, LossCause::StoreUnreachable);
-    let why = guard.standing().renewal_error().expect("its renewals failed");
-    let path = place.path.display().to_string();
+    let why = guard.handle().renewal_error().expect("its renewals failed");
+    let path = store_file.path.display().to_string();
     assert!(why.contains(&path) && why.contains("removed or replaced"), "{why}");
 }

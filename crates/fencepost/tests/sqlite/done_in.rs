@@ -1,4 +1,4 @@
-//! Effect and mark in one transaction: both are there, or neither is.
+//! Effect and record in one transaction: both exist, or neither.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -10,10 +10,10 @@ use fencepost_process::Process;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::records::{LONG, begin, runs};
-use super::{connect, edit, place};
+use super::{connect, edit, store_file};
 
 const INVOICES: &str = "CREATE TABLE IF NOT EXISTS invoices (id INTEGER PRIMARY KEY, by TEXT)";
-/// Says that this process is a worker, and what it is to do: how far to go, and the file.
+/// The orders of a worker process: whether to commit, and the file.
 const WORKER: &str = "FENCEPOST_TEST_DONE_IN";
 
 fn invoices(path: &Path) -> Vec<String> {
@@ -32,11 +32,11 @@ fn insert(tx: &Connection, by: &str) {
 }
 
 #[tokio::test]
-async fn effect_and_mark_are_committed_together() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
+async fn effect_and_record_are_committed_together() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
     let once = fp.once("x").ttl(LONG);
     let recorded = once.run(async |run| {
         let mut tx = transaction(&mut db);
@@ -48,44 +48,44 @@ async fn effect_and_mark_are_committed_together() {
     let recorded = recorded.await.unwrap();
     assert!(recorded.ran);
     assert_eq!(recorded.result, b"1 invoice");
-    assert_eq!(invoices(&place.path), ["once"]);
+    assert_eq!(invoices(&store_file.path), ["once"]);
     assert!(!runs(&fp, "x", "").await.unwrap());
 }
 
 #[tokio::test]
-async fn what_is_rolled_back_is_neither_done_nor_marked() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
+async fn rolled_back_work_is_neither_done_nor_recorded() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
     let once = fp.once("x").ttl(LONG);
     let forgot = once.run(async |run| {
         let tx = transaction(&mut db);
         insert(&tx, "rolled back");
-        run.done_in_now(&tx, "")?;
+        run.done_in_sqlite(&tx, "")?;
         drop(tx);
         Ok::<_, fencepost::Error>("")
     });
     let error = forgot.await.unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Failed);
-    assert!(error.to_string().contains("not committed"), "{error}");
-    assert!(invoices(&place.path).is_empty());
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert!(error.one_line().contains("not committed"), "{error}");
+    assert!(invoices(&store_file.path).is_empty());
     assert!(runs(&fp, "x", "").await.unwrap());
 }
 
-/// A commit whose answer got lost: the work tries again, as database code does, and must not have its effect twice.
+/// The reply to a commit is lost: the work retries, as database code does, and must not have its effect twice.
 #[tokio::test]
-async fn a_second_transaction_of_the_same_run_is_told_that_the_first_was_committed() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
+async fn second_transaction_of_a_run_finds_the_first_committed() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
     let once = fp.once("x").ttl(LONG);
     let tried = once.run(async |run| {
         for by in ["first", "second"] {
             let tx = transaction(&mut db);
             insert(&tx, by);
-            run.done_in_now(&tx, by)?;
+            run.done_in_sqlite(&tx, by)?;
             tx.commit().unwrap();
         }
         Ok::<_, fencepost::Error>("")
@@ -93,144 +93,146 @@ async fn a_second_transaction_of_the_same_run_is_told_that_the_first_was_committ
     let recorded = tried.await.unwrap();
     assert!(recorded.ran);
     assert_eq!(recorded.result, b"first");
-    assert_eq!(invoices(&place.path), ["first"]);
+    assert_eq!(invoices(&store_file.path), ["first"]);
 }
 
-/// The story of a paused runner: it is overtaken, wakes, and has its transaction before it. Its effect must go with
-/// its mark.
+/// A paused run is overtaken, resumes, and finds its transaction still open. Its effect must be refused together with
+/// its record.
 #[tokio::test]
-async fn one_that_was_overtaken_marks_nothing_in_its_transaction() {
-    let place = place();
+async fn overtaken_run_records_nothing_in_its_transaction() {
+    let store_file = store_file();
     let (first, second) =
-        (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
+        (connect(&store_file.path).await.unwrap(), connect(&store_file.path).await.unwrap());
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
     let paused = begin(&first, "x").await;
     second.break_lock("once/x").await.unwrap();
     let next = begin(&second, "x").await;
     let late = |db: &mut Connection| {
         let tx = transaction(db);
         insert(&tx, "too late");
-        let error = paused.done_in_now(&tx, "").unwrap_err();
-        assert_eq!(*error.kind(), ErrorKind::Lost(LossCause::TakenOver), "{error}");
+        let error = paused.done_in_sqlite(&tx, "").unwrap_err();
+        let why = (error.kind(), error.loss_cause());
+        assert_eq!(why, (ErrorKind::Lost, Some(LossCause::TakenOver)), "{error}");
         tx.rollback().unwrap();
     };
     late(&mut db);
     let tx = transaction(&mut db);
     insert(&tx, "in time");
-    next.done_in_now(&tx, "in time").unwrap();
+    next.done_in_sqlite(&tx, "in time").unwrap();
     tx.commit().unwrap();
-    let entry = next.committed().await.unwrap();
-    assert_eq!((entry.state, &*entry.result), (State::Done, &b"in time"[..]));
+    let record = next.committed().await.unwrap();
+    assert_eq!((record.state, &*record.result), (State::Done, &b"in time"[..]));
     late(&mut db);
-    assert_eq!(invoices(&place.path), ["in time"]);
-    let entry = first.once("x").entry().await.unwrap().unwrap();
-    assert_eq!(entry.result, b"in time");
+    assert_eq!(invoices(&store_file.path), ["in time"]);
+    let record = first.once("x").record().await.unwrap().unwrap();
+    assert_eq!(record.result, b"in time");
 }
 
 #[tokio::test]
-async fn a_transaction_of_another_database_is_refused() {
-    let (place, other) = (place(), place());
-    let fp = connect(&place.path).await.unwrap();
-    // Another store, in which the record of this name runs under the very same token.
-    let stranger = connect(&other.path).await.unwrap();
-    let (ours, theirs) = (begin(&fp, "x").await, begin(&stranger, "x").await);
+async fn transaction_of_another_database_is_refused() {
+    let (store_file, other) = (store_file(), store_file());
+    let fp = connect(&store_file.path).await.unwrap();
+    // Another store, where the record of this name runs under the same token.
+    let other_client = connect(&other.path).await.unwrap();
+    let (ours, theirs) = (begin(&fp, "x").await, begin(&other_client, "x").await);
     assert_eq!(ours.token(), theirs.token());
     for mut db in [Connection::open_in_memory().unwrap(), Connection::open(&other.path).unwrap()] {
         let tx = transaction(&mut db);
-        let error = ours.done_in_now(&tx, "").unwrap_err();
-        assert_eq!(*error.kind(), ErrorKind::Refused);
-        assert!(error.to_string().contains("another database"), "{error}");
+        let error = ours.done_in_sqlite(&tx, "").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(error.one_line().contains("another database"), "{error}");
     }
     theirs.done("").await.unwrap();
 
-    // In an attached file it is found, by whatever name.
+    // In an attached file the store is found, under any schema name.
     let mut db = Connection::open_in_memory().unwrap();
-    let path = place.path.to_str().unwrap();
+    let path = store_file.path.to_str().unwrap();
     db.execute("ATTACH ? AS \"a \"\" b\"", [path]).unwrap();
     let tx = transaction(&mut db);
-    ours.done_in_now(&tx, "attached").unwrap();
+    ours.done_in_sqlite(&tx, "attached").unwrap();
     tx.commit().unwrap();
     assert_eq!(ours.committed().await.unwrap().result, b"attached");
 }
 
-/// In WAL mode SQLite commits several files one after the other.
+/// In WAL mode SQLite does not commit several files atomically.
 #[tokio::test]
-async fn a_transaction_that_writes_another_file_too_is_refused() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    let turn = begin(&fp, "x").await;
-    let elsewhere = place.path.with_file_name("shop.db");
+async fn transaction_that_writes_another_file_is_refused() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    let run_guard = begin(&fp, "x").await;
+    let elsewhere = store_file.path.with_file_name("shop.db");
     edit(&elsewhere, INVOICES);
     let mut db = Connection::open(&elsewhere).unwrap();
-    db.execute("ATTACH ? AS store", [place.path.to_str().unwrap()]).unwrap();
+    db.execute("ATTACH ? AS store", [store_file.path.to_str().unwrap()]).unwrap();
     let tx = db.transaction().unwrap();
     insert(&tx, "in the other file");
-    let error = turn.done_in_now(&tx, "").unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
-    assert!(error.to_string().contains("shop.db"), "{error}");
+    let error = run_guard.done_in_sqlite(&tx, "").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.one_line().contains("shop.db"), "{error}");
     drop(tx);
-    // One that only reads there is fine.
+    // A transaction that only reads the other file is accepted.
     let tx = db.transaction().unwrap();
     tx.query_row("SELECT count(*) FROM invoices", [], |_| Ok(())).unwrap();
-    turn.done_in_now(&tx, "read").unwrap();
+    run_guard.done_in_sqlite(&tx, "read").unwrap();
     tx.commit().unwrap();
-    assert_eq!(turn.committed().await.unwrap().result, b"read");
+    assert_eq!(run_guard.committed().await.unwrap().result, b"read");
 }
 
 #[tokio::test]
-async fn a_claim_that_the_transaction_does_not_see_is_no_loss() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
-    // It has read before the claim, or the record is gone.
+async fn claim_outside_the_snapshot_does_not_lose_the_guard() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
+    // It read before the claim, or the record is gone.
     for (early, words) in [(true, "begin it inside the work"), (false, "forgotten")] {
-        let turn = if early { None } else { Some(begin(&fp, "x").await) };
+        let run_guard = if early { None } else { Some(begin(&fp, "x").await) };
         if !early {
-            edit(&place.path, "DELETE FROM fencepost_records");
+            edit(&store_file.path, "DELETE FROM fencepost_records");
         }
         let tx = db.transaction().unwrap();
         tx.query_row("SELECT count(*) FROM invoices", [], |_| Ok(())).unwrap();
-        let turn = match turn {
-            Some(turn) => turn,
+        let run_guard = match run_guard {
+            Some(run_guard) => run_guard,
             None => begin(&fp, "x").await,
         };
-        let error = turn.done_in_now(&tx, "").unwrap_err();
-        assert_eq!(*error.kind(), ErrorKind::Refused, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        let error = run_guard.done_in_sqlite(&tx, "").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        assert!(error.one_line().contains(words), "{error}");
         drop(tx);
-        turn.give_up().await.unwrap();
+        run_guard.give_up().await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_second_mark_in_one_transaction_is_told_apart() {
-    let place = place();
-    let fp = connect(&place.path).await.unwrap();
-    let mut db = Connection::open(&place.path).unwrap();
-    let turn = begin(&fp, "x").await;
+async fn second_record_in_one_transaction_is_refused() {
+    let store_file = store_file();
+    let fp = connect(&store_file.path).await.unwrap();
+    let mut db = Connection::open(&store_file.path).unwrap();
+    let run_guard = begin(&fp, "x").await;
     let tx = transaction(&mut db);
-    turn.done_in_now(&tx, "first").unwrap();
-    let error = turn.done_in_now(&tx, "second").unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+    run_guard.done_in_sqlite(&tx, "first").unwrap();
+    let error = run_guard.done_in_sqlite(&tx, "second").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     tx.commit().unwrap();
-    assert_eq!(turn.committed().await.unwrap().result, b"first");
+    assert_eq!(run_guard.committed().await.unwrap().result, b"first");
 }
 
-/// The lock is lost after the commit and before the work comes to its end.
+/// The lock is lost after the commit and before the work ends.
 #[tokio::test]
-async fn what_was_committed_before_the_lock_was_lost_is_done() {
-    let place = place();
-    let (fp, other) = (connect(&place.path).await.unwrap(), connect(&place.path).await.unwrap());
-    edit(&place.path, INVOICES);
-    let mut db = Connection::open(&place.path).unwrap();
-    // The next renewal tells.
+async fn work_committed_before_the_lock_was_lost_is_done() {
+    let store_file = store_file();
+    let (fp, other) =
+        (connect(&store_file.path).await.unwrap(), connect(&store_file.path).await.unwrap());
+    edit(&store_file.path, INVOICES);
+    let mut db = Connection::open(&store_file.path).unwrap();
+    // The next renewal reports it.
     let once = fp.once("x").ttl(std::time::Duration::from_secs(9));
     let recorded = once.run(async |run| {
         let tx = transaction(&mut db);
         insert(&tx, "once");
-        run.done_in_now(&tx, "committed")?;
+        run.done_in_sqlite(&tx, "committed")?;
         tx.commit().unwrap();
         other.break_lock("once/x").await?;
         std::future::pending::<fencepost::Result<&str>>().await
@@ -238,32 +240,33 @@ async fn what_was_committed_before_the_lock_was_lost_is_done() {
     let recorded = recorded.await.unwrap();
     assert!(recorded.ran);
     assert_eq!(recorded.result, b"committed");
-    assert_eq!(invoices(&place.path), ["once"]);
+    assert_eq!(invoices(&store_file.path), ["once"]);
 }
 
 #[tokio::test]
-async fn a_store_without_transactions_says_so() {
+async fn store_without_transactions_is_refused() {
     let fp = fencepost::Fencepost::connect("memory:done-in").await.unwrap();
-    let fencepost::Begun::Ours(turn) = fp.once("x").may_repeat().begin().await.unwrap() else {
+    let fencepost::Start::Claimed(run_guard) = fp.once("x").may_repeat().begin().await.unwrap()
+    else {
         panic!("nobody did it")
     };
     let mut db = Connection::open_in_memory().unwrap();
-    let error = turn.done_in_now(&transaction(&mut db), "").unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::Refused);
-    assert!(error.to_string().contains("memory store"), "{error}");
+    let error = run_guard.done_in_sqlite(&transaction(&mut db), "").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.one_line().contains("memory store"), "{error}");
 }
 
-/// Goes as far as it was told, says so, and waits to be killed.
+/// Goes as far as ordered, reports it, and waits to be killed.
 #[tokio::test]
 async fn worker() {
     let Ok(order) = std::env::var(WORKER) else { return };
     let (committed, path) = order.split_once(' ').unwrap();
     let fp = connect(Path::new(path)).await.unwrap();
     let mut db = Connection::open(path).unwrap();
-    let turn = begin(&fp, "x").await;
+    let run_guard = begin(&fp, "x").await;
     let tx = transaction(&mut db);
     insert(&tx, "worker");
-    turn.done_in_now(&tx, "by the worker").unwrap();
+    run_guard.done_in_sqlite(&tx, "by the worker").unwrap();
     let _open = if committed == "true" {
         tx.commit().unwrap();
         None
@@ -275,14 +278,14 @@ async fn worker() {
 }
 
 #[tokio::test]
-async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_left_both() {
+async fn killed_run_leaves_effect_and_record_or_neither() {
     for committed in [false, true] {
-        let place = place();
-        let fp = connect(&place.path).await.unwrap();
-        edit(&place.path, INVOICES);
+        let store_file = store_file();
+        let fp = connect(&store_file.path).await.unwrap();
+        edit(&store_file.path, INVOICES);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["done_in::worker", "--exact", "--nocapture"]).stdout(Stdio::piped());
-        command.env(WORKER, format!("{committed} {}", place.path.display()));
+        command.env(WORKER, format!("{committed} {}", store_file.path.display()));
         let mut worker = Process::spawn(command).unwrap();
         let lines = BufReader::new(worker.stdout().unwrap()).lines();
         let ready = lines.map_while(Result::ok).any(|line| line == "worker: ready");
@@ -290,8 +293,8 @@ async fn a_runner_killed_before_its_commit_left_nothing_and_one_killed_after_lef
         assert!(ready, "the worker should have come so far");
         assert_eq!(runs(&fp, "x", "ours").await.unwrap(), !committed);
         let effects: &[&str] = if committed { &["worker"] } else { &[] };
-        assert_eq!(invoices(&place.path), effects);
-        let result = fp.once("x").entry().await.unwrap().unwrap().result;
+        assert_eq!(invoices(&store_file.path), effects);
+        let result = fp.once("x").record().await.unwrap().unwrap().result;
         assert_eq!(result, if committed { &b"by the worker"[..] } else { b"ours" });
     }
 }

@@ -1,25 +1,25 @@
-//! A holder learns at once that its grant was broken, and confirms it by taking the marker away.
+//! A holder learns at once that its grant was broken, and confirms it by deleting the note.
 
 use fencepost::{ErrorKind, LossCause};
 use fencepost_testkit::{
-    LONG, Mode, Proxy, SOON, broken_holder_learns_at_once, connect, fails, until,
+    LONG, Mode, Proxy, SOON, broken_holder_learns_at_once, connect, fails_because, until,
 };
 
 use crate::common::Site;
 
-const MARKERS: &str = "/.fencepost/broken";
+const NOTES: &str = "/.fencepost/broken";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_holder_learns_at_once_and_confirms() {
+async fn broken_holder_is_notified_at_once_and_confirms() {
     let site = Site::shared();
     let (holder, operator) = (site.client().await, site.client().await);
     broken_holder_learns_at_once(&holder, &operator, LONG).await;
-    assert_eq!(site.children(MARKERS), [""; 0], "a marker that was confirmed is gone");
+    assert_eq!(site.children(NOTES), [""; 0], "a confirmed note is gone");
 }
 
-/// A script confirms with its release; until then the marker stays, and every renewal says why.
+/// A lease-only holder confirms with its release. Until then the note stays, and every renewal reports the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_confirms_with_its_release() {
+async fn lease_only_holder_confirms_with_its_release() {
     let site = Site::shared();
     let (script, operator) = (site.client().await, site.client().await);
     let guard = script.lock("x").ttl(LONG).lease_only().acquire().await.unwrap();
@@ -29,26 +29,26 @@ async fn a_script_confirms_with_its_release() {
     let elsewhere = site.client().await;
     for _ in 0..2 {
         let renewed = elsewhere.renew("x", owner, None).await;
-        fails(renewed, &ErrorKind::NotHeld(Some(LossCause::Broken)), &["\"x\""]);
+        fails_because(renewed, ErrorKind::NotHeld, LossCause::Broken, &["\"x\""]);
     }
-    assert_eq!(site.children(MARKERS).len(), 1);
+    assert_eq!(site.children(NOTES).len(), 1);
     let released = elsewhere.release("x", owner).await;
-    fails(released, &ErrorKind::NotHeld(Some(LossCause::Broken)), &["\"x\""]);
-    until("the marker is gone", async || site.children(MARKERS).is_empty()).await;
+    fails_because(released, ErrorKind::NotHeld, LossCause::Broken, &["\"x\""]);
+    until("the note is gone", async || site.children(NOTES).is_empty()).await;
 }
 
-/// The break is done, whatever becomes of the wait for its confirmation.
+/// The break is done, whether or not it is confirmed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_is_cut_off_does_not_confirm() {
+async fn unreachable_holder_does_not_confirm() {
     let site = Site::shared();
     let proxy = Proxy::to(site.server.address()).unwrap();
     let ours = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
     let theirs = site.client().await;
-    let guard = ours.lock("x").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let guard = ours.lock("x").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     proxy.set_mode(Mode::Silent);
     let broken = theirs.break_lock("x").await.unwrap().unwrap();
     assert_eq!((broken.token, broken.confirmed), (Some(guard.token()), false));
     proxy.set_mode(Mode::Pass);
-    until("it learns, and confirms", async || site.children(MARKERS).is_empty()).await;
+    until("it learns, and confirms", async || site.children(NOTES).is_empty()).await;
     assert!(guard.check().is_err());
 }

@@ -1,4 +1,4 @@
-//! A server that the tests share, each with a chroot of its own.
+//! A server that the tests share, each with its own chroot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use fencepost::Fencepost;
 use fencepost_testkit::{Slot, ZooKeeper, connect};
 
-/// Room for an election and a move to another member, and short enough to see renewals.
+/// Long enough for an election and a move to another member, and short enough to see renewals.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
 /// A part of a server.
@@ -17,7 +17,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// On a server that is shared with other tests while any of them runs: Java starts slowly.
+    /// On a server that is shared by the running tests, because Java starts slowly.
     pub(crate) fn shared() -> Self {
         static SERVER: Slot<ZooKeeper> = Slot::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +34,7 @@ impl Site {
         connect(&self.url()).await
     }
 
-    /// The nodes under this path of ours.
+    /// The nodes under this path of the chroot.
     pub(crate) fn children(&self, path: &str) -> Vec<String> {
         self.server.children(&format!("{}{path}", self.chroot)).unwrap_or_default()
     }
@@ -42,7 +42,7 @@ impl Site {
     /// How many sessions the server has.
     pub(crate) fn sessions(&self) -> usize {
         let dump = self.server.four_letter("dump").unwrap();
-        // Session Sets (n)/(m): lists each by when it expires; then the ephemerals.
+        // "Session Sets (n)/(m)" lists each session by its expiry; then come the ephemerals.
         let sets = dump.split("ephemeral nodes dump").next().unwrap_or_default();
         sets.lines().filter(|line| line.trim_start().starts_with("0x")).count()
     }

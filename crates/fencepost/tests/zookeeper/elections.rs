@@ -1,14 +1,16 @@
-//! Elections: a candidate's node has its value, the leader's is seen by all, and terms rise.
+//! Elections: a candidate's node contains its value, all clients see the leader's, and terms rise.
 
 use std::time::Duration;
 
 use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
 
-use fencepost_testkit::{LONG, SOON, ZooKeeper, connect, fails, until, until_waiting, within};
+use fencepost_testkit::{
+    LONG, SOON, ZooKeeper, connect, fails, fails_because, until, until_waiting, within,
+};
 
 use super::common::Site;
-use super::ensemble::Three;
-use super::raw::{ALL, Kind, Raw};
+use super::ensemble::PooledEnsemble;
+use super::raw_client::{ALL, Kind, Raw};
 
 async fn campaign(client: &Fencepost, name: &str, value: &str) -> Leadership {
     let election = client.election(name).ttl(LONG);
@@ -16,11 +18,11 @@ async fn campaign(client: &Fencepost, name: &str, value: &str) -> Leadership {
 }
 
 async fn next(observer: &mut Observer) -> Option<Leader> {
-    within(SOON, "word of the election", observer.next()).await.unwrap()
+    within(SOON, "the observer sees a change", observer.next()).await.unwrap()
 }
 
-/// What the nodes in the line for this name have in them, in order.
-fn said(site: &Site, name: &str) -> Vec<String> {
+/// The contents of the nodes in this queue, in order.
+fn values(site: &Site, name: &str) -> Vec<String> {
     let mut nodes = site.children(&format!("/{name}"));
     nodes.sort_by_key(|node| node[node.len() - 10..].to_owned());
     let get = |node: &String| site.server.get(&format!("{}/{name}/{node}", site.chroot)).unwrap();
@@ -28,7 +30,7 @@ fn said(site: &Site, name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_candidates_node_has_its_value_and_nothing_else() {
+async fn node_of_a_candidate_contains_only_its_value() {
     let site = Site::shared();
     for (style, kind) in [("", "-lock-"), ("?style=kazoo", "__lock__"), ("?style=latch", "-latch-")]
     {
@@ -38,23 +40,23 @@ async fn a_candidates_node_has_its_value_and_nothing_else() {
         let waiting = tokio::spawn(async move { campaign(&second, "boss", "10.0.0.8:80").await });
         until_waiting(&ours, "boss", 1).await;
         assert!(site.children("/boss").iter().all(|node| node.contains(kind)));
-        assert_eq!(said(&site, "boss"), ["10.0.0.7:80", "10.0.0.8:80"]);
+        assert_eq!(values(&site, "boss"), ["10.0.0.7:80", "10.0.0.8:80"]);
         let info = ours.inspect("boss").await.unwrap();
         let holder = info.holder.unwrap();
         assert_eq!(holder.value, Some(Value::new("10.0.0.7:80").unwrap()));
         assert_eq!((holder.label.as_str(), holder.token), ("10.0.0.7:80", Some(first.term())));
         assert_eq!(info.waiters[0].label.as_str(), "10.0.0.8:80");
-        // What it says is said in the heartbeats as well.
+        // Heartbeats keep writing the proclaimed value.
         if style == "?style=latch" {
-            // A LeaderLatch behind it would never hear of its end.
-            fails(first.proclaim("busy").await, &ErrorKind::Refused, &["LeaderLatch"]);
+            // A LeaderLatch behind it would not notice its end.
+            fails(first.proclaim("busy").await, ErrorKind::Refused, &["LeaderLatch"]);
             ours.renew("boss", first.guard().owner(), None).await.unwrap();
-            assert_eq!(said(&site, "boss"), ["10.0.0.7:80", "10.0.0.8:80"]);
+            assert_eq!(values(&site, "boss"), ["10.0.0.7:80", "10.0.0.8:80"]);
         } else {
             first.proclaim("busy").await.unwrap();
-            assert_eq!(said(&site, "boss"), ["busy", "10.0.0.8:80"]);
+            assert_eq!(values(&site, "boss"), ["busy", "10.0.0.8:80"]);
         }
-        fails(first.proclaim("x\nfencepost 1 1000 -").await, &ErrorKind::Invalid, &["value"]);
+        fails(first.proclaim("x\nfencepost 1 1000 -").await, ErrorKind::Invalid, &["value"]);
         let term = first.term();
         first.resign().await.unwrap();
         let second = within(SOON, "the next", waiting).await.unwrap();
@@ -66,9 +68,9 @@ async fn a_candidates_node_has_its_value_and_nothing_else() {
     }
 }
 
-/// A lock, an election, and what other makes have there stand in one line.
+/// Locks, elections and third-party nodes share one queue.
 #[tokio::test]
-async fn a_lock_and_an_election_share_one_line() {
+async fn lock_and_election_share_one_queue() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     let leader = campaign(&ours, "shared", "").await;
@@ -87,7 +89,7 @@ async fn a_lock_and_an_election_share_one_line() {
     ] {
         let path = format!("{}/shared/{node}", site.chroot);
         let mut raw = Raw::connect(site.server.address());
-        raw.create(&path, data, Kind::Ends, ALL);
+        raw.create(&path, data, Kind::Ephemeral, ALL);
         let seen = ours.election("shared").leader().await.unwrap().unwrap();
         assert_eq!(seen.value, value.map(|value| Value::new(value).unwrap()), "{node}");
         assert!(theirs.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
@@ -95,48 +97,49 @@ async fn a_lock_and_an_election_share_one_line() {
     }
 }
 
-/// A leader that is broken is told why, though its node has no note that says whose it is.
+/// A broken leader learns the cause, though its node does not name its owner.
 #[tokio::test]
-async fn a_broken_leader_is_told() {
+async fn broken_leader_learns_the_cause() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     let leader = campaign(&ours, "broken", "me").await;
     let broken = theirs.break_lock("broken").await.unwrap().unwrap();
     assert_eq!((broken.label.as_str(), broken.token), ("me", Some(leader.term())));
-    assert_eq!(within(SOON, "told", leader.guard().lost()).await, LossCause::Broken);
-    until("no marker is left", async || site.children("/.fencepost/broken").is_empty()).await;
+    assert_eq!(within(SOON, "the guard is lost", leader.guard().lost()).await, LossCause::Broken);
+    until("no note is left", async || site.children("/.fencepost/broken").is_empty()).await;
     let refused = leader.proclaim("still me").await;
-    fails(refused, &ErrorKind::Lost(LossCause::Broken), &[]);
+    fails_because(refused, ErrorKind::Lost, LossCause::Broken, &[]);
 }
 
-/// Proclamations and heartbeats cross: the last word stays. Heartbeats are forced by renewing from all sides.
+/// Proclaims and heartbeats cross: the newest value stays. Concurrent renewals force heartbeats.
 #[tokio::test]
-async fn no_heartbeat_takes_back_what_was_proclaimed() {
+async fn heartbeat_does_not_overwrite_a_newer_value() {
     let site = Site::shared();
     let client = site.client().await;
     let leader = campaign(&client, "words", "0").await;
     let owner = leader.guard().owner();
     for number in 1..=50 {
-        let word = number.to_string();
-        let beat = || client.renew("words", owner, None);
-        let (a, said, b, c) = tokio::join!(beat(), leader.proclaim(&word), beat(), beat());
-        said.unwrap();
-        for beat in [a, b, c] {
-            beat.unwrap();
+        let value = number.to_string();
+        let renew = || client.renew("words", owner, None);
+        let (a, proclaimed, b, c) =
+            tokio::join!(renew(), leader.proclaim(&value), renew(), renew());
+        proclaimed.unwrap();
+        for renewal in [a, b, c] {
+            renewal.unwrap();
         }
-        assert_eq!(said_first(&site), word);
+        assert_eq!(leader_value(&site), value);
     }
     leader.resign().await.unwrap();
 }
 
-fn said_first(site: &Site) -> String {
-    said(site, "words").remove(0)
+fn leader_value(site: &Site) -> String {
+    values(site, "words").remove(0)
 }
 
-/// What is proclaimed through one server is seen through another, in order, and the last of it for sure.
+/// A value proclaimed through one server is seen through another, in order, and the last one always.
 #[tokio::test]
 async fn observers_on_other_servers_see_terms_in_order() {
-    let three = Three::take();
+    let three = PooledEnsemble::take();
     let member = |number: usize| {
         format!("zookeeper://{}{}", three.members()[number].address(), three.chroot)
     };
@@ -169,9 +172,9 @@ async fn observers_on_other_servers_see_terms_in_order() {
     }
 }
 
-/// A value that the servers will not have is not said again by the heartbeats: they would be refused as well.
+/// Heartbeats do not repeat a value that the servers refused: they would be refused as well.
 #[tokio::test]
-async fn a_refused_proclamation_is_taken_back() {
+async fn refused_value_is_not_repeated_by_heartbeats() {
     let server = ZooKeeper::builder().config("enforceQuota", "true").start().unwrap();
     let client = connect(&format!("{}/q", server.url())).await;
     let leader = campaign(&client, "words", "short").await;
@@ -181,7 +184,7 @@ async fn a_refused_proclamation_is_taken_back() {
     let limits = "count=-1,bytes=-1;byteHardLimit=100;countHardLimit=-1";
     server.create("/zookeeper/quota/q/zookeeper_limits", limits).unwrap();
     leader.proclaim("shorter").await.unwrap();
-    fails(leader.proclaim("long".repeat(100)).await, &ErrorKind::Refused, &["quota"]);
+    fails(leader.proclaim("long".repeat(100)).await, ErrorKind::Refused, &["quota"]);
     let renewed = client.renew("words", leader.guard().owner(), None).await.unwrap().value;
     assert_eq!(renewed.token, leader.term());
     let seen = client.election("words").leader().await.unwrap().unwrap();
@@ -189,28 +192,28 @@ async fn a_refused_proclamation_is_taken_back() {
     leader.guard().check().unwrap();
 }
 
-/// An observer of a quiet leader is not told anything by its heartbeats.
+/// Heartbeats do not notify an observer.
 #[tokio::test]
-async fn heartbeats_are_no_news() {
+async fn heartbeats_do_not_notify_observers() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     let leader = campaign(&ours, "quiet", "still").await;
     let mut observer = theirs.election("quiet").observe().unwrap();
     assert_eq!(next(&mut observer).await.unwrap().term, Some(leader.term()));
     let owner = leader.guard().owner();
-    let beats = async {
+    let renewals = async {
         for _ in 0..100 {
             ours.renew("quiet", owner, None).await.unwrap();
         }
         leader.proclaim("moved").await.unwrap();
     };
-    let (seen, ()) = tokio::join!(next(&mut observer), beats);
+    let (seen, ()) = tokio::join!(next(&mut observer), renewals);
     assert_eq!(seen.unwrap().value, Value::new("moved").ok());
 }
 
-/// A candidate asks for a session of the TTL itself, so that the next leads by then; its lease is two thirds.
+/// A candidate requests a session of the TTL itself, so that the next one leads by then; its lease is two thirds.
 #[tokio::test]
-async fn a_leaders_lease_ends_before_the_ttl_that_was_asked_for() {
+async fn lease_of_a_leader_ends_before_the_requested_ttl() {
     let site = Site::shared();
     let client = site.client().await;
     let ttl = Duration::from_secs(9);

@@ -1,5 +1,4 @@
-//! Three servers for a test to break. Java starts slowly, so what a test has broken is mended when it is done,
-//! and the next test takes the same three.
+//! Three servers for a test to break. Java starts slowly, so the ensemble is repaired after each test and reused.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +12,15 @@ use super::common::LEASE;
 
 type Pool = Mutex<Vec<ZooKeeperEnsemble>>;
 
-/// An ensemble that nobody else uses, and a chroot that nobody has used.
-pub(crate) struct Three {
+/// An ensemble that no other test uses now, with a new chroot.
+pub(crate) struct PooledEnsemble {
     ensemble: Option<ZooKeeperEnsemble>,
     pub(crate) chroot: String,
-    // The servers end, and their files go, with the last test that uses them.
+    // The servers end, and their files are removed, with the last test.
     pool: Arc<Pool>,
 }
 
-impl Three {
+impl PooledEnsemble {
     pub(crate) fn take() -> Self {
         static POOL: Slot<Pool> = Slot::new(Weak::new());
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -39,8 +38,8 @@ impl Three {
         format!("{}{}", self.deref().url(), self.chroot)
     }
 
-    /// The nodes in the line for this lock, as this member knows them from the leader.
-    pub(crate) fn line(&self, member: usize, name: &str) -> Vec<String> {
+    /// The nodes in this lock's queue, as this member sees them.
+    pub(crate) fn queue(&self, member: usize, name: &str) -> Vec<String> {
         let path = format!("{}/{name}", self.chroot);
         let mut line = self.members()[member].children(&path).unwrap_or_default();
         line.sort_by_key(|node| node[node.len().saturating_sub(10)..].to_owned());
@@ -52,7 +51,7 @@ impl Three {
     }
 }
 
-impl Deref for Three {
+impl Deref for PooledEnsemble {
     type Target = ZooKeeperEnsemble;
 
     fn deref(&self) -> &ZooKeeperEnsemble {
@@ -60,16 +59,16 @@ impl Deref for Three {
     }
 }
 
-impl Drop for Three {
+impl Drop for PooledEnsemble {
     fn drop(&mut self) {
         let Some(ensemble) = self.ensemble.take() else { return };
-        // One that a test failed on may be the reason: it is not used again.
+        // A failed test may have left it broken: it is not used again.
         if std::thread::panicking() {
             return;
         }
         for member in ensemble.members() {
             member.heal();
-            // One that was killed can not be resumed, and one that runs not be launched.
+            // Fails if the member was killed, or runs already.
             let _ = member.resume();
             let _ = member.launch();
         }
@@ -83,14 +82,14 @@ fn lock(pool: &Pool) -> MutexGuard<'_, Vec<ZooKeeperEnsemble>> {
     pool.lock()
 }
 
-pub(crate) type Scene = fencepost_testkit::Scene<Three>;
+pub(crate) type Fixture = fencepost_testkit::Fixture<PooledEnsemble>;
 
-pub(crate) async fn set_scene(victim: Victim, ttls: &[Duration]) -> Scene {
-    let three = Three::take();
+pub(crate) async fn fixture(victim: Victim, ttls: &[Duration]) -> Fixture {
+    let three = PooledEnsemble::take();
     let (url, victim) = (three.url(), victim.under(three.leader().unwrap()));
-    Scene::with(three, &url, victim, [ttls, &[LEASE]]).await
+    Fixture::with(three, &url, victim, [ttls, &[LEASE]]).await
 }
 
-pub(crate) fn victim_of(scene: &Scene) -> &ZooKeeperMember {
-    &scene.three.members()[scene.victim]
+pub(crate) fn victim_of(fixture: &Fixture) -> &ZooKeeperMember {
+    &fixture.three.members()[fixture.victim]
 }

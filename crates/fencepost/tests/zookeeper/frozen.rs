@@ -1,46 +1,45 @@
-//! A process that uses locks stands still, and goes on.
+//! A process that uses locks is frozen and resumes.
 
 use std::time::Duration;
 
-use fencepost::{GuardState, Moment};
+use fencepost::{GuardStatus, Moment};
 use fencepost_testkit::{
-    GAP, LONG, Mode, Proxy, SOON, Worker, ZooKeeper, ZooKeeperEnsemble, granted, lock_as_told, ms,
-    now, pass, say, until, until_waiting, waits,
+    GAP, LONG, Mode, Proxy, SOON, Worker, ZooKeeper, ZooKeeperEnsemble, granted, ms, now, pass,
+    report, run_worker, until, until_waiting, waits,
 };
 
 use super::common::Site;
-use super::raw::Raw;
+use super::raw_client::Raw;
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// This is no test but the other process, if it was started as one: takes the lock, and looks at its guard all
-/// the time.
+/// The other process, not a test: acquires the lock and reads its guard continuously.
 #[tokio::test]
 async fn worker() {
-    let Some((_client, guard)) = lock_as_told().await else { return };
+    let Some((_client, guard)) = run_worker().await else { return };
     let (mut last, mut deadline) = (now(), None);
     loop {
         pass(ms(1)).await;
-        let state = guard.state();
+        let state = guard.status();
         if now().since(last) > GAP {
-            say(&format!("woke {state:?}"));
+            report(&format!("woke {state:?}"));
         }
         last = now();
         if deadline != Some(guard.deadline()) {
-            say(&format!("until {}", guard.deadline().as_nanos()));
+            report(&format!("until {}", guard.deadline().as_nanos()));
             deadline = Some(guard.deadline());
         }
-        if matches!(state, GuardState::Lost(_)) {
-            say(&format!("lost {state:?}"));
+        if matches!(state, GuardStatus::Lost(_)) {
+            report(&format!("lost {state:?}"));
             return;
         }
     }
 }
 
-/// The story behind fencing: a holder freezes past its lease and wakes up sure of its lock. Here its first look
-/// tells it, before any timer or packet does.
+/// The story behind fencing: a holder is frozen past its lease and wakes up convinced that it holds. Here its first
+/// read of the guard reports the loss, before any timer or packet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_holder_is_lost_at_its_first_look() {
+async fn frozen_holder_is_lost_when_it_first_reads_its_guard() {
     let site = Site::shared();
     let theirs = site.client().await;
     let worker = Worker::start(&site.url(), "holder", TTL);
@@ -49,17 +48,18 @@ async fn a_frozen_holder_is_lost_at_its_first_look() {
     let next = granted(waits(&theirs, "holder", LONG)).await;
     assert!(next.token().get() > token, "{} after {token}", next.token());
     worker.process.resume().unwrap();
-    until("the worker wakes", async || !worker.said("woke").is_empty()).await;
-    let first = &worker.said("woke")[0];
+    until("the worker wakes", async || !worker.reports("woke").is_empty()).await;
+    let first = &worker.reports("woke")[0];
     assert!(first.starts_with("Lost("), "{first}");
     next.check().unwrap();
     assert_eq!(site.children("/holder").len(), 1, "it undid nothing that is not its own");
     next.release().await.unwrap();
 }
 
-/// etcd#11456, CURATOR-604: the waiter's session died in its sleep; when its predecessor had gone it believed.
+/// etcd#11456, CURATOR-604: the waiter's session expired while it was frozen. When its predecessor released, it
+/// assumed that it had the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_waiter_does_not_hold_when_it_wakes() {
+async fn frozen_waiter_is_not_granted_when_it_wakes() {
     let site = Site::shared();
     let theirs = site.client().await;
     let holder = theirs.lock("waiter").ttl(LONG).acquire().await.unwrap();
@@ -68,24 +68,24 @@ async fn a_frozen_waiter_does_not_hold_when_it_wakes() {
     until_waiting(&theirs, "waiter", 1).await;
     let old = site.children("/waiter");
     worker.process.stop().unwrap();
-    // Its session dies; the holder goes, and another one has the lock.
+    // Its session expires, the holder releases, and another client is granted.
     until_waiting(&theirs, "waiter", 0).await;
     assert_eq!(site.children("/waiter"), first);
     holder.release().await.unwrap();
-    let next = theirs.lock("waiter").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let next = theirs.lock("waiter").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     worker.process.resume().unwrap();
     until_waiting(&theirs, "waiter", 1).await;
-    assert!(!site.children("/waiter").iter().any(|node| old.contains(node)), "a fresh place");
-    assert!(worker.said("granted").is_empty());
+    assert!(!site.children("/waiter").iter().any(|node| old.contains(node)), "a new position");
+    assert!(worker.reports("granted").is_empty());
     next.check().unwrap();
     let token = next.token().get();
     next.release().await.unwrap();
     assert!(worker.token().await > token);
 }
 
-/// A server that keeps sessions for three seconds only: who asks for a minute and freezes has two.
+/// The server keeps sessions for three seconds only: a holder that asked for a minute has a lease of two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_holder_counts_on_no_more_than_the_server_keeps() {
+async fn frozen_holder_claims_no_more_than_the_server_keeps() {
     let server = ZooKeeper::builder().tick_time(200).max_session_timeout(3000).start().unwrap();
     let site = Site { server: server.into(), chroot: "/clamped".into() };
     let worker = Worker::start(&site.url(), "x", LONG);
@@ -96,20 +96,20 @@ async fn a_frozen_holder_counts_on_no_more_than_the_server_keeps() {
     let mut raw = Raw::connect(site.server.address());
     until("its session ends", async || !raw.exists(&node)).await;
     let gone = now();
-    // What it believed when it was stopped, it said at the latest when it wakes.
+    // At the latest when it wakes, it prints the deadline that it had when it was frozen.
     worker.process.resume().unwrap();
-    until("it is lost", async || !worker.said("lost").is_empty()).await;
-    let until = worker.said("until").pop().unwrap().parse().unwrap();
+    until("it is lost", async || !worker.reports("lost").is_empty()).await;
+    let until = worker.reports("until").pop().unwrap().parse().unwrap();
     assert!(Moment::from_nanos(until) <= gone, "it held for longer than the server");
 }
 
-/// A follower answers a write before the leader has heard that the session lives: it passes that on with the next
-/// ping, every half tick. So a client that stood still, woke, beat once, and whose follower is cut off at that
-/// moment, is dead to the leader a whole timeout after it fell asleep, not after it woke (beat.rs).
+/// A follower answers a write before the leader knows that the session lives: it reports it with the next ping, every
+/// half tick. A client freezes, wakes and sends a heartbeat, and its follower is partitioned at that moment. For the
+/// leader the session then ends a timeout after the freeze began, not after the wake (`lease_credit.rs`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_beat_after_a_pause_counts_from_before_it() {
+async fn heartbeat_after_a_pause_counts_from_before_the_pause() {
     let (ttl, timeout) = (Duration::from_secs(5), ms(7500));
-    // Half a tick is half a second: time to cut the follower off before it passes the beat on.
+    // Half a tick is half a second: time to partition the follower before it reports the heartbeat.
     let ensemble = ZooKeeperEnsemble::with(&ZooKeeper::builder().tick_time(1000)).unwrap();
     for round in 0..3 {
         let leader = ensemble.leader().unwrap();
@@ -122,23 +122,23 @@ async fn a_beat_after_a_pause_counts_from_before_it() {
         let node = at_leader.children(&format!("/{dir}")).unwrap().remove(0);
         worker.until_renewed().await;
         worker.process.stop().unwrap();
-        let before = worker.said("until").len();
+        let before = worker.reports("until").len();
         pass(ttl * 87 / 100).await;
         let woke = now();
         worker.process.resume().unwrap();
-        until("it beats", async || worker.said("until").len() > before).await;
+        until("it sends a heartbeat", async || worker.reports("until").len() > before).await;
         follower.cut_off();
         way.set_mode(Mode::Refuse);
-        assert!(!worker.said("woke")[0].starts_with("Lost"), "it woke before its lease ended");
+        assert!(!worker.reports("woke")[0].starts_with("Lost"), "it woke before its lease ended");
 
         let mut raw = Raw::connect(at_leader.address());
         until("its session ends", async || !raw.exists(&format!("/{dir}/{node}"))).await;
         let gone = now();
-        until("it is lost", async || !worker.said("lost").is_empty()).await;
-        let until = Moment::from_nanos(worker.said("until").pop().unwrap().parse().unwrap());
+        until("it is lost", async || !worker.reports("lost").is_empty()).await;
+        let until = Moment::from_nanos(worker.reports("until").pop().unwrap().parse().unwrap());
         assert!(until <= gone, "it held {:?} longer than the leader", until.since(gone));
         println!("lost {:?} before the leader let go", gone.since(until));
-        // Then the leader had not heard of the beat, and that is what was to be shown.
+        // Then the leader did not know of the heartbeat, which was the case to show.
         if gone < woke + timeout {
             break;
         }

@@ -1,24 +1,26 @@
-//! What only ZooKeeper has: sessions, nodes that others see, ensembles. Against real servers.
+//! What is specific to ZooKeeper: sessions, nodes that other clients see, ensembles. Against real servers.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod addresses;
 mod breaks;
 mod common;
-mod cuts;
-mod drains;
 mod elections;
 mod ensemble;
 mod frozen;
-mod hands;
-mod lines;
+mod layout;
+mod lease_only;
+mod leftovers;
+mod lost_connections;
+mod lost_replies;
+mod manual_intervention;
 mod members;
-mod mended;
 mod nodes;
 mod outages;
-mod raw;
+mod raw_client;
 mod records;
-mod scripts;
+mod regressions;
 mod sessions;
-mod told_in_time;
-mod ttls;
+mod short_sessions;
+mod timely_loss;
+mod waiting;

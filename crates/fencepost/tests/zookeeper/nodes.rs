@@ -1,4 +1,4 @@
-//! What others see of us, and we of them.
+//! What third-party clients see of our nodes, and we of theirs.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use fencepost::{ErrorKind, LossCause};
 use fencepost_testkit::{LONG, SOON, connect, until, until_waiting, within};
 
 use super::common::Site;
-use super::raw::{ALL, Kind, Raw};
+use super::raw_client::{ALL, Kind, Raw};
 
 #[tokio::test]
-async fn our_nodes_are_called_as_curator_and_kazoo_call_theirs() {
+async fn nodes_are_named_like_those_of_curator_and_kazoo() {
     let site = Site::shared();
     for (style, start, middle) in [("", "_c_", "-lock-"), ("?style=kazoo", "", "__lock__")] {
         let client = connect(&format!("{}{style}", site.url())).await;
@@ -27,10 +27,9 @@ async fn our_nodes_are_called_as_curator_and_kazoo_call_theirs() {
     }
 }
 
-/// A node of another make stands in the same line; it is waited for, shown, broken on request, and never
-/// touched otherwise.
+/// A third-party node is in the same queue: it is waited for, shown, broken on request, and never touched otherwise.
 #[tokio::test]
-async fn strangers_stand_in_the_same_line() {
+async fn third_party_nodes_share_the_queue() {
     let site = Site::shared();
     let client = site.client().await;
     client.lock("shared").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
@@ -41,12 +40,12 @@ async fn strangers_stand_in_the_same_line() {
     ] {
         let path = format!("{}/shared/{node}", site.chroot);
         let mut theirs = Raw::connect(site.server.address());
-        theirs.create(&path, data, Kind::Ends, ALL);
+        theirs.create(&path, data, Kind::Ephemeral, ALL);
         assert!(client.lock("shared").try_acquire().await.unwrap().is_none(), "{node}");
         let info = client.inspect("shared").await.unwrap();
         let holder = info.holder.unwrap();
         assert_eq!(holder.label.as_str(), shown);
-        assert!(holder.token.is_some() && holder.ttl.is_none() && !holder.endless);
+        assert!(holder.token.is_some() && holder.ttl.is_none() && !holder.no_expiry);
         assert_eq!(client.list().await.unwrap().len(), 1);
         let waiter = client.clone();
         let waiting = tokio::spawn(async move { waiter.lock("shared").ttl(LONG).acquire().await });
@@ -58,11 +57,11 @@ async fn strangers_stand_in_the_same_line() {
         assert!(guard.token() >= broken.floor);
         guard.release().await.unwrap();
     }
-    // Other makes look for no marker, so none is left.
+    // Third-party clients read no note, so none is left.
     assert!(site.children("/.fencepost/broken").is_empty());
 }
 
-/// A directory below is another lock, or somebody's data: it does not stand in line.
+/// A directory below is another lock, or third-party data: it is not in the queue.
 #[tokio::test]
 async fn other_children_do_not_count() {
     let site = Site::shared();
@@ -78,9 +77,9 @@ async fn other_children_do_not_count() {
     below.release().await.unwrap();
 }
 
-/// What is called like a contender and stays is none: it holds nothing, waits for nothing and is not broken.
+/// A persistent node with a contender's name is no contender: it holds nothing, waits for nothing and is not broken.
 #[tokio::test]
-async fn a_directory_that_looks_like_a_contender_does_not_count() {
+async fn persistent_node_that_looks_like_a_contender_does_not_count() {
     let site = Site::shared();
     let client = site.client().await;
     client.lock("a").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
@@ -88,9 +87,10 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
     let path = |node: &str| format!("{}/a/{node}", site.chroot);
     let odd =
         ["x-latch-0000000000", "x-lock-0000000001", "y__lock__0000000000", "z-lock-1700000000"];
-    for (node, kind) in odd.iter().zip([Kind::Stays, Kind::Container, Kind::Container, Kind::Stays])
+    for (node, kind) in
+        odd.iter().zip([Kind::Persistent, Kind::Container, Kind::Container, Kind::Persistent])
     {
-        // One of them is not for us to read.
+        // We may not read one of them.
         let permissions = if node.starts_with('x') { ALL } else { ALL & !1 };
         raw.create(&path(node), "data", kind, permissions);
     }
@@ -102,7 +102,7 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
         let guard = if at_once {
             lock.try_acquire().await.unwrap().expect("it is free")
         } else {
-            lock.acquire_within(SOON).await.unwrap()
+            lock.wait_timeout(SOON).acquire().await.unwrap()
         };
         let info = client.inspect("a").await.unwrap();
         assert_eq!((info.waiting, info.waiters.len()), (0, 0));
@@ -112,17 +112,18 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
     }
     let guard = client.lock("a").label("me").ttl(LONG).acquire().await.unwrap();
     let other = site.client().await;
-    let held = other.lock("a").acquire_within(Duration::ZERO).await.unwrap_err();
-    let ErrorKind::Held(Some(holder)) = held.kind() else { panic!("{held}") };
+    let held = other.lock("a").wait_timeout(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(held.kind(), ErrorKind::Held, "{held}");
+    let holder = held.holder().expect("it is known");
     assert_eq!(holder.label.as_str(), "me");
     let waiting = tokio::spawn(async move { other.lock("a").ttl(LONG).acquire().await });
     until_waiting(&client, "a", 1).await;
     assert_eq!(client.list().await.unwrap()[0].waiting, 1);
     let token = guard.token();
     assert_eq!(client.break_lock("a").await.unwrap().unwrap().token, Some(token));
-    let next = within(SOON, "its turn", waiting).await.unwrap().unwrap();
+    let next = within(SOON, "the waiter is granted", waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
-    // A script's grant is found by its owner, behind them.
+    // A lease-only grant is found by its owner id, behind them.
     next.release().await.unwrap();
     let script = client.lock("a").ttl(LONG).lease_only().acquire().await.unwrap();
     let renewed = site.client().await.renew("a", script.owner(), None).await;
@@ -133,22 +134,31 @@ async fn a_directory_that_looks_like_a_contender_does_not_count() {
     }
 }
 
-/// Somebody removes our node by hand: the guard is told at once, and the next one has the lock.
+/// An operator deletes our node: the guard is lost at once, and the next client is granted.
 #[tokio::test]
-async fn a_node_that_is_deleted_by_hand_ends_the_guard_at_once() {
+async fn guard_is_lost_at_once_when_its_node_is_deleted() {
     let site = Site::shared();
     let client = site.client().await;
     let guard = client.lock("hand").ttl(LONG).acquire().await.unwrap();
     let node = site.children("/hand").remove(0);
     site.server.delete(&format!("{}/hand/{node}", site.chroot)).unwrap();
-    let cause = within(SOON, "the guard is told", guard.lost()).await;
+    let cause = within(SOON, "the guard is lost", guard.lost()).await;
     assert_eq!(cause, LossCause::TakenOver);
-    client.lock("hand").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
+    client
+        .lock("hand")
+        .ttl(LONG)
+        .wait_timeout(SOON)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
-/// kazoo#760, curator#600: the same while it waits. It takes another place, and its turn comes.
+/// kazoo#760, curator#600: the same while it waits. It queues again, and is granted.
 #[tokio::test]
-async fn a_waiter_whose_node_is_deleted_takes_another_place() {
+async fn waiter_with_a_deleted_node_queues_again() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     let guard = ours.lock("line").ttl(LONG).acquire().await.unwrap();
@@ -166,33 +176,33 @@ async fn a_waiter_whose_node_is_deleted_takes_another_place() {
     assert!(!waiting.is_finished());
     let token = guard.token();
     guard.release().await.unwrap();
-    let next = within(SOON, "its turn", waiting).await.unwrap().unwrap();
+    let next = within(SOON, "the waiter is granted", waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
 }
 
-/// The marker of a break tells its holder, who takes it away.
+/// The holder reads the note of the break, and deletes it.
 #[tokio::test]
-async fn a_break_leaves_no_marker_once_its_holder_knows() {
+async fn confirmed_break_leaves_no_note() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     for _ in 0..3 {
         let guard = ours.lock("break").ttl(LONG).acquire().await.unwrap();
         theirs.break_lock("break").await.unwrap().unwrap();
-        assert_eq!(within(SOON, "told", guard.lost()).await, LossCause::Broken);
+        assert_eq!(within(SOON, "the guard is lost", guard.lost()).await, LossCause::Broken);
     }
-    until("no marker is left", async || site.children("/.fencepost/broken").is_empty()).await;
+    until("no note is left", async || site.children("/.fencepost/broken").is_empty()).await;
     assert!(ours.list().await.unwrap().is_empty(), "our own nodes are no locks");
 }
 
-/// ZooKeeper takes no control characters, but other clients take paths that no name of ours has.
+/// ZooKeeper accepts no control characters, but third-party clients use paths that are not valid names here.
 #[tokio::test]
-async fn a_lock_of_another_client_whose_path_is_no_name_of_ours_is_listed() {
+async fn third_party_lock_with_an_invalid_name_is_listed() {
     let site = Site::shared();
     let client = site.client().await;
     client.lock("a").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
     let mut raw = Raw::connect(site.server.address());
-    raw.create(&format!("{}/50%", site.chroot), "", Kind::Stays, ALL);
-    raw.create(&format!("{}/50%/x-lock-0000000000", site.chroot), "", Kind::Ends, ALL);
+    raw.create(&format!("{}/50%", site.chroot), "", Kind::Persistent, ALL);
+    raw.create(&format!("{}/50%/x-lock-0000000000", site.chroot), "", Kind::Ephemeral, ALL);
     let list = client.list().await.unwrap();
     let names: Vec<_> = list.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["50%"]);

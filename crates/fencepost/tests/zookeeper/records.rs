@@ -1,42 +1,44 @@
-//! Records of what was done: that one success is recorded, what others see of it, and how it goes.
+//! Records: one success is recorded, others see it, and it is removed in the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fencepost::ledger::State;
-use fencepost::{Begun, ErrorKind, Fencepost, OnFailure, Once, Turn};
-use fencepost_testkit::{LONG, Mode, Proxy, SOON, ZooKeeper, connect, fails, pass, until, within};
+use fencepost::{ErrorKind, Fencepost, OnFailure, Once, RunGuard, Start};
+use fencepost_testkit::{
+    LONG, Mode, Proxy, SOON, ZooKeeper, connect, fails, fails_because, pass, until, within,
+};
 
 use super::common::Site;
-use super::ensemble::Three;
-use super::raw::{ALL, Kind, Raw};
+use super::ensemble::PooledEnsemble;
+use super::raw_client::{ALL, Kind, Raw};
 
-const KEEP: Duration = Duration::from_hours(1);
+const RETENTION: Duration = Duration::from_hours(1);
 
 fn once(client: &Fencepost, key: &str) -> Once {
-    client.once(key).keep(KEEP).ttl(LONG)
+    client.once(key).retain_for(RETENTION).ttl(LONG)
 }
 
-async fn turn(once: &Once) -> Turn {
-    match within(SOON, "its turn", once.begin()).await.unwrap() {
-        Begun::Ours(turn) => turn,
-        Begun::Settled(entry) => panic!("it is settled: {entry:?}"),
+async fn run_guard(once: &Once) -> RunGuard {
+    match within(SOON, "the waiter is granted", once.begin()).await.unwrap() {
+        Start::Claimed(run_guard) => run_guard,
+        Start::Finished(record) => panic!("finished already: {record:?}"),
     }
 }
 
-/// All nodes of records, with their directories.
+/// The nodes of all records, with their directories.
 fn nodes(site: &Site) -> Vec<String> {
-    let shelves = site.children("/.fencepost/records").into_iter().filter(|it| it.len() == 2);
-    let inside = |shelf: String| {
-        let nodes = site.children(&format!("/.fencepost/records/{shelf}"));
-        nodes.into_iter().map(move |node| format!("{shelf}/{node}"))
+    let shards = site.children("/.fencepost/records").into_iter().filter(|it| it.len() == 2);
+    let inside = |shard: String| {
+        let nodes = site.children(&format!("/.fencepost/records/{shard}"));
+        nodes.into_iter().map(move |node| format!("{shard}/{node}"))
     };
-    shelves.flat_map(inside).collect()
+    shards.flat_map(inside).collect()
 }
 
 #[tokio::test]
-async fn of_many_who_race_one_runs_and_all_have_its_result() {
+async fn one_of_many_runs_and_all_get_its_result() {
     let site = Site::shared();
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -48,7 +50,7 @@ async fn of_many_who_race_one_runs_and_all_have_its_result() {
             .map(|number| {
                 let (once, runs) = (once(&clients[number % 4], key), Arc::clone(&runs));
                 tokio::spawn(async move {
-                    let work = |run: fencepost::Run| async move {
+                    let work = |run: fencepost::RunHandle| async move {
                         runs.fetch_add(1, Ordering::SeqCst);
                         Ok::<_, std::io::Error>(run.token().to_string())
                     };
@@ -59,7 +61,7 @@ async fn of_many_who_race_one_runs_and_all_have_its_result() {
         let mut ran = 0;
         let mut tokens = Vec::new();
         for task in tasks {
-            let recorded = within(SOON, "all are told", task).await.unwrap();
+            let recorded = within(SOON, "all runs end", task).await.unwrap();
             assert_eq!(recorded.result, recorded.token.to_string().into_bytes());
             ran += usize::from(recorded.ran);
             tokens.push(recorded.token);
@@ -67,23 +69,25 @@ async fn of_many_who_race_one_runs_and_all_have_its_result() {
         tokens.dedup();
         assert_eq!((ran, runs.load(Ordering::SeqCst), tokens.len()), (1, 1, 1), "{key}");
     }
-    let found = clients[0].once_entries().await.unwrap();
+    let found = clients[0].once_records().await.unwrap();
     let keys: Vec<_> = found.iter().map(|(key, _)| key.as_str()).collect();
     assert_eq!(keys, ["a", "b/c", "ü 🔒%"]);
-    assert!(found.iter().all(|(_, entry)| entry.state == State::Done && entry.result.is_empty()));
+    assert!(
+        found.iter().all(|(_, record)| record.state == State::Done && record.result.is_empty())
+    );
     assert_eq!(nodes(&site).len(), 3);
     assert!(clients[0].list().await.unwrap().is_empty(), "records are no locks");
 }
 
-/// The lock was taken from it: whatever it does then, the record is the next one's.
+/// The run lost its lock: whatever it does, the record belongs to the next run.
 #[tokio::test]
-async fn one_that_was_overtaken_can_not_settle_it() {
+async fn overtaken_run_cannot_finish() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     for end in ["done", "failed", "given up"] {
-        let late = turn(&once(&ours, end)).await;
+        let late = run_guard(&once(&ours, end)).await;
         theirs.break_lock(&format!("once/{end}")).await.unwrap().unwrap();
-        let next = turn(&once(&theirs, end)).await;
+        let next = run_guard(&once(&theirs, end)).await;
         let token = next.token();
         assert!(token > late.token());
         let refused = match end {
@@ -91,73 +95,75 @@ async fn one_that_was_overtaken_can_not_settle_it() {
             "failed" => late.failed("mine").await,
             _ => late.give_up().await,
         };
-        fails(refused, &ErrorKind::Lost(fencepost::LossCause::TakenOver), &[]);
-        let entry = once(&ours, end).entry().await.unwrap().unwrap();
-        assert_eq!((entry.state, entry.token), (State::Running, token), "{end}");
+        fails_because(refused, ErrorKind::Lost, fencepost::LossCause::TakenOver, &[]);
+        let record = once(&ours, end).record().await.unwrap().unwrap();
+        assert_eq!((record.state, record.token), (State::Running, token), "{end}");
         next.done("theirs").await.unwrap();
-        let entry = once(&ours, end).entry().await.unwrap().unwrap();
-        assert_eq!((entry.state, &*entry.result), (State::Done, &b"theirs"[..]), "{end}");
+        let record = once(&ours, end).record().await.unwrap().unwrap();
+        assert_eq!((record.state, &*record.result), (State::Done, &b"theirs"[..]), "{end}");
     }
 }
 
 #[tokio::test]
-async fn a_result_is_kept_byte_for_byte_and_over_a_restart() {
+async fn result_is_kept_byte_for_byte_over_a_restart() {
     let server = ZooKeeper::builder().start().unwrap();
     let url = format!("{}/deep/er", server.url());
     let client = connect(&url).await;
     let large: Vec<u8> = (0..64 * 1024_u32).map(|at| (at * 31 % 251) as u8).collect();
-    turn(&once(&client, "large")).await.done(large.clone()).await.unwrap();
-    turn(&once(&client, "bad")).await.failed("it broke").await.unwrap();
+    run_guard(&once(&client, "large")).await.done(large.clone()).await.unwrap();
+    run_guard(&once(&client, "bad")).await.failed("it broke").await.unwrap();
     client.close().await;
     server.restart().unwrap();
     let client = connect(&url).await;
-    let entry = once(&client, "large").entry().await.unwrap().unwrap();
-    assert!(entry.result == large && entry.state == State::Done);
-    assert!(entry.since < SOON * 6 && entry.kept_for <= KEEP && entry.kept_for > KEEP / 2);
+    let record = once(&client, "large").record().await.unwrap().unwrap();
+    assert!(record.result == large && record.state == State::Done);
+    assert!(
+        record.since < SOON * 6 && record.kept_for <= RETENTION && record.kept_for > RETENTION / 2
+    );
     let refused = once(&client, "bad").run(|_| async { Ok::<_, std::io::Error>("no") }).await;
-    fails(refused, &ErrorKind::Failed, &["forget"]);
+    fails(refused, ErrorKind::Failed, &["forget"]);
     assert!(once(&client, "bad").forget().await.unwrap());
     assert!(!once(&client, "bad").forget().await.unwrap());
     let work = |_| async { Err::<&str, _>(std::io::Error::other("once more")) };
     once(&client, "bad").on_failure(OnFailure::Retry).run(work).await.unwrap_err();
-    assert!(once(&client, "bad").entry().await.unwrap().is_none());
+    assert!(once(&client, "bad").record().await.unwrap().is_none());
 }
 
-/// A record that is over counts as absent, and goes: by whoever meets it, or by what others do.
+/// An expired record counts as absent. A read of it removes it, and so do other steps.
 #[tokio::test]
-async fn a_record_goes_when_its_time_is_over() {
+async fn expired_record_is_removed() {
     let site = Site::shared();
     let client = site.client().await;
     let second = Duration::from_secs(1);
     for number in 0..24 {
-        let brief = client.once(format!("brief/{number}")).keep(second).ttl(LONG);
-        turn(&brief).await.done("x").await.unwrap();
+        let brief = client.once(format!("brief/{number}")).retain_for(second).ttl(LONG);
+        run_guard(&brief).await.done("x").await.unwrap();
     }
-    let brief = client.once("brief/0").keep(second).ttl(LONG);
-    until("it is over", async || brief.entry().await.unwrap().is_none()).await;
-    let again = turn(&brief).await;
+    let brief = client.once("brief/0").retain_for(second).ttl(LONG);
+    until("it is over", async || brief.record().await.unwrap().is_none()).await;
+    let again = run_guard(&brief).await;
     again.give_up().await.unwrap();
-    // A list leaves no trace of the others.
-    turn(&once(&client, "later")).await.done("").await.unwrap();
+    // In the end the list has removed all others.
+    run_guard(&once(&client, "later")).await.done("").await.unwrap();
     until("they are gone", async || {
-        let found = client.once_entries().await.unwrap();
+        let found = client.once_records().await.unwrap();
         assert!(found.iter().any(|(key, _)| key == "later"));
         nodes(&site).iter().all(|node| node.contains("later"))
     })
     .await;
 }
 
-/// Nobody finishes anything, nor asks for them by name: a list is enough.
+/// A list is enough: nobody finishes anything or reads them by name.
 #[tokio::test]
-async fn records_go_without_anybody_finishing() {
+async fn listing_removes_expired_records() {
     let site = Site::shared();
     let client = site.client().await;
-    let brief = client.once("brief").keep(Duration::from_secs(1)).ttl(LONG);
-    turn(&brief).await.done("x").await.unwrap();
+    let brief = client.once("brief").retain_for(Duration::from_secs(1)).ttl(LONG);
+    run_guard(&brief).await.done("x").await.unwrap();
     client.close().await;
     let other = site.client().await;
-    assert!(once(&other, "other").entry().await.unwrap().is_none());
-    until("it is over", async || other.once_entries().await.unwrap().is_empty()).await;
+    assert!(once(&other, "other").record().await.unwrap().is_none());
+    until("it is over", async || other.once_records().await.unwrap().is_empty()).await;
     within(2 * SOON, "it is removed", async {
         while !nodes(&site).is_empty() {
             pass(Duration::from_millis(100)).await;
@@ -166,15 +172,15 @@ async fn records_go_without_anybody_finishing() {
     .await;
 }
 
-/// The leader is killed when the work is done and not recorded yet: it is recorded, and not done again.
+/// The leader dies after the work and before its record: the work is recorded, and not repeated.
 #[tokio::test]
-async fn what_was_done_is_recorded_over_an_election() {
-    let three = Three::take();
+async fn finish_during_an_election_is_recorded() {
+    let three = PooledEnsemble::take();
     let client = connect(&three.url()).await;
     let runs = Arc::new(AtomicUsize::new(0));
     for key in ["killed", "stopped"] {
         let leader = three.leader().unwrap();
-        let running = turn(&once(&client, key)).await;
+        let running = run_guard(&once(&client, key)).await;
         runs.fetch_add(1, Ordering::SeqCst);
         let member = &three.members()[leader];
         if key == "killed" {
@@ -201,82 +207,82 @@ async fn what_was_done_is_recorded_over_an_election() {
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
-/// A node that is not for us to read is left out of a list, and ends nothing.
+/// A node that we may not read is left out of the list.
 #[tokio::test]
-async fn an_unreadable_record_is_left_out_of_a_list() {
+async fn unreadable_record_is_left_out_of_the_list() {
     let site = Site::shared();
     let client = site.client().await;
     for key in ["a", "b"] {
-        turn(&once(&client, key)).await.done("").await.unwrap();
+        run_guard(&once(&client, key)).await.done("").await.unwrap();
     }
     let mut raw = Raw::connect(site.server.address());
     let records = format!("{}/.fencepost/records", site.chroot);
     let all = nodes(&site);
-    let (shelf, _) = all[0].split_once('/').unwrap();
-    raw.create(&format!("{records}/{shelf}/once%2Fsecret"), "x", Kind::Stays, ALL & !1);
-    raw.create(&format!("{records}/zz"), "", Kind::Stays, ALL & !1);
-    let found = client.once_entries().await.unwrap();
+    let (shard, _) = all[0].split_once('/').unwrap();
+    raw.create(&format!("{records}/{shard}/once%2Fsecret"), "x", Kind::Persistent, ALL & !1);
+    raw.create(&format!("{records}/zz"), "", Kind::Persistent, ALL & !1);
+    let found = client.once_records().await.unwrap();
     let keys: Vec<_> = found.iter().map(|(key, _)| key.as_str()).collect();
     assert_eq!(keys, ["a", "b"]);
 }
 
-/// The answer to a step is lost, and it is asked again: it says the same, and is done once.
+/// The reply to a step is lost, and the step is retried: it gives the same result, and is applied once.
 #[tokio::test]
-async fn a_step_whose_answer_is_lost_is_found_done() {
+async fn step_whose_reply_is_lost_is_applied_once() {
     let site = Site::shared();
     let proxy = Proxy::to(site.server.address()).unwrap();
     let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
     let (watcher, key) = (site.client().await, once(&client, "cut"));
-    turn(&key).await.give_up().await.unwrap();
-    let running = turn(&key).await;
+    run_guard(&key).await.give_up().await.unwrap();
+    let running = run_guard(&key).await;
     let token = running.token();
     proxy.set_mode(Mode::DropAnswers);
     let ending = tokio::spawn(running.done("result"));
     let seen = once(&watcher, "cut");
-    // A read comes before the write, and its answer is lost as well.
+    // A read precedes the write, and its reply is lost as well.
     pass(Duration::from_millis(100)).await;
     proxy.close_all();
     proxy.set_mode(Mode::Pass);
-    within(SOON, "it is told", ending).await.unwrap().unwrap();
-    let entry = seen.entry().await.unwrap().unwrap();
-    assert_eq!((entry.state, entry.token), (State::Done, token));
+    within(SOON, "the step ends", ending).await.unwrap().unwrap();
+    let record = seen.record().await.unwrap().unwrap();
+    assert_eq!((record.state, record.token), (State::Done, token));
 }
 
-/// With `acl=creator` nobody else reads, settles or removes a record.
+/// With `acl=creator` nobody else reads, finishes or removes a record.
 #[tokio::test]
-async fn credentials_keep_others_from_records() {
+async fn acl_protects_records() {
     let site = Site::shared();
     let url =
         format!("zookeeper://app:hunter2@{}{}?acl=creator", site.server.address(), site.chroot);
-    let (owner, stranger) = (connect(&url).await, site.client().await);
-    turn(&once(&owner, "private")).await.done("secret").await.unwrap();
-    let key = once(&stranger, "private");
-    fails(key.entry().await, &ErrorKind::Refused, &["USER:PASSWORD@", ".fencepost/records"]);
-    fails(key.begin().await, &ErrorKind::Refused, &[]);
-    fails(stranger.once_entries().await, &ErrorKind::Refused, &[".fencepost/records"]);
+    let (owner, other) = (connect(&url).await, site.client().await);
+    run_guard(&once(&owner, "private")).await.done("secret").await.unwrap();
+    let key = once(&other, "private");
+    fails(key.record().await, ErrorKind::Refused, &["USER:PASSWORD@", ".fencepost/records"]);
+    fails(key.begin().await, ErrorKind::Refused, &[]);
+    fails(other.once_records().await, ErrorKind::Refused, &[".fencepost/records"]);
     assert!(site.server.children(&format!("{}/.fencepost/records", site.chroot)).is_err());
     assert_eq!(
-        once(&connect(&url).await, "private").entry().await.unwrap().unwrap().result,
+        once(&connect(&url).await, "private").record().await.unwrap().unwrap().result,
         b"secret"
     );
 }
 
 #[tokio::test]
-async fn a_node_that_is_no_record_is_named() {
+async fn node_that_is_not_a_record_is_named() {
     let site = Site::shared();
     let client = site.client().await;
-    turn(&once(&client, "mine")).await.done("").await.unwrap();
+    run_guard(&once(&client, "mine")).await.done("").await.unwrap();
     let node = format!("{}/.fencepost/records/{}", site.chroot, nodes(&site)[0]);
     site.server.delete(&node).unwrap();
     site.server.create(&node, "something else").unwrap();
-    fails(once(&client, "mine").entry().await, &ErrorKind::Refused, &[&node, "remove it"]);
-    assert!(client.once_entries().await.unwrap().is_empty());
+    fails(once(&client, "mine").record().await, ErrorKind::Refused, &[&node, "delete the node"]);
+    assert!(client.once_records().await.unwrap().is_empty());
     assert_eq!(site.server.get(&node).unwrap().as_deref(), Some("something else"));
 }
 
-/// Many on one cold key, over four clients: one computes.
+/// Many callers of one missing value, over four clients: one computes it.
 #[tokio::test]
-async fn of_many_who_want_a_value_one_computes() {
+async fn one_of_many_callers_computes_a_value() {
     let site = Site::shared();
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -285,7 +291,7 @@ async fn of_many_who_want_a_value_one_computes() {
     let computed = Arc::new(AtomicUsize::new(0));
     let tasks: Vec<_> = (0..200)
         .map(|number| {
-            let flight = clients[number % 4].single_flight("cold").keep(KEEP);
+            let flight = clients[number % 4].single_flight("cold").retain_for(RETENTION);
             let computed = Arc::clone(&computed);
             tokio::spawn(async move {
                 let compute = || async move {

@@ -1,8 +1,8 @@
-//! Sessions: shared, limited by the server, ended with what they carried, and never piling up.
+//! Sessions: shared, limited by the server, ended with all their grants, and never accumulating.
 
 use std::time::Duration;
 
-use fencepost::{ErrorKind, GuardState, LossCause};
+use fencepost::{ErrorKind, GuardStatus, LossCause};
 use fencepost_testkit::{LONG, Mode, Proxy, SOON, ZooKeeper, connect, fails, pass, until, within};
 
 use super::common::Site;
@@ -21,11 +21,11 @@ async fn grants_of_one_ttl_share_a_session() {
         guards.push(client.lock(&name).ttl(LONG).acquire().await.unwrap());
     }
     assert_eq!(site.sessions(), 2);
-    // One guard's end is not the others'.
+    // The end of one guard does not end the others.
     guards.pop().unwrap().release().await.unwrap();
-    assert!(guards.iter().all(|guard| guard.state() == GuardState::Held));
+    assert!(guards.iter().all(|guard| guard.status() == GuardStatus::Held));
     drop(guards);
-    // A script's grant has one of its own, for as long as it is held.
+    // A lease-only grant has its own session, while it is held.
     for _ in 0..10 {
         let guard = client.lock("script").ttl(LONG).lease_only().acquire().await.unwrap();
         guard.release().await.unwrap();
@@ -37,9 +37,9 @@ async fn grants_of_one_ttl_share_a_session() {
     until("all are closed", async || site.sessions() == 0).await;
 }
 
-/// What the server does not allow is seen in the guard.
+/// A TTL above the server's limit is shortened in the guard.
 #[tokio::test]
-async fn a_server_that_clamps_is_believed() {
+async fn guard_uses_the_ttl_that_the_server_allows() {
     let server = ZooKeeper::builder().tick_time(200).max_session_timeout(3000).start().unwrap();
     let client = connect(&server.url()).await;
     let guard = client.lock("long").ttl(LONG).acquire().await.unwrap();
@@ -50,7 +50,7 @@ async fn a_server_that_clamps_is_believed() {
     guard.release().await.unwrap();
     let guard = client.lock("short").ttl(Duration::from_millis(100)).acquire().await.unwrap();
     assert_eq!(guard.ttl().as_duration(), Duration::from_millis(266));
-    let found = client.guarantees().found;
+    let found = client.guarantees().server_info;
     assert!(
         found.iter().any(|(what, it)| *what == "TTL" && it.contains("266ms to 2.0s")),
         "{found:?}"
@@ -60,19 +60,19 @@ async fn a_server_that_clamps_is_believed() {
 }
 
 #[tokio::test]
-async fn a_longer_ttl_is_refused_and_the_same_is_not() {
+async fn longer_ttl_is_refused_and_the_same_is_not() {
     let site = Site::shared();
     let client = site.client().await;
     let guard = client.lock("ttl").ttl(BRIEF).lease_only().acquire().await.unwrap();
     let (ttl, owner) = (guard.ttl(), guard.detach());
     let longer = fencepost::Ttl::new(LONG).unwrap();
-    fails(client.renew("ttl", owner, Some(longer)).await, &ErrorKind::Refused, &["longer TTL"]);
+    fails(client.renew("ttl", owner, Some(longer)).await, ErrorKind::Refused, &["longer TTL"]);
     assert_eq!(client.renew("ttl", owner, Some(ttl)).await.unwrap().value.ttl, ttl);
 }
 
-/// All guards of a session that ended are told as soon as the server says so.
+/// All guards of an expired session are lost as soon as the server reports it.
 #[tokio::test]
-async fn a_session_that_ended_takes_all_its_guards_and_none_of_the_next() {
+async fn expired_session_ends_all_its_guards_and_no_later_one() {
     let site = Site::shared();
     let proxy = Proxy::to(site.server.address()).unwrap();
     let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
@@ -83,8 +83,8 @@ async fn a_session_that_ended_takes_all_its_guards_and_none_of_the_next() {
     // Lost by their own clocks, long before.
     assert!(one.check().is_err() && two.check().is_err());
     proxy.set_mode(Mode::Pass);
-    // CURATOR-604: what comes next has nothing to do with the old session.
-    let next = client.lock("one").ttl(BRIEF).acquire_within(SOON).await.unwrap();
+    // CURATOR-604: later grants do not depend on the old session.
+    let next = client.lock("one").ttl(BRIEF).wait_timeout(SOON).acquire().await.unwrap();
     assert!(next.token() > one.token());
     drop((one, two));
     pass(BRIEF * 2).await;
@@ -93,24 +93,24 @@ async fn a_session_that_ended_takes_all_its_guards_and_none_of_the_next() {
     until("nothing is left", async || client.list().await.unwrap().is_empty()).await;
 }
 
-/// A guard that is lost but not dropped does not hold the lock for ever, though its session lives.
+/// A guard that is lost but not dropped does not keep the lock, though its session lives.
 #[tokio::test]
-async fn a_lost_guard_does_not_hold_the_lock_with_its_session() {
+async fn lost_guard_does_not_keep_the_lock() {
     let site = Site::shared();
     let (ours, theirs) = (site.client().await, site.client().await);
     let other = ours.lock("other").ttl(BRIEF).acquire().await.unwrap();
     let guard = ours.lock("stuck").ttl(BRIEF).max_hold(BRIEF).acquire().await.unwrap();
     assert_eq!(within(SOON, "lost", guard.lost()).await, LossCause::MaxHold);
-    let next = theirs.lock("stuck").ttl(LONG).acquire_within(SOON).await.unwrap();
+    let next = theirs.lock("stuck").ttl(LONG).wait_timeout(SOON).acquire().await.unwrap();
     other.check().unwrap();
     drop(guard);
     next.check().unwrap();
 }
 
-/// A release that could not be made in time is made when the servers are back: the session is shared, so the
-/// node would not end by itself.
+/// A release that failed in an outage is completed when the servers are back: the session is shared, so the node
+/// would not end by itself.
 #[tokio::test]
-async fn a_release_is_made_up_for_long_after() {
+async fn release_is_completed_after_an_outage() {
     let site = Site::shared();
     let proxy = Proxy::to(site.server.address()).unwrap();
     let client = connect(&format!("zookeeper://{}{}", proxy.address(), site.chroot)).await;
@@ -120,7 +120,7 @@ async fn a_release_is_made_up_for_long_after() {
     let brief = client.lock("brief").ttl(ttl).acquire().await.unwrap();
     proxy.set_mode(Mode::Refuse);
     drop((guard, brief));
-    // The library gives up on the brief one meanwhile.
+    // Meanwhile the library gives up the brief one.
     pass(ttl * 4).await;
     proxy.set_mode(Mode::Pass);
     until("both are gone", async || {

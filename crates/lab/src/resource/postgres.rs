@@ -1,11 +1,11 @@
 //! The resource in a PostgreSQL database.
 
-use fencepost::tokio_postgres::error::SqlState;
-use fencepost::tokio_postgres::{self, Client, Transaction};
+use fencepost::fences::postgres::tokio_postgres::error::SqlState;
+use fencepost::fences::postgres::tokio_postgres::{self, Client, Transaction};
 use fencepost::{Error, ErrorKind, LockName, fences};
 
 use super::{Fence, Tables};
-use crate::fault::Result;
+use crate::error::Result;
 
 pub(crate) struct Session {
     client: Client,
@@ -18,7 +18,7 @@ impl Session {
         Ok(Self { client, tables })
     }
 
-    /// Asks first: where the fence is, its owner has seen to it, and a role that may enter need not own it.
+    /// Checks first: if the fence is installed, a role that can enter need not be its owner.
     pub(super) async fn install_fence(&self) -> Result<bool> {
         let ask = "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p
                      JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
@@ -32,7 +32,7 @@ impl Session {
     }
 
     pub(super) async fn set_balance(&mut self, balance: i64) -> Result<()> {
-        self.make(&self.tables.made(balance)).await
+        self.create(&self.tables.create_account(balance)).await
     }
 
     pub(super) async fn read(&mut self, fence: Fence<'_>) -> Result<i64> {
@@ -50,72 +50,71 @@ impl Session {
         Ok(tx.commit().await.map_err(|error| failed(&error))?)
     }
 
-    pub(super) async fn make_ledger(&self, unique: bool) -> Result<()> {
-        self.make(&self.tables.ledger(unique)).await
+    pub(super) async fn create_ledger(&self, unique: bool) -> Result<()> {
+        self.create(&self.tables.create_ledger(unique)).await
     }
 
     pub(super) async fn run_if_absent(&mut self, tick: &str) -> Result<bool> {
-        let (claim, act) = (self.tables.claim(), self.tables.act());
+        let (run, effect) = (self.tables.insert_run(), self.tables.insert_effect());
         let tx = self.begin(None).await?;
-        let ours = tx.execute(&claim, &[&tick]).await.map_err(|error| failed(&error))? == 1;
-        if ours {
-            tx.execute(&act, &[&tick]).await.map_err(|error| failed(&error))?;
+        let inserted = tx.execute(&run, &[&tick]).await.map_err(|error| failed(&error))? == 1;
+        if inserted {
+            tx.execute(&effect, &[&tick]).await.map_err(|error| failed(&error))?;
         }
         tx.commit().await.map_err(|error| failed(&error))?;
-        Ok(ours)
+        Ok(inserted)
     }
 
-    pub(super) async fn act(&mut self, tick: &str) -> Result<()> {
-        let act = self.tables.act();
-        let tx = self.begin(None).await?;
-        tx.execute(&act, &[&tick]).await.map_err(|error| failed(&error))?;
-        Ok(tx.commit().await.map_err(|error| failed(&error))?)
+    pub(super) async fn run(&self, tick: &str) -> Result<()> {
+        let inserted = self.client.execute(&self.tables.insert_effect(), &[&tick]).await;
+        inserted.map_err(|error| failed(&error))?;
+        Ok(())
     }
 
     pub(super) async fn runs(&self, tick: &str) -> Result<u64> {
-        let count = self.tables.count();
+        let count = self.tables.count_effects();
         let row = self.client.query_one(&count, &[&tick]).await.map_err(|error| failed(&error))?;
         Ok(row.try_get::<_, i64>(0).map_err(|error| failed(&error))?.unsigned_abs())
     }
 
-    pub(super) async fn clear(&self) -> Result<()> {
-        let dropped = self.client.batch_execute(&self.tables.dropped()).await;
+    pub(super) async fn drop_tables(&self) -> Result<()> {
+        let dropped = self.client.batch_execute(&self.tables.drop_all()).await;
         Ok(dropped.map_err(|error| failed(&error))?)
     }
 
     pub(super) async fn forget(&self, name: &LockName) -> Result<()> {
         let sql = "DELETE FROM fencepost.marks WHERE name = $1";
         if self.client.execute(sql, &[&name.as_str()]).await.is_err() {
-            // For the fence's owner alone. An admin may reset, which keeps a record.
+            // Only the fence's owner can delete. An admin can reset, which leaves a record.
             let why = "the lab is over";
             let reset = fences::postgres::reset(&self.client, name, None, "fencepost lab", why);
             reset.await.map_err(|error| match error.kind() {
-                ErrorKind::Refused => Error::refused("this role may not reset marks"),
+                ErrorKind::Refused => Error::refused("this role cannot reset marks"),
                 _ => error,
             })?;
         }
         Ok(())
     }
 
-    /// Makes tables: the one thing that a role may be allowed to do with the fence and not here.
-    async fn make(&self, sql: &str) -> Result<()> {
-        let made = self.client.batch_execute(sql).await.map_err(|error| {
+    /// Creates tables. A role that can enter the fence may lack this privilege, so the error has its own remedy.
+    async fn create(&self, sql: &str) -> Result<()> {
+        let created = self.client.batch_execute(sql).await.map_err(|error| {
             if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
-                let said = error.as_db_error().map_or_else(String::new, |found| found.message().into());
+                let reply = error.as_db_error().map_or_else(String::new, |error| error.message().into());
                 return Error::refused(
-                    "this role may not make the lab's tables: GRANT CREATE ON SCHEMA public to it, or \
+                    "this role cannot create the lab's tables: GRANT CREATE ON SCHEMA public to it, or \
                      name another --resource",
                 )
-                .because(said);
+                .with_source(reply);
             }
             failed(&error)
         });
-        Ok(made?)
+        Ok(created?)
     }
 
     async fn begin(&mut self, fence: Fence<'_>) -> Result<Transaction<'_>> {
-        if let Some((name, token)) = fence {
-            return Ok(fences::postgres::begin(&mut self.client, name, token).await?);
+        if let Some(fencing) = fence {
+            return Ok(fences::postgres::begin(&mut self.client, fencing).await?);
         }
         Ok(self.client.transaction().await.map_err(|error| failed(&error))?)
     }

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fencepost::rusqlite::{self, Connection, Transaction, TransactionBehavior};
+use fencepost::fences::sqlite::rusqlite::{self, Connection, Transaction, TransactionBehavior};
 use fencepost::{Error, LockName, fences};
 
 use super::{Fence, Tables};
-use crate::fault::Result;
+use crate::error::Result;
 
 /// How long a transaction waits for another one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same when the lab is over and somebody waits for its end.
-const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
+/// The same when the lab ends: a user waits for it.
+const CLEANUP_BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) struct Session {
     connection: Connection,
@@ -26,12 +26,12 @@ impl Session {
     pub(super) fn open(path: &Path, own: bool, tables: Tables) -> Result<Self> {
         let connection = Connection::open(path).map_err(|error| {
             Error::unreachable(format!(
-                "the resource {} can not be opened: see that its directory is there and may be written",
+                "the resource {} cannot be opened: check that its directory exists and can be written",
                 path.display()
             ))
-            .because(error)
+            .with_source(error)
         })?;
-        connection.busy_timeout(PATIENCE).map_err(failed)?;
+        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
         Ok(Self { connection, own, tables })
     }
 
@@ -44,7 +44,7 @@ impl Session {
     }
 
     pub(super) fn set_balance(&self, balance: i64) -> Result<()> {
-        self.run(&self.tables.made(balance))
+        self.execute_batch(&self.tables.create_account(balance))
     }
 
     pub(super) fn read(&mut self, fence: Fence<'_>) -> Result<i64> {
@@ -62,58 +62,56 @@ impl Session {
         Ok(tx.commit().map_err(failed)?)
     }
 
-    pub(super) fn make_ledger(&self, unique: bool) -> Result<()> {
+    pub(super) fn create_ledger(&self, unique: bool) -> Result<()> {
         if self.own {
-            // Readers and the one writer do not wait for each other: what a database server does anyhow. It stays
-            // with the file, so it is not ours to set on a file of the user's.
+            // Readers and the writer do not wait for each other, as in a database server. The mode stays in the file,
+            // so it is not set in a file of the user.
             self.connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         }
-        self.run(&self.tables.ledger(unique))
+        self.execute_batch(&self.tables.create_ledger(unique))
     }
 
     pub(super) fn run_if_absent(&mut self, tick: &str) -> Result<bool> {
-        let (claim, act) = (self.tables.claim(), self.tables.act());
+        let (run, effect) = (self.tables.insert_run(), self.tables.insert_effect());
         let tx = self.begin(None)?;
-        let ours = tx.execute(&claim, [tick]).map_err(failed)? == 1;
-        if ours {
-            tx.execute(&act, [tick]).map_err(failed)?;
+        let inserted = tx.execute(&run, [tick]).map_err(failed)? == 1;
+        if inserted {
+            tx.execute(&effect, [tick]).map_err(failed)?;
         }
         tx.commit().map_err(failed)?;
-        Ok(ours)
+        Ok(inserted)
     }
 
-    pub(super) fn act(&mut self, tick: &str) -> Result<()> {
-        let act = self.tables.act();
-        let tx = self.begin(None)?;
-        tx.execute(&act, [tick]).map_err(failed)?;
-        Ok(tx.commit().map_err(failed)?)
+    pub(super) fn run(&self, tick: &str) -> Result<()> {
+        self.connection.execute(&self.tables.insert_effect(), [tick]).map_err(failed)?;
+        Ok(())
     }
 
     pub(super) fn runs(&self, tick: &str) -> Result<u64> {
-        let count = self.tables.count();
+        let count = self.tables.count_effects();
         let runs = self.connection.query_row(&count, [tick], |row| row.get::<_, i64>(0));
         Ok(runs.map_err(failed)?.unsigned_abs())
     }
 
-    pub(super) fn clear(&self) -> Result<()> {
-        self.connection.busy_timeout(PATIENCE_AT_THE_END).map_err(failed)?;
-        self.run(&self.tables.dropped())
+    pub(super) fn drop_tables(&self) -> Result<()> {
+        self.connection.busy_timeout(CLEANUP_BUSY_TIMEOUT).map_err(failed)?;
+        self.execute_batch(&self.tables.drop_all())
     }
 
     pub(super) fn forget(&self, name: &LockName) -> Result<()> {
-        self.connection.busy_timeout(PATIENCE_AT_THE_END).map_err(failed)?;
+        self.connection.busy_timeout(CLEANUP_BUSY_TIMEOUT).map_err(failed)?;
         let sql = "DELETE FROM main.fencepost_marks WHERE name = ?";
         self.connection.execute(sql, [name.as_str()]).map_err(failed)?;
         Ok(())
     }
 
-    fn run(&self, sql: &str) -> Result<()> {
+    fn execute_batch(&self, sql: &str) -> Result<()> {
         Ok(self.connection.execute_batch(sql).map_err(failed)?)
     }
 
     fn begin(&mut self, fence: Fence<'_>) -> Result<Transaction<'_>> {
-        if let Some((name, token)) = fence {
-            return Ok(fences::sqlite::begin(&mut self.connection, name, token)?);
+        if let Some(fencing) = fence {
+            return Ok(fences::sqlite::begin(&mut self.connection, fencing)?);
         }
         let behavior = TransactionBehavior::Immediate;
         Ok(self.connection.transaction_with_behavior(behavior).map_err(failed)?)
@@ -121,5 +119,5 @@ impl Session {
 }
 
 fn failed(error: rusqlite::Error) -> Error {
-    Error::unreachable("the lab's resource failed").because(error)
+    Error::unreachable("the lab's resource failed").with_source(error)
 }

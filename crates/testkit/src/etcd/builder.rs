@@ -1,4 +1,4 @@
-//! How a server shall be: options, turned into its arguments.
+//! A server's options and its arguments.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,30 +28,30 @@ impl Builder {
         self
     }
 
-    /// Clients have to log in. This user may read and write every key; root has the same password.
+    /// Clients must log in. This user may read and write every key; root has the same password.
     #[must_use]
     pub fn auth(mut self, user: &str, password: &str) -> Self {
         self.auth = Some(Credentials { user: user.to_owned(), password: password.to_owned() });
         self
     }
 
-    /// One more argument, such as `--max-txn-ops=64`. It counts more than what the testkit says.
+    /// Adds an argument, such as `--max-txn-ops=64`, which overrides the testkit's.
     #[must_use]
     pub fn arg(mut self, arg: &str) -> Self {
         self.args.push(arg.to_owned());
         self
     }
 
-    /// Starts the server and waits until it serves, and until clients have to log in if they shall.
+    /// Starts the server and waits until it serves and, if configured, requires a login.
     pub fn start(self) -> io::Result<Etcd> {
         let mut etcd = on_free_port(|port| {
             let peer_url = format!("http://127.0.0.1:{}", free_port()?);
-            let place = Place::new(port)?;
+            let place = ServerFiles::new(port)?;
             let others = format!("{}={peer_url}", place.name);
             let mut args = vec![
                 format!("--listen-peer-urls={peer_url}"),
                 format!("--initial-advertise-peer-urls={peer_url}"),
-                // Alone, it waits this long before it makes itself the leader.
+                // A lone member waits this long before it elects itself.
                 "--heartbeat-interval=10".into(),
                 "--election-timeout=100".into(),
             ];
@@ -69,13 +69,13 @@ impl Builder {
 }
 
 /// Where a server will be.
-pub(super) struct Place {
+pub(super) struct ServerFiles {
     directory: TempDir,
     pub(super) name: String,
     port: u16,
 }
 
-impl Place {
+impl ServerFiles {
     pub(super) fn new(port: u16) -> io::Result<Self> {
         let directory = tempfile::Builder::new().prefix("fencepost-etcd-").tempdir()?;
         // No two directories have the same name while both exist.
@@ -84,15 +84,15 @@ impl Place {
     }
 }
 
-/// Starts a server and waits for nothing. `door` is the SOCKS5 server through which it reaches the others.
+/// Starts a server without waiting. `door` is the SOCKS5 server through which it reaches the others.
 pub(super) fn launch(
-    place: Place,
+    place: ServerFiles,
     tls: bool,
     initial_cluster: &str,
     args: &[String],
     door: Option<SocketAddr>,
 ) -> io::Result<Etcd> {
-    let Place { directory, name, port } = place;
+    let ServerFiles { directory, name, port } = place;
     let path = directory.path();
     let certificates = tls.then(|| Certificates::make(path)).transpose()?;
     let client_url = format!("{}://127.0.0.1:{port}", if tls { "https" } else { "http" });
@@ -112,7 +112,7 @@ pub(super) fn launch(
     command.args(args);
     for (variable, _) in std::env::vars_os() {
         let Some(name) = variable.to_str() else { continue };
-        // A flag that is set both here and there is an error to etcd, and the door is the only way out.
+        // etcd refuses a setting that comes twice, and the door must be the only way out.
         if name.starts_with("ETCD_") || name.to_lowercase().ends_with("_proxy") {
             command.env_remove(name);
         }

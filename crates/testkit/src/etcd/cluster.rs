@@ -1,24 +1,24 @@
-//! A server as one of a cluster.
+//! One member of a cluster.
 //!
-//! A Go program never sends what goes to a loopback address through a proxy. So the members know each other
-//! by addresses that exist nowhere (TEST-NET-1, RFC 5737): only the doors of [`Peers`](crate::peers::Peers)
-//! lead there. A member that found a way around its door would reach nobody.
+//! Go programs never use a proxy for loopback addresses. So the members know each other by addresses that exist nowhere
+//! (TEST-NET-1, RFC 5737), and only the doors of [`Peers`](crate::peers::Peers) lead there. A member that bypassed its door
+//! would reach no other.
 
 use std::io;
 use std::net::TcpStream;
 
 use super::Etcd;
-use super::builder::{Place, launch};
+use super::builder::{ServerFiles, launch};
 use crate::cluster::{Cluster, Clustered};
 
-/// A key that nobody writes. To read it takes what any read takes.
+/// A key that is never written. A read of it needs what any read needs.
 const PROBE: &str = "fencepost-testkit-probe";
 
 impl Cluster<Etcd> {
     /// Starts three members and waits until all serve.
     pub fn start() -> io::Result<Self> {
         Self::launch(|for_clients, for_peers, peers| {
-            let places = for_clients.iter().map(|port| Place::new(*port));
+            let places = for_clients.iter().map(|port| ServerFiles::new(*port));
             let places = places.collect::<io::Result<Vec<_>>>()?;
             let urls: Vec<_> = (1..)
                 .zip(for_peers)
@@ -46,7 +46,7 @@ impl Clustered for Etcd {
     const SCHEME: &'static str = "etcd";
 
     fn serves(&self) -> io::Result<bool> {
-        // Where nobody listens etcdctl would try again only a second later.
+        // If the port is closed, etcdctl would retry only a second later.
         if TcpStream::connect(self.address()).is_err() {
             return Ok(false);
         }
@@ -71,7 +71,7 @@ impl Clustered for Etcd {
     }
 }
 
-/// One field of what `etcdctl -w fields` says.
+/// One field of the output of `etcdctl -w fields`.
 fn field(text: &str, name: &str) -> Option<u64> {
     let start = format!("\"{name}\" : ");
     text.lines().find_map(|line| line.strip_prefix(&start)?.trim().parse().ok())

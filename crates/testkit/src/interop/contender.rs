@@ -1,4 +1,4 @@
-//! One who holds a lock or waits for it, in a process of its own, whatever its make.
+//! A process that holds a lock or waits for it, of ours or a third party's.
 
 use std::fmt::Debug;
 
@@ -10,25 +10,25 @@ use super::worker::Worker;
 /// Killed on drop.
 pub struct Contender {
     worker: Worker,
-    ways: Ways,
+    protocol: Protocol,
 }
 
-/// How one talks to it.
-pub struct Ways {
-    /// What stands before the token in what it says when it has the lock.
+/// How to talk to it.
+pub struct Protocol {
+    /// What precedes the token in its output.
     granted: &'static str,
     release: Release,
 }
 
 enum Release {
-    Tell,
+    Send,
     HangUp,
     Terminate,
 }
 
-impl Ways {
-    /// A worker of ours that uses the other make's library.
-    pub const WORKER: Self = Self { granted: "granted ", release: Release::Tell };
+impl Protocol {
+    /// A worker that uses the third party's library.
+    pub const WORKER: Self = Self { granted: "granted ", release: Release::Send };
     /// `fencepost run NAME -- sh -c ...`, which has the lock until its input ends.
     pub const FENCEPOST: Self = Self { granted: "token ", release: Release::HangUp };
     /// `etcdctl -w fields lock NAME` or `elect NAME PROPOSAL`, which show their key.
@@ -36,31 +36,31 @@ impl Ways {
         Self { granted: "\"CreateRevision\" : ", release: Release::Terminate };
 }
 
-/// Has the lock until its input ends.
+/// Holds the lock until its input ends.
 const HOLD: &str = "echo token $FENCEPOST_TOKEN; read end || :";
 
 impl Contender {
-    /// One that is talked to in this way.
-    pub fn new(worker: Worker, ways: Ways) -> Self {
-        Self { worker, ways }
+    /// A contender that is driven by this protocol.
+    pub fn new(worker: Worker, protocol: Protocol) -> Self {
+        Self { worker, protocol }
     }
 
-    /// Its token, if it has the lock.
+    /// Its token, if it holds the lock.
     pub fn token(&self) -> Option<u64> {
-        token_in(&self.worker.lines(), self.ways.granted)
+        token_in(&self.worker.lines(), self.protocol.granted)
     }
 
-    /// Waits until it has the lock; its token.
+    /// Waits until it holds the lock. Returns its token.
     pub fn granted(&mut self) -> u64 {
-        let before = self.ways.granted;
+        let before = self.protocol.granted;
         self.worker.wait_for_line(|lines| token_in(&lines, before))
     }
 
-    /// Has it release the lock, and end.
+    /// Makes it release the lock and end.
     pub fn release(mut self) {
-        match self.ways.release {
-            Release::Tell => {
-                self.worker.tell("release");
+        match self.protocol.release {
+            Release::Send => {
+                self.worker.send("release");
                 self.worker.wait_for_line(|lines| lines.contains(&"released".into()).then_some(()));
                 self.worker.hang_up();
             }
@@ -70,12 +70,12 @@ impl Contender {
         assert_eq!(self.worker.end(), Some(0));
     }
 
-    /// Tells it something; what it says behind `before`.
+    /// Sends it a line. Returns what its reply has after `before`.
     pub fn ask(&mut self, order: &str, before: &str) -> String {
-        let heard = self.worker.lines().len();
-        self.worker.tell(order);
+        let known = self.worker.lines().len();
+        self.worker.send(order);
         self.worker.wait_for_line(|lines| {
-            let mut new = lines.iter().skip(heard);
+            let mut new = lines.iter().skip(known);
             new.find_map(|line| line.strip_prefix(before).map(str::to_owned))
         })
     }
@@ -92,40 +92,40 @@ impl Contender {
 }
 
 impl Site {
-    /// One of ours that holds a lock as soon as it gets it.
+    /// One of our clients that holds a lock as soon as it is granted.
     pub fn ours(&self, name: &str, ttl: u32) -> Contender {
         let ttl = format!("{ttl}s");
         let command = self.fencepost(&["run", "--ttl", &ttl, name, "--", "sh", "-c", HOLD]);
-        Contender::new(Worker::spawn(command, self.store.dir.path()), Ways::FENCEPOST)
+        Contender::new(Worker::spawn(command, self.store.dir.path()), Protocol::FENCEPOST)
     }
 
-    /// Has these stand in line, one behind the other. First come, first served, whoever it is, and the tokens of
-    /// all rise together.
-    pub fn assert_served_in_line<M: Copy + Debug>(
+    /// Queues these one after the other. The first to come must be granted first, whichever client it is, and all tokens
+    /// rise together.
+    pub fn assert_granted_in_order<M: Copy + Debug>(
         &self,
-        makes: &[M],
+        kinds: &[M],
         contend: impl Fn(M) -> Contender,
     ) {
-        let mut line = Vec::new();
-        for (ahead, make) in (0..).zip(makes) {
-            line.push((make, contend(*make)));
+        let mut queue = Vec::new();
+        for (ahead, kind) in (0..).zip(kinds) {
+            queue.push((kind, contend(*kind)));
             if ahead == 0 {
-                line[0].1.granted();
+                queue[0].1.granted();
             } else {
                 self.wait_for_waiters(ahead);
             }
         }
         let mut last = 0;
-        while !line.is_empty() {
-            let early = line.iter().skip(1).filter(|(_, one)| one.token().is_some());
-            assert_eq!(early.count(), 0, "somebody did not wait behind {:?}", line[0].0);
-            let (make, mut first) = line.remove(0);
+        while !queue.is_empty() {
+            let early = queue.iter().skip(1).filter(|(_, one)| one.token().is_some());
+            assert_eq!(early.count(), 0, "a client did not wait behind {:?}", queue[0].0);
+            let (kind, mut first) = queue.remove(0);
             let token = first.granted();
-            println!("{}: {make:?} with {token}", self.name);
+            println!("{}: {kind:?} with {token}", self.name);
             assert!(token > last, "{token} after {last}");
             last = token;
             first.release();
-            if let Some((_, next)) = line.first_mut() {
+            if let Some((_, next)) = queue.first_mut() {
                 next.granted();
             }
         }

@@ -1,6 +1,6 @@
-//! Processes of several makes do a read, a pause and a write on one file, which loses updates unless they
-//! exclude each other. Each says when it begins and when it is through, and under which token, at the end of
-//! one file: the kernel puts these lines in order, so no clock is asked.
+//! Processes of several clients do a read, a pause and a write on one file, which loses updates unless they exclude each
+//! other. Each appends a line with its token when it begins and when it ends. The kernel orders these lines, so no
+//! clock is needed.
 
 use std::fs::{OpenOptions, read_to_string, write};
 use std::io::Write as _;
@@ -15,13 +15,13 @@ use super::worker::Worker;
 
 /// A pause that costs little.
 pub const SHORT: Duration = Duration::from_millis(2);
-/// A pause that nobody misses who is not kept out.
+/// A pause in which clients without a lock collide.
 pub const LONG: Duration = Duration::from_millis(30);
 
-/// How often each of our loops counts. The others go on until ours are through, so that they meet all along.
+/// How often each of our loops counts. The others continue until ours end, so that they collide throughout.
 const ROUNDS: u64 = 6;
 
-/// What a command does under the lock, in the directory of the files, with `who`, `token` and `pause` set.
+/// The command to run under the lock, in the directory of the files, with `who`, `token` and `pause` set.
 /// The workers do the same.
 pub const INCREMENT: &str = "echo $who $token in >> record; value=$(cat counter); sleep $pause; \
                                     echo $((value + 1)) > counter; echo $who $token out >> record";
@@ -31,53 +31,53 @@ pub struct Party<'a> {
     /// Its name in the record.
     pub who: String,
     /// How it counts.
-    pub way: Way<'a>,
+    pub kind: PartyKind<'a>,
 }
 
 /// How a party counts.
-pub enum Way<'a> {
+pub enum PartyKind<'a> {
     /// A command that takes the lock, runs [`INCREMENT`] and releases it. It sets the pace.
     Ours(Box<dyn Fn() -> Command + Send + 'a>),
-    /// The same of another make, or without a lock.
+    /// The same for a third-party client, or without a lock.
     Command(Box<dyn Fn() -> Command + Send + 'a>),
-    /// It only holds the lock; the work is done from here.
+    /// It only holds the lock; the test does the work.
     Holder(Box<dyn Fn() -> Contender + Send + 'a>),
     /// A worker that counts by itself.
     Worker(Worker),
 }
 
 impl Party<'_> {
-    /// One who asks nobody.
+    /// A party without a lock.
     pub fn unlocked() -> Self {
-        let way = Way::Command(Box::new(|| {
+        let kind = PartyKind::Command(Box::new(|| {
             let mut command = Command::new("sh");
             command.args(["-c", INCREMENT]).env("token", "0");
             command
         }));
-        Self { who: "unlocked".into(), way }
+        Self { who: "unlocked".into(), kind }
     }
 }
 
 impl Site {
-    /// One of ours that counts under a lock.
-    pub fn our_way<'a>(&'a self, name: &'a str) -> Way<'a> {
-        Way::Ours(Box::new(move || {
+    /// One of our clients that counts under a lock.
+    pub fn our_party_kind<'a>(&'a self, name: &'a str) -> PartyKind<'a> {
+        PartyKind::Ours(Box::new(move || {
             let script = format!("token=$FENCEPOST_TOKEN; {INCREMENT}");
             self.fencepost(&["run", "--wait", "30s", name, "--", "sh", "-c", &script])
         }))
     }
 }
 
-/// How it went.
-pub struct Tally {
+/// The result.
+pub struct CountResult {
     rounds: u64,
     counted: u64,
     /// Who, token, `in` or `out`.
     record: Vec<(String, u64, bool)>,
 }
 
-/// Has these count together in a directory.
-pub fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tally {
+/// Runs these parties together in a directory.
+pub fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> CountResult {
     write(directory.join("counter"), "0\n").unwrap();
     let enough = &directory.join("enough");
     let until_enough = |once: &dyn Fn()| {
@@ -91,29 +91,29 @@ pub fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tall
     let mut rounds = 0;
     std::thread::scope(|scope| {
         let (mut ours, mut others, mut workers) = (Vec::new(), Vec::new(), Vec::new());
-        for Party { who, way } in parties {
-            match way {
-                Way::Ours(command) => ours.push(scope.spawn(move || {
+        for Party { who, kind } in parties {
+            match kind {
+                PartyKind::Ours(command) => ours.push(scope.spawn(move || {
                     for _ in 0..ROUNDS {
                         increment(command(), &who, pause, directory);
                     }
                 })),
-                Way::Command(command) => {
+                PartyKind::Command(command) => {
                     others.push(scope.spawn(move || {
                         until_enough(&|| increment(command(), &who, pause, directory))
                     }));
                 }
-                Way::Holder(hold) => others.push(scope.spawn(move || {
+                PartyKind::Holder(hold) => others.push(scope.spawn(move || {
                     until_enough(&|| increment_under(hold(), &who, pause, directory))
                 })),
-                Way::Worker(mut worker) => {
+                PartyKind::Worker(mut worker) => {
                     let pause = pause.as_millis();
-                    worker.tell(&format!("count {} {who} {pause}", directory.display()));
+                    worker.send(&format!("count {} {who} {pause}", directory.display()));
                     workers.push(worker);
                 }
             }
         }
-        // If one of ours fails, the others must end as well.
+        // If one of ours fails, the others must end too.
         let ours: Vec<_> = ours.into_iter().map(ScopedJoinHandle::join).collect();
         write(enough, "").unwrap();
         for ours in ours {
@@ -133,7 +133,7 @@ pub fn count(directory: &Path, pause: Duration, parties: Vec<Party<'_>>) -> Tall
         let [who, token, moment] = words[..] else { unreachable!("{line}") };
         (who.to_owned(), token.parse().expect(line), moment == "in")
     });
-    Tally { rounds, counted, record: record.collect() }
+    CountResult { rounds, counted, record: record.collect() }
 }
 
 fn increment(mut command: Command, who: &str, pause: Duration, directory: &Path) {
@@ -143,7 +143,7 @@ fn increment(mut command: Command, who: &str, pause: Duration, directory: &Path)
     assert!(output.status.success(), "{who}: {output:?}");
 }
 
-#[expect(clippy::disallowed_methods, reason = "this pause is what others must not get into")]
+#[expect(clippy::disallowed_methods, reason = "no other party may enter during this pause")]
 fn increment_under(mut holder: Contender, who: &str, pause: Duration, directory: &Path) {
     let token = holder.granted();
     let record = |moment| {
@@ -160,12 +160,12 @@ fn increment_under(mut holder: Contender, who: &str, pause: Duration, directory:
     holder.release();
 }
 
-impl Tally {
+impl CountResult {
     fn lost(&self) -> u64 {
         self.rounds - self.counted
     }
 
-    /// How often somebody came in while somebody else was.
+    /// How often a party entered while another was inside.
     fn overlaps(&self) -> usize {
         let mut inside: Vec<(&str, u64)> = Vec::new();
         let mut overlaps = 0;
@@ -180,7 +180,7 @@ impl Tally {
         overlaps
     }
 
-    /// Who came in, in order.
+    /// The parties that entered, in order.
     fn grants(&self) -> Vec<(&str, u64)> {
         let came = self.record.iter().filter(|(_, _, comes)| *comes);
         came.map(|(who, token, _)| (&**who, *token)).collect()
@@ -191,20 +191,20 @@ impl Tally {
         self.grants().windows(2).filter(|pair| pair[0].0 != pair[1].0).count()
     }
 
-    /// No update was lost and nobody was in while another was, though all were at it at the same time; and
-    /// the tokens of all makes rose together.
+    /// No update was lost and no party entered while another was inside, though all ran at the same time, and the tokens of all
+    /// clients rose together.
     pub fn assert_excluded(&self) {
         assert_eq!(self.lost(), 0, "updates were lost");
         assert_eq!(self.overlaps(), 0, "{:?}", self.record);
         let grants = self.grants();
         assert_eq!(grants.len() as u64, self.rounds);
-        assert!(self.changes() >= 10, "they did not meet: {grants:?}");
+        assert!(self.changes() >= 10, "they did not contend: {grants:?}");
         assert!(grants.is_sorted_by(|earlier, later| earlier.1 < later.1), "{grants:?}");
     }
 
-    /// The checks above can fail: here they would.
+    /// The control: here the checks above would fail.
     pub fn assert_not_excluded(&self) {
-        assert!(self.lost() > 0 && self.overlaps() > 0, "the check is worth nothing");
+        assert!(self.lost() > 0 && self.overlaps() > 0, "the check proves nothing");
     }
 
     /// Prints it.

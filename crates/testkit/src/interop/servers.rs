@@ -1,4 +1,4 @@
-//! One server or three, which tests share.
+//! One server or three, shared by tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,14 @@ use crate::{Cluster, Clustered};
 pub enum Members {
     /// One.
     One,
-    /// Three, of which a majority counts.
+    /// Three, of which a majority decides.
     Three,
 }
 
 /// The servers of one store.
 pub struct Servers<S> {
     all: All<S>,
-    /// Clients go to one member after the other.
+    /// The member that the next client gets, in rotation.
     next: AtomicUsize,
 }
 
@@ -27,7 +27,7 @@ enum All<S> {
 }
 
 impl<S: Clustered> Servers<S> {
-    /// A server alone.
+    /// A single server.
     pub fn one(server: Arc<S>) -> Self {
         Self { all: All::One(server), next: AtomicUsize::new(0) }
     }
@@ -45,7 +45,7 @@ impl<S: Clustered> Servers<S> {
         }
     }
 
-    /// A member, each time the next one.
+    /// The address of a member, in rotation.
     pub fn member(&self) -> &S {
         match &self.all {
             All::One(server) => server,

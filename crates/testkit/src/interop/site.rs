@@ -1,28 +1,28 @@
-//! Where makes meet, whatever the store: our command on it, a directory, and the name of a lock.
+//! A lock that several clients share: our command on its store, a directory, and the name.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::command::{LIMIT, Running, Store, heard, wait_for, wait_for_text};
+use crate::command::{LIMIT, Running, Store, outcome_of, wait_for, wait_for_text};
 
-/// Our command, and where it meets others.
+/// Our command on the shared store.
 pub struct Site {
     /// For our own files.
     pub store: Store,
     url: String,
-    /// Nobody else's: tests share servers.
+    /// A name of its own, because tests share servers.
     pub name: String,
 }
 
 impl Site {
-    /// Where this URL leads.
+    /// On the store of this URL.
     pub fn on(url: String) -> Self {
         static SITES: AtomicUsize = AtomicUsize::new(0);
         let name = format!("lock-{}", SITES.fetch_add(1, Ordering::Relaxed));
         Self { store: Store::new(), url, name }
     }
 
-    /// Where the store is.
+    /// The URL of the store.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -39,9 +39,9 @@ impl Site {
         command
     }
 
-    /// Runs it to its end; exit code, stdout, stderr.
-    pub fn say(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        heard(&self.fencepost(arguments).output().unwrap())
+    /// Runs it to its end. Returns exit code, stdout, stderr.
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        outcome_of(&self.fencepost(arguments).output().unwrap())
     }
 
     /// Starts it; it is killed if the test ends first.
@@ -51,64 +51,63 @@ impl Site {
         Running::new(command)
     }
 
-    /// What `fencepost show` says of a lock.
+    /// The output of `fencepost show` for a lock.
     pub fn show_of(&self, name: &str) -> serde_json::Value {
-        let (code, out, err) = self.say(&["show", "--json", name]);
+        let (code, out, err) = self.run(&["show", "--json", name]);
         assert_eq!(code, Some(0), "{err}");
         serde_json::from_str(&out).unwrap()
     }
 
-    /// What it says of the lock.
+    /// The output of `fencepost show` for the lock.
     pub fn show(&self) -> serde_json::Value {
         self.show_of(&self.name)
     }
 
-    /// Waits until so many stand in line.
+    /// Waits until the lock has this many waiters.
     pub fn wait_for_waiters(&self, waiters: u64) {
         wait_for("waiters", LIMIT, || self.show()["waiting"] == waiters);
     }
 
-    /// Has `fencepost break` end the grant.
+    /// Breaks the grant with `fencepost break`.
     pub fn break_it(&self) {
-        let (code, out, err) = self.say(&["break", "--yes", &self.name]);
+        let (code, out, err) = self.run(&["break", "--yes", &self.name]);
         assert_eq!(code, Some(0), "{out}{err}");
     }
 
-    /// Has `fencepost acquire` take a lock, with these words.
+    /// Acquires a lock with `fencepost acquire` and these arguments.
     pub fn acquire(&self, words: &[&str]) -> Ours {
-        let (code, out, err) = self.say(&[&["acquire", "--json"], words].concat());
+        let (code, out, err) = self.run(&[&["acquire", "--json"], words].concat());
         assert_eq!(code, Some(0), "{err}");
         let grant: serde_json::Value = serde_json::from_str(&out).unwrap();
         let owner = grant["owner"].as_str().unwrap().to_owned();
         Ours { owner, token: grant["token"].as_u64().unwrap() }
     }
 
-    /// Neither this owner, which had the lock, nor one that never had it may renew or release it.
+    /// Neither a former owner nor an unknown one may renew or release the lock.
     pub fn assert_anothers(&self, name: &str, owner: &str) {
         for verb in ["renew", "release"] {
             for owner in [owner, "0123456789abcdef0123456789abcdef"] {
-                let (code, _, err) = self.say(&[verb, name, "--owner", owner]);
+                let (code, _, err) = self.run(&[verb, name, "--owner", owner]);
                 assert_eq!(code, Some(76), "{verb}: {err}");
             }
         }
     }
 
-    /// Who does not wait for a lock that is held, or not long enough, is told so and runs nothing.
+    /// A caller that does not wait for a held lock, or not long enough, gets an error and runs nothing.
     pub fn assert_refused(&self, name: &str) {
-        for patience in [&["--no-wait"][..], &["--wait", "200ms"]] {
-            let line = [&["run"], patience, &[name, "--", "echo", "never"]].concat();
-            let (code, out, err) = self.say(&line);
+        for wait in [&["--no-wait"][..], &["--wait", "200ms"]] {
+            let line = [&["run"], wait, &[name, "--", "echo", "never"]].concat();
+            let (code, out, err) = self.run(&line);
             assert_eq!((code, out.as_str()), (Some(75), ""), "{err}");
         }
     }
 
-    /// The lock is held by one who is called this, and neither a look nor a try takes it away; what
-    /// `fencepost show` says of it.
+    /// The lock is held with this label, and neither a read nor a try takes it away. Returns the output of `fencepost show`.
     pub fn assert_held_by(&self, label: &str, token: u64) -> serde_json::Value {
         let seen = self.show();
         assert_eq!(seen["holder"]["label"], label, "{seen}");
         assert_eq!(seen["token"], token, "{seen}");
-        let (code, out, err) = self.say(&["ls"]);
+        let (code, out, err) = self.run(&["ls"]);
         assert_eq!(code, Some(0), "{err}");
         assert!(out.lines().any(|line| line.contains(&self.name) && line.contains(label)), "{out}");
         self.assert_refused(&self.name);
@@ -116,8 +115,8 @@ impl Site {
         seen
     }
 
-    /// One of ours that holds the lock for two seconds at a time, with processes that it started; their group,
-    /// and its token.
+    /// One of our clients that holds the lock for two seconds at a time, with child processes. Returns their group and its
+    /// token.
     pub fn start_group(&self) -> (Running, i32, u64) {
         let work = "echo $FENCEPOST_TOKEN > token; echo $$ > group; sleep 1000 & exec sleep 1000";
         let line = ["run", "--ttl", "2s", &self.name, "--", "sh", "-c", work];

@@ -1,4 +1,4 @@
-//! Processes of other makes, and what they say.
+//! Processes of third-party clients, and their output.
 
 use std::fs::{File, read_to_string};
 use std::path::{Path, PathBuf};
@@ -9,37 +9,34 @@ use rustix::process::Signal;
 
 use crate::command::{LIMIT, Running, Store, wait_for};
 
-/// Where the workers lie, and what they need.
+/// Where the workers and their packages are.
 pub const PINNED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients");
-/// Where `scripts/clients` puts that.
+/// The directory that `scripts/clients` fills.
 pub const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools");
 
-/// Fails unless what is pinned here is what was installed.
+/// Fails unless the pinned versions are installed.
 pub fn assert_installed(pinned: &str, installed: &str) {
     let pinned = read_to_string(format!("{PINNED}/{pinned}")).unwrap();
     let installed = read_to_string(format!("{TOOLS}/{installed}")).unwrap_or_default();
-    assert!(
-        pinned == installed,
-        "the lock clients of other makes are missing: run scripts/clients"
-    );
+    assert!(pinned == installed, "the third-party lock clients are missing: run scripts/clients");
 }
 
 /// A worker in Python, with the pinned packages.
 pub fn python(worker: &str) -> Command {
     assert_installed("requirements.txt", "python/requirements.txt");
     let mut command = Command::new(format!("{TOOLS}/python/bin/python"));
-    // It leaves nothing beside the sources.
+    // Do not write bytecode beside the sources.
     command.arg("-B").arg(format!("{PINNED}/{worker}"));
     command
 }
 
-/// A process that uses another make's lock, as it is told line by line. Killed on drop.
+/// A process that uses a third-party lock, one order per line. Killed on drop.
 pub struct Worker {
     process: Running,
-    /// A file, since a pipe could not be read with a limit.
+    /// A file, because a pipe cannot be read with a timeout.
     answers: PathBuf,
     errors: PathBuf,
-    heard: usize,
+    received: usize,
 }
 
 impl Worker {
@@ -50,34 +47,34 @@ impl Worker {
         worker
     }
 
-    /// Starts a process that may never say `ready`, with a directory for what it says.
+    /// Starts a process that may never say `ready`, with a directory for its output.
     pub fn spawn(mut command: Command, directory: &Path) -> Self {
         let said = tempfile::tempdir_in(directory).unwrap().keep();
         let (answers, errors) = (said.join("answers"), said.join("errors"));
         command.stdin(Stdio::piped());
         command.stdout(File::create(&answers).unwrap()).stderr(File::create(&errors).unwrap());
         let process = Process::spawn(command);
-        let process = process.expect("a client of another make starts: run scripts/clients");
-        Self { process: Running(process), answers, errors, heard: 0 }
+        let process = process.expect("a third-party client starts: run scripts/clients");
+        Self { process: Running(process), answers, errors, received: 0 }
     }
 
-    /// Tells it what to do next.
-    pub fn tell(&mut self, order: &str) {
-        self.process.0.tell(order).unwrap();
+    /// Sends it an order.
+    pub fn send(&mut self, order: &str) {
+        self.process.0.send(order).unwrap();
     }
 
-    /// Waits for its next answer.
+    /// Waits for its next reply.
     pub fn answer(&mut self) -> String {
-        let heard = self.heard;
-        let answer = self.wait_for_line(|lines| lines.into_iter().nth(heard));
-        self.heard += 1;
+        let received = self.received;
+        let answer = self.wait_for_line(|lines| lines.into_iter().nth(received));
+        self.received += 1;
         answer
     }
 
-    /// Waits until `find` finds what it looks for in the lines that the process has said.
+    /// Waits until `find` finds something in its output.
     pub fn wait_for_line<T>(&mut self, find: impl Fn(Vec<String>) -> Option<T>) -> T {
         let mut found = None;
-        wait_for("an answer of another make", LIMIT, || {
+        wait_for("a reply of a third-party client", LIMIT, || {
             let ended = self.process.has_ended();
             found = find(self.lines());
             assert!(found.is_some() || !ended, "it ended: {}", self.errors());
@@ -86,25 +83,25 @@ impl Worker {
         found.unwrap()
     }
 
-    /// What it has said, in whole lines.
+    /// Its output so far, in whole lines.
     pub fn lines(&self) -> Vec<String> {
         let said = read_to_string(&self.answers).unwrap();
         let lines = said.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         lines.map(str::to_owned).collect()
     }
 
-    /// What it has said on standard error.
+    /// Its standard error so far.
     pub fn errors(&self) -> String {
         read_to_string(&self.errors).unwrap()
     }
 
-    /// Tells it what to do and waits for the answer.
+    /// Sends an order and waits for the reply.
     pub fn ask(&mut self, order: &str) -> String {
-        self.tell(order);
+        self.send(order);
         self.answer()
     }
 
-    /// Tells it that there is no more to do.
+    /// Closes its standard input.
     pub fn hang_up(&mut self) {
         drop(self.process.0.stdin());
     }
@@ -124,7 +121,7 @@ impl Worker {
         self.process.has_ended()
     }
 
-    /// Waits for its end; its exit code.
+    /// Waits for its end. Returns its exit code.
     pub fn end(self) -> Option<i32> {
         self.process.end().0
     }

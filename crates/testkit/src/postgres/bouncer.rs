@@ -1,5 +1,5 @@
-//! A PgBouncer in front of a server: in transaction mode, where a client has a server's connection for one
-//! transaction and then another's.
+//! A PgBouncer in front of a server, in transaction mode: a client has a server connection for one transaction, and maybe
+//! another for the next.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +14,7 @@ use super::{Postgres, SUPERUSER};
 use crate::ports::on_free_port;
 use crate::server::Server;
 
-/// Debian has it where only root's `PATH` leads.
+/// Debian installs it outside of most users' `PATH`.
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
 /// A running PgBouncer. Dropping it kills it and removes its files.
@@ -24,8 +24,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one for all databases of this server, and waits until it serves. Clients come as the superuser
-    /// or as one of `users`. `pool` is how many connections to the server it keeps per database and user.
+    /// Starts one for all databases of this server, and waits until it serves. Clients log in as the superuser or as one of
+    /// `users`. `pool` is the number of server connections per database and user.
     pub fn start(postgres: &Postgres, users: &[&str], pool: u32) -> io::Result<Self> {
         on_free_port(|port| {
             let directory = directory("fencepost-pgbouncer-")?;
@@ -45,7 +45,7 @@ impl PgBouncer {
             let server =
                 Server::spawn("pgbouncer", "pgbouncer and util-linux", command, directory, port)?;
             let bouncer = Self { server };
-            // Its port may be somebody else's only if it says so and ends.
+            // Another process has its port only if it reports so and ends.
             bouncer.server.wait_until(|| Ok(TcpStream::connect(bouncer.address()).is_ok()))?;
             Ok(bouncer)
         })
@@ -66,7 +66,7 @@ impl Deref for PgBouncer {
     }
 }
 
-/// A server that restarts is asked again after a second, not after fifteen: a busy machine takes its time for that.
+/// Retries a restarting server after one second, not fifteen.
 fn config(to: u16, port: u16, pool: u32, users: &Path) -> String {
     format!(
         "[databases]\n\

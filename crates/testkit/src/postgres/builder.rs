@@ -1,4 +1,4 @@
-//! How a server shall be: options, turned into its files.
+//! A server's options and its files.
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -31,8 +31,7 @@ impl Builder {
         self
     }
 
-    /// A line of its configuration, such as `fsync`, `off`. It counts more than what the testkit says, and
-    /// `ALTER SYSTEM` counts more than both.
+    /// Adds a line of configuration, such as `fsync`, `off`. It overrides the testkit's, and `ALTER SYSTEM` overrides both.
     #[must_use]
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
@@ -53,7 +52,7 @@ impl Builder {
     }
 }
 
-/// What `initdb` makes. It takes a second, a copy of it does not.
+/// The output of `initdb`. That takes a second, a copy of it does not.
 #[derive(Debug)]
 pub(super) struct Template(TempDir);
 
@@ -71,7 +70,7 @@ impl Template {
     }
 }
 
-/// A directory of the user that the server runs as.
+/// A directory owned by the server's user.
 pub(super) fn directory(prefix: &str) -> io::Result<TempDir> {
     let directory = tempfile::Builder::new().prefix(prefix).tempdir()?;
     give(directory.path())?;
@@ -107,7 +106,7 @@ fn launch(
         ours.push(("ssl_cert_file", certificates.certificate().display().to_string()));
         ours.push(("ssl_key_file", certificates.key().display().to_string()));
     }
-    // The last line of a name is the one that counts.
+    // The last line of a setting counts.
     settings.splice(..0, ours.into_iter().map(|(name, value)| (name.to_owned(), value)));
     let data = path.join("data");
     let mut lines = String::from("\n");
@@ -139,10 +138,10 @@ pub(super) fn standby_of(primary: &Postgres, name: &str) -> io::Result<Postgres>
         command.current_dir(directory.path()).arg("-D").arg(&data);
         command.args(["-R", "-X", "stream", "--checkpoint=fast", "--no-sync"]);
         run(command.args(["-d", &primary.url()])).map_err(|error| missing(error, "postgresql"))?;
-        // A slow machine must not make it give up the primary's log: it follows by a slot of its own.
+        // On a slow machine the primary must not remove the log that it needs: it follows by its own slot.
         let slot = format!("standby_{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
         primary.psql(&format!("select pg_create_physical_replication_slot('{slot}')"))?;
-        // The copy has the primary's name for its own socket, which is not there.
+        // The copy names the primary's socket directory, which does not exist here.
         fs::remove_file(data.join("postmaster.pid")).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),

@@ -1,4 +1,4 @@
-//! A database of its own for each test, since a server starts slowly.
+//! A database for each test, because a server starts slowly.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Postgres, SUPERUSER};
 
-/// An empty database. It goes with its server.
+/// An empty database, removed with its server.
 #[derive(Clone, Debug)]
 pub struct Database {
     server: Arc<Postgres>,
@@ -14,7 +14,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// A new one of the server that the tests of this process share.
+    /// A new database on the server that the tests of this process share.
     pub fn fresh() -> io::Result<Self> {
         Self::create(&Postgres::shared()?)
     }
@@ -22,7 +22,7 @@ impl Database {
     pub(super) fn create(server: &Arc<Postgres>) -> io::Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(1);
         let name = format!("test_{}", MADE.fetch_add(1, Ordering::Relaxed));
-        // Nobody is ever connected to template0, and somebody might be to the other.
+        // No client is ever connected to template0, but one might be to template1.
         server.psql(&format!("create database {name} template template0"))?;
         Ok(Self { server: server.clone(), name })
     }

@@ -1,4 +1,4 @@
-//! The postmaster's children: all of them stand, go on, or end together.
+//! The postmaster's children: frozen, resumed or ended together.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,15 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait::{SOON, until};
 
-/// The children of a postmaster that stands still. None of their pids can be given to another process: it
-/// would have to wait for them first.
+/// The children of a frozen postmaster. Their pids cannot be reused: the postmaster would have to wait for them first.
 #[derive(Debug)]
 pub(super) struct Frozen {
     children: Vec<Relative>,
-    /// Wakes them when this process ends, so that they see that nobody needs them any more.
+    /// Wakes them when this process ends, so that they notice that they are no longer needed.
     waker: Option<Child>,
 }
 
-/// A process and when it began, which tells it from a later one of the same pid.
+/// A process and its start time, which tells it from a later one with the same pid.
 #[derive(Clone, Debug, PartialEq)]
 struct Relative {
     pid: i32,
@@ -31,10 +30,10 @@ impl Frozen {
         frozen.children = children_of(postmaster)?;
         frozen.signal(Signal::STOP)?;
         let stands = |child: &Relative| !matches!(child.state(), Some('R' | 'S' | 'D'));
-        until(SOON, "PostgreSQL stands still", || Ok(frozen.children.iter().all(stands)))?;
+        until(SOON, "PostgreSQL is frozen", || Ok(frozen.children.iter().all(stands)))?;
         let pids = frozen.children.iter().map(|child| child.pid.to_string());
         let pids = pids.chain([postmaster.to_string()]).collect::<Vec<_>>().join(" ");
-        // `read` ends when the other end of the pipe is closed, which it is when this process is gone.
+        // `read` ends when the other end of the pipe is closed, which happens when this process ends.
         let waker = Command::new("sh")
             .args(["-c", &format!("read _; kill -CONT {pids} 2>/dev/null")])
             .stdin(Stdio::piped())
@@ -52,7 +51,7 @@ impl Frozen {
         self.signal(Signal::KILL)
     }
 
-    /// Waits until all have ended, whoever is to wait for them.
+    /// Waits until all have ended.
     pub(super) fn wait_until_gone(&self) -> io::Result<()> {
         let gone = |child: &Relative| matches!(child.state(), None | Some('Z' | 'X'));
         until(SOON, "all of PostgreSQL has ended", || Ok(self.children.iter().all(gone)))
@@ -116,8 +115,8 @@ fn children_of(parent: u32) -> io::Result<Vec<Relative>> {
         .collect())
 }
 
-/// State, parent and self of a process, from `/proc/PID/stat`: `pid (name) state parent ...`, the time it began
-/// as the 22nd field. The name may have anything in it, so the fields are counted from its end.
+/// State, parent and start time (the 22nd field) from `/proc/PID/stat`: `pid (name) state parent ...`. The name may contain
+/// anything, so fields are counted from its end.
 fn stat(pid: i32) -> Option<(char, u32, Relative)> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = line.rsplit_once(')')?.1.split_whitespace();

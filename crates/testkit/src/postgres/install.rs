@@ -1,4 +1,4 @@
-//! What is installed, and as whom it runs.
+//! The installed version and the user that runs it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,9 +11,9 @@ use rustix::process::geteuid;
 
 use crate::server::missing;
 
-/// Where Debian has the programs of each version.
+/// Where Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// Who runs a server that root may not run.
+/// The users that may run a server if the tests run as root, which may not.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
 /// The newest PostgreSQL of this machine.
@@ -47,9 +47,8 @@ impl Installed {
 
 /// The program as a user that is not root.
 ///
-/// The signal that it gets when the test process ends is `QUIT`: PostgreSQL then ends its connections and gives
-/// its shared memory back, which after a `KILL` nobody would. It has to be asked for here, because the kernel
-/// forgets it when a process changes its user.
+/// It gets `QUIT` when the test process ends: PostgreSQL then ends its connections and frees its shared memory, which after
+/// a `KILL` nobody would. It is requested here, because the kernel forgets it when a process changes its user.
 pub(super) fn as_user(program: &OsStr) -> io::Result<Command> {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);
@@ -58,10 +57,10 @@ pub(super) fn as_user(program: &OsStr) -> io::Result<Command> {
         command.arg("--clear-groups");
     }
     command.arg("--").arg(program);
-    // libpq looks for certificates there, and may not be let in.
+    // libpq looks for certificates there, and may lack permission.
     command.env("HOME", "/");
     for (name, _) in std::env::vars_os() {
-        // What a person has set for psql must not change what a test finds.
+        // A user's settings for psql must not change the results.
         if name.to_str().is_some_and(|name| name.starts_with("PG")) {
             command.env_remove(name);
         }
@@ -69,7 +68,7 @@ pub(super) fn as_user(program: &OsStr) -> io::Result<Command> {
     Ok(command)
 }
 
-/// Gives a file or directory to the user that the server runs as.
+/// Gives a file or directory to the server's user.
 pub(super) fn give(path: &Path) -> io::Result<()> {
     match user()? {
         Some(user) => chown(path, Some(user.uid), Some(user.gid)),
@@ -77,7 +76,7 @@ pub(super) fn give(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Runs a program to its end and gives what it said.
+/// Runs a program to its end and returns its output.
 pub(super) fn run(command: &mut Command) -> io::Result<String> {
     let output = command.output().map_err(|error| missing(error, "postgresql and util-linux"))?;
     if output.status.success() {
@@ -91,7 +90,7 @@ pub(super) fn run(command: &mut Command) -> io::Result<String> {
 pub(super) fn psql(url: &str, sql: &str) -> io::Result<String> {
     let mut command = Installed::find()?.command("psql")?;
     command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql]);
-    // The current directory may be one that the other user can not enter.
+    // The server's user may not enter the current directory.
     run(command.current_dir("/"))
 }
 
@@ -100,7 +99,7 @@ struct User {
     gid: u32,
 }
 
-/// Nobody, if the tests do not run as root.
+/// The server's user; none if the tests do not run as root.
 fn user() -> io::Result<Option<User>> {
     if !geteuid().is_root() {
         return Ok(None);

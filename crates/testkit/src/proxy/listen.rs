@@ -1,7 +1,7 @@
 //! The proxy's thread: it accepts connections and runs them.
 //!
-//! Everything the proxy does is done on this one thread, on a runtime of its own, so there is one order of
-//! events, and the runtime of the test does not matter.
+//! Everything happens on this one thread with its own runtime, so there is one order of events, and the test's runtime does
+//! not matter.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::link::serve;
+use super::proxied_connection::serve;
 use super::state::Shared;
 use crate::wait::{now, sleep_until};
 
-/// Runs the proxy until it is ended. Says through `started` whether it could start.
+/// Runs the proxy until it is ended. Reports through `started` whether it could start.
 pub(super) fn run(
     listener: &TcpListener,
     upstream: SocketAddr,
     shared: &Arc<Shared>,
     started: &Sender<io::Result<()>>,
 ) {
-    // However this thread ends, nobody is left waiting for it.
+    // However this thread ends, no caller may keep waiting for it.
     let _ending = Ending(shared);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -48,8 +48,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Accepts connections as they come. The runtime's listener says when; what waits at any other moment the
-/// plain one knows better, because it asks the kernel.
+/// Accepts connections. The runtime's listener wakes this; the plain one asks the kernel whether more are waiting.
 async fn accept(
     listener: &TcpListener,
     arrivals: &tokio::net::TcpListener,
@@ -63,10 +62,10 @@ async fn accept(
             return;
         }
         let failed = accept_waiting(listener, upstream, shared).is_err();
-        // After that, so that a connection which its client has already is closed as well.
+        // Accepted first, so that a connection that its client already has is closed as well.
         shared.begin_closing();
         if failed {
-            // Most likely out of file descriptors; what waits in the kernel's queue goes on waiting.
+            // Usually out of file descriptors; the kernel's queue keeps the connections.
             sleep_until(now() + Duration::from_millis(10)).await;
             continue;
         }
@@ -104,9 +103,9 @@ fn admit(client: TcpStream, upstream: SocketAddr, shared: &Arc<Shared>) {
     }
 }
 
-/// Closes with a reset: nothing is delivered any more, and the other end learns of it at once.
+/// Closes with a reset: nothing more is delivered, and the other end notices at once.
 pub(super) fn reset(stream: TcpStream) {
-    // If the option can not be set the connection is closed all the same.
+    // If the option cannot be set the connection is closed all the same.
     let _ = stream.set_zero_linger();
     drop(stream);
 }

@@ -1,8 +1,7 @@
-//! What the proxy's handle and its thread share.
+//! The state that the proxy's handle and its thread share.
 //!
-//! The thread moves bytes only while it holds the lock and has looked at the mode, so a mode that was set
-//! holds from the moment the lock was free. Closing is done by the thread, because it alone knows the
-//! sockets; whoever asks for it waits until it is done.
+//! The thread moves bytes only while it holds the lock and has checked the mode, so a new mode applies as soon as the lock is
+//! free. The thread alone knows the sockets, so it closes them; a caller waits until that is done.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,9 +14,9 @@ use super::{Mode, Trigger};
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Tells the thread that the state was changed.
+    /// Notifies the thread of a change.
     changes: watch::Sender<()>,
-    /// Tells who waits that connections were closed.
+    /// Notifies callers that connections were closed.
     closed: Condvar,
 }
 
@@ -29,7 +28,7 @@ pub(super) struct State {
     pub(super) accepted: usize,
     /// The connections that exist, numbered as they were accepted.
     pub(super) open: BTreeSet<usize>,
-    /// How often it was asked that all be closed, and how often that was begun.
+    /// How often closing all was requested, and how often it was begun.
     closes_asked: usize,
     closes_begun: usize,
     /// Connections below this number are to be closed.
@@ -67,7 +66,7 @@ impl Shared {
     }
 
     pub(super) fn cut_on(&self, trigger: Trigger) {
-        // Nothing to wake for: what was passed on is past, and what is held back is looked at later.
+        // No wake-up is needed: what was passed on is gone, and what is held back is checked later.
         self.lock().triggers.push(trigger);
     }
 
@@ -81,14 +80,14 @@ impl Shared {
         }
     }
 
-    /// Ends the thread, or says that it has ended: nobody waits for it any more.
+    /// Ends the thread, or records that it has ended, so that no caller waits for it.
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.changes.send_replace(());
         self.closed.notify_all();
     }
 
-    /// Begins to close what was asked to be closed. By now everything that waited was accepted.
+    /// Begins to close what was requested. By now everything that waited was accepted.
     pub(super) fn begin_closing(&self) {
         let mut state = self.lock();
         if state.closes_begun < state.closes_asked {
@@ -112,7 +111,7 @@ impl Shared {
     }
 }
 
-/// One connection's place among those that exist; given back when its sockets are closed.
+/// One connection's entry; removed when its sockets are closed.
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) shared: Arc<Shared>,

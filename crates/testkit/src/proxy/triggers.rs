@@ -1,23 +1,23 @@
 //! Cuts that wait for a certain request: a pattern of bytes on its way to the server.
 //!
-//! The proxy knows no protocol, so a request is what one read gave. A pattern may be split over reads: the
-//! end of what has passed is kept, and the search looks across the seam.
+//! The proxy knows no protocol, so a request is the result of one read. A pattern may be split over reads: the end of what has
+//! passed is kept, and the search includes it.
 
-/// How much of what has passed is kept: a pattern that is longer is found within one read only.
+/// How much of what has passed is kept: a longer pattern is found within one read only.
 const KEPT: usize = 4096;
 
 /// When to cut a connection, once. An empty pattern matches any request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// The server never sees the request: the connection is cut when the pattern shows, and what was read
-    /// together with its end is not passed on.
+    /// The server never sees the request: the connection is cut when the pattern appears, and the end of that read is not passed
+    /// on.
     BeforeRequest(Vec<u8>),
-    /// The request is carried out, and nobody hears of it: it is passed on, and the connection is cut when
-    /// the server begins to answer. Neither the answer nor what the client sends meanwhile is passed on.
+    /// The server applies the request, and the reply is lost: the request passes, and the connection is cut when the server
+    /// begins to reply. Neither the reply nor what the client sends meanwhile is passed on.
     ///
-    /// The proxy can not tell answers apart. On a connection where others are awaited, or where the server
-    /// speaks unasked, the first bytes may not be the answer to this request. If the server closes without an
-    /// answer, nothing has fired, and the trigger waits for the next such request.
+    /// The proxy cannot tell replies apart. On a connection with other replies pending, or where the server sends unasked, the
+    /// first bytes may not be the reply to this request. If the server closes without a reply, nothing has fired, and the
+    /// trigger waits for the next such request.
     AfterRequest(Vec<u8>),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Takes out the first trigger whose pattern ends in `chunk`, and remembers the chunk.
+    /// Removes the first trigger whose pattern ends in `chunk`, and remembers the chunk.
     pub(super) fn take(&mut self, triggers: &mut Vec<Trigger>, chunk: &[u8]) -> Option<Trigger> {
         let found = triggers.iter().position(|trigger| self.completes(trigger.pattern(), chunk));
         self.tail.extend_from_slice(&chunk[chunk.len().saturating_sub(KEPT)..]);
@@ -56,7 +56,7 @@ impl Window {
 
     fn completes(&self, pattern: &[u8], chunk: &[u8]) -> bool {
         let Some(before_last) = pattern.len().checked_sub(1) else { return true };
-        // One byte less than the pattern, so that what has passed already is not found again.
+        // One byte less than the pattern, so that what has passed is not found again.
         let seam = self.tail.len().saturating_sub(before_last);
         let text = [&self.tail[seam..], chunk].concat();
         text.windows(pattern.len()).any(|window| window == pattern)
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_found_within_and_across_chunks() {
+    fn pattern_is_found_within_and_across_chunks() {
         let mut window = Window::default();
         assert!(take(&mut window, "SET", "xSETx"));
         assert!(!take(&mut window, "INCR", "..IN"));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_passed_is_not_found_again() {
+    fn passed_bytes_are_not_matched_again() {
         let mut window = Window::default();
         assert!(!take(&mut window, "later", "SET"));
         assert!(!take(&mut window, "SET", "x"));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_matches_is_taken_and_the_others_stay() {
+    fn first_matching_trigger_fires_and_the_others_stay() {
         let mut triggers = vec![Trigger::before("a"), Trigger::after("b"), Trigger::before("b")];
         let taken = Window::default().take(&mut triggers, b"..b..");
         assert_eq!(taken, Some(Trigger::after("b")));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_does_not_grow() {
+    fn search_window_does_not_grow() {
         let mut window = Window::default();
         for _ in 0..3 {
             window.take(&mut Vec::new(), &[0; KEPT]);

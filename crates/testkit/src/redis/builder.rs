@@ -1,7 +1,7 @@
-//! How a server shall be: options, turned into its configuration file.
+//! A server's options and its configuration file.
 //!
-//! The file is written once, before the first start. Starting again reads it as it is then, so what a
-//! `CONFIG REWRITE` put there counts, as it does in life.
+//! The file is written once, before the first start. A restart reads it as it is then, including changes by
+//! `CONFIG REWRITE`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::tls::Certificates;
 /// What is on disk when the server crashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Persistence {
-    /// Nothing: a restart forgets all.
+    /// Nothing: a restart loses everything.
     #[default]
     None,
-    /// Every write, before it is answered (`appendfsync always`).
+    /// Every write before its reply (`appendfsync always`).
     Always,
-    /// Every write is given to the kernel before it is answered, and to the disk each second.
+    /// Every write goes to the kernel before its reply, and to the disk each second.
     ///
     /// A crash of the *server* loses nothing then; only a crash of the machine would.
     EverySec,
@@ -40,21 +40,21 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// What is on disk when the server crashes. [`Persistence::None`] unless told.
+    /// Sets the persistence; the default is [`Persistence::None`].
     #[must_use]
     pub fn persist(mut self, persistence: Persistence) -> Self {
         self.persistence = persistence;
         self
     }
 
-    /// One more line of configuration. The value stands as given: quote what needs quotes.
+    /// Adds a line of configuration. The value is written as given: quote it if needed.
     #[must_use]
     pub fn config(mut self, name: &str, value: &str) -> Self {
         self.lines.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Clients have to give this password.
+    /// Clients must log in with this password.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
@@ -89,7 +89,7 @@ impl Builder {
         self
     }
 
-    /// Starts the server and waits until it answers; a replica also until it is in step with its master.
+    /// Starts the server and waits until it replies; a replica also until it is in sync with its master.
     pub fn start(self) -> io::Result<Redis> {
         let redis = on_free_port(|port| {
             let directory = tempfile::Builder::new().prefix("fencepost-redis-").tempdir()?;
@@ -120,7 +120,7 @@ impl Builder {
     ) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: &str| {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{name} {}", if value.is_empty() { "\"\"" } else { value });
         };
         line("bind", "127.0.0.1");
@@ -128,10 +128,10 @@ impl Builder {
         line("protected-mode", "no");
         line("daemonize", "no");
         line("dir", &quoted_path(directory));
-        // Its output is the log, so that what it says before it has read this file is there too.
+        // Its output is the log, so that messages from before it has read this file are there too.
         line("logfile", "");
         line("enable-debug-command", "local");
-        // A test waits for its replica; nobody else is coming.
+        // Start the sync at once: the test waits for it.
         line("repl-diskless-sync-delay", "0");
         line("shutdown-timeout", "0");
         line("save", "");

@@ -1,12 +1,11 @@
-//! A wall clock that a test can move, for one server: libfaketime, preloaded.
+//! A movable wall clock for one server, with a preloaded libfaketime.
 //!
-//! The offset stands in a file that the library reads at every look at the clock. The monotonic clock is
-//! left alone: a test moves what an administrator or NTP moves, and that is the wall clock.
+//! The offset is in a file that the library reads at each read of the clock. The monotonic clock is unchanged: a test
+//! moves what an administrator or NTP moves, the wall clock.
 //!
-//! Debian's `redis-server` allocates with jemalloc, which asks for the time while it sets itself up.
-//! libfaketime then needs memory to set *itself* up, asks jemalloc, and the two wait for each other for
-//! ever (wolfcw/libfaketime#130). So libc is preloaded too, behind libfaketime: allocation is libc's in such
-//! a server, and jemalloc stays idle.
+//! Debian's `redis-server` allocates with jemalloc, which reads the time while it initialises. libfaketime then needs
+//! memory to initialise itself, asks jemalloc, and the two wait for each other for ever (wolfcw/libfaketime#130). So libc is
+//! preloaded too, after libfaketime: the server then allocates with libc, and jemalloc stays idle.
 
 use std::fs;
 use std::io;
@@ -39,13 +38,13 @@ impl FakeClock {
             .env("LD_PRELOAD", libraries)
             .env("FAKETIME_TIMESTAMP_FILE", &self.file)
             .env("FAKETIME_NO_CACHE", "1")
-            // The name has changed over the versions.
+            // The name differs between versions.
             .env("DONT_FAKE_MONOTONIC", "1")
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
             .env("NO_FAKE_STAT", "1");
     }
 
-    /// Sets the offset. The server never sees half of it: the file is replaced as a whole.
+    /// Sets the offset. The file is replaced as a whole, so the server never reads half of it.
     pub(super) fn set(&self, seconds: i64) -> io::Result<()> {
         let fresh = self.file.with_extension("new");
         fs::write(&fresh, format!("{seconds:+}"))?;
@@ -68,10 +67,10 @@ pub(super) fn shows(seconds: i64, client: &mut Client) -> io::Result<bool> {
 
 /// Removes the names of the memory that libfaketime would share with child processes of the server.
 ///
-/// A killed server would leave them in `/dev/shm` for ever. One that runs keeps what it has mapped.
+/// A killed server would leave them in `/dev/shm` for ever. A running one keeps what it has mapped.
 pub(super) fn forget_shared_memory(pid: u32) {
     for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
-        // They are not there in every version of the library.
+        // Not every version of the library creates them.
         let _ = fs::remove_file(Path::new("/dev/shm").join(name));
     }
 }

@@ -1,4 +1,4 @@
-//! How a server shall be: options, turned into its configuration file.
+//! A server's options and its configuration file.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,20 +19,20 @@ use crate::tls::Certificates;
 const CONFIG: &str = "zoo.cfg";
 const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 
-/// As little as a server lives on, and quick to start rather than quick for long.
+/// As little memory as a server needs; quick to start rather than fast later.
 const MACHINE: [&str; 10] = [
     "-Xmx128m",
     "-Xss512k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Xshare:auto",
-    // It would leave a file behind when it is killed.
+    // It would leave a file behind when killed.
     "-XX:-UsePerfData",
-    // Threads are counted by processors.
+    // The number of threads depends on the processors.
     "-XX:ActiveProcessorCount=1",
     "-Dzookeeper.admin.enableServer=false",
     "-Djava.net.preferIPv4Stack=true",
-    // A member that is alone asks the others again this often, in milliseconds. It would wait up to a minute.
+    // How often a lone member retries the others, in milliseconds. The default is up to a minute.
     "-Dzookeeper.fastleader.maxNotificationInterval=1000",
 ];
 
@@ -59,21 +59,21 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How many milliseconds a tick has: 500 unless told.
+    /// The length of a tick in milliseconds; the default is 500.
     #[must_use]
     pub fn tick_time(mut self, milliseconds: u32) -> Self {
         self.tick_time = milliseconds;
         self
     }
 
-    /// The shortest session, in milliseconds: two ticks unless told.
+    /// The shortest session timeout, in milliseconds; the default is two ticks.
     #[must_use]
     pub fn min_session_timeout(mut self, milliseconds: u32) -> Self {
         self.min_session_timeout = Some(milliseconds);
         self
     }
 
-    /// The longest session, in milliseconds: a minute unless told, as ZooKeeper has it with its own ticks.
+    /// The longest session timeout, in milliseconds; the default is a minute, as ZooKeeper's is with its own ticks.
     #[must_use]
     pub fn max_session_timeout(mut self, milliseconds: u32) -> Self {
         self.max_session_timeout = milliseconds;
@@ -88,7 +88,7 @@ impl Builder {
         self
     }
 
-    /// One more line of configuration.
+    /// Adds a line of configuration.
     #[must_use]
     pub fn config(mut self, name: &str, value: &str) -> Self {
         self.lines.push((name.to_owned(), value.to_owned()));
@@ -105,7 +105,7 @@ impl Builder {
         })
     }
 
-    /// Starts the server and waits for nothing. `door` is the SOCKS5 server through which it reaches others.
+    /// Starts the server without waiting. `door` is the SOCKS5 server through which it reaches the others.
     pub(super) fn launch(
         &self,
         directory: TempDir,
@@ -128,11 +128,11 @@ impl Builder {
         if let Some(door) = door {
             command.arg(format!("-DsocksProxyHost={}", door.ip()));
             command.arg(format!("-DsocksProxyPort={}", door.port()));
-            // Java would reach loopback addresses without it.
+            // Otherwise Java would not use the door for loopback addresses.
             command.arg("-DsocksNonProxyHosts=");
         }
         command.arg(MAIN).arg(place.join(CONFIG));
-        // The machine takes options from these, and says so in its log.
+        // Java takes options from these variables, and logs that it does.
         command.env_remove("JAVA_TOOL_OPTIONS").env_remove("JDK_JAVA_OPTIONS");
         let server = Server::spawn("zookeeper", JAVA, command, directory, port)?;
         Ok(ZooKeeper { server, tls })
@@ -141,7 +141,7 @@ impl Builder {
     fn configuration(&self, directory: &Path, port: u16) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: &str| {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{name}={value}");
         };
         line("dataDir", &directory.join("data").display().to_string());
@@ -153,7 +153,7 @@ impl Builder {
         line("maxSessionTimeout", &self.max_session_timeout.to_string());
         line("maxClientCnxns", "0");
         line("forceSync", "yes");
-        // In kilobytes. It would be 64 MB for each server.
+        // In kilobytes. The default is 64 MB for each server.
         line("preAllocSize", "1024");
         line("admin.enableServer", "false");
         line("4lw.commands.whitelist", "*");
@@ -171,7 +171,7 @@ pub(super) fn directory() -> io::Result<TempDir> {
     Ok(directory)
 }
 
-/// The lines that make a server listen for TLS. It wants key and certificate in one file.
+/// The configuration lines for TLS. Key and certificate must be in one file.
 fn secure(directory: &Path, port: u16, certificates: &Certificates) -> io::Result<String> {
     let both = directory.join("server.pem");
     let key = fs::read_to_string(certificates.key())?;

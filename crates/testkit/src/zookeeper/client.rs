@@ -1,8 +1,7 @@
-//! A small client of ZooKeeper, so that a test can look into a server without the client that it tests.
+//! A small ZooKeeper client, so that a test can inspect a server without the client under test.
 //!
-//! What must hold: its session ends with it, so that nothing of it is seen in what a test counts. It sets no
-//! watches and makes no ephemeral nodes, so a session that could not be ended leaves nothing but itself, for
-//! as long as the shortest session lasts.
+//! What must hold: its session ends with it, so that tests do not count it. It sets no watches and creates no ephemeral
+//! nodes, so a session that could not be closed leaves nothing else, for at most the shortest session timeout.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +15,7 @@ const SYNC: i32 = 9;
 const CLOSE: i32 = -11;
 
 const NO_NODE: i32 = -101;
-/// As many bytes as an answer may have; more is nonsense.
+/// The longest reply; more is an error.
 const MOST: usize = 4 << 20;
 
 /// A session with one server.
@@ -27,7 +26,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects and waits for a session. Every step has this much time.
+    /// Connects and opens a session. Each step may take this long.
     pub(super) fn connect(address: SocketAddr, limit: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(limit))?;
@@ -50,7 +49,7 @@ impl Client {
     pub(super) fn create(&mut self, path: &str, data: &str) -> io::Result<()> {
         let mut message = Message::default();
         message.bytes(path.as_bytes()).bytes(data.as_bytes());
-        // One entry: everybody may do everything. No flags: the node stays.
+        // One entry: everybody may do everything. No flags: the node is persistent.
         message.int(1).int(31).bytes(b"world").bytes(b"anyone").int(0);
         self.call(CREATE, &message).and_then(done).map_err(|error| at(path, &error))
     }
@@ -80,7 +79,7 @@ impl Client {
         Ok(names)
     }
 
-    /// Lets the server catch up with the leader, and reads.
+    /// Syncs the server with the leader, and reads.
     fn read(&mut self, operation: i32, path: &str) -> io::Result<(i32, Answer)> {
         let mut message = Message::default();
         message.bytes(path.as_bytes());
@@ -90,7 +89,7 @@ impl Client {
         self.call(operation, &message)
     }
 
-    /// The code of the answer and what comes after it.
+    /// The code and the rest of the reply.
     fn call(&mut self, operation: i32, message: &Message) -> io::Result<(i32, Answer)> {
         self.requests += 1;
         let mut request = Message::default();
@@ -126,12 +125,12 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // If it can not be said, the session ends by itself.
+        // If the close cannot be sent, the session expires.
         let _ = self.call(CLOSE, &Message::default());
     }
 }
 
-/// What is sent: numbers with the high byte first, and bytes after their count.
+/// A request being written: numbers are big-endian, bytes follow their count.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -153,7 +152,7 @@ impl Message {
     }
 }
 
-/// What was received, read from the front.
+/// A reply being read.
 struct Answer(io::Cursor<Vec<u8>>);
 
 impl Answer {
@@ -165,7 +164,7 @@ impl Answer {
         self.take().map(i64::from_be_bytes)
     }
 
-    /// What has no bytes, or none at all (a count of -1), is the empty text.
+    /// Bytes; a count of 0 or -1 gives the empty text.
     fn text(&mut self) -> io::Result<String> {
         let length = u64::try_from(self.int()?).unwrap_or(0);
         let mut bytes = Vec::new();

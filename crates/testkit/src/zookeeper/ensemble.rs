@@ -1,4 +1,4 @@
-//! A server as one of an ensemble.
+//! One member of an ensemble.
 
 use std::fs;
 use std::io;
@@ -37,7 +37,7 @@ impl Clustered for ZooKeeper {
     fn serves(&self) -> io::Result<bool> {
         let ours = self.directory().display().to_string();
         let named = self.four_letter_within("conf", ASKED).is_ok_and(|conf| conf.contains(&ours));
-        // It gives sessions.
+        // It grants sessions.
         Ok(named && self.get_within("/zookeeper", ASKED).is_ok())
     }
 

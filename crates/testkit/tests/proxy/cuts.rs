@@ -1,4 +1,4 @@
-//! Connections that end before their time: refused, closed, cut by a trigger.
+//! Connections that end early: refused, closed, cut by a trigger.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use fencepost_testkit::wait::{SOON, until};
 use fencepost_testkit::{Client, Mode, Proxy, Trigger, ports};
 
-use super::{World, hears_nothing, is_cut};
+use super::{World, is_cut, receives_nothing};
 
 #[test]
 fn refused_connections_are_reset_until_the_network_is_back() {
@@ -27,7 +27,7 @@ fn refused_connections_are_reset_until_the_network_is_back() {
 }
 
 #[test]
-fn all_can_be_closed_and_new_ones_made() {
+fn all_connections_can_be_closed_and_new_ones_opened() {
     let world = World::new();
     let mut clients: Vec<_> = (0..5).map(|_| world.connect()).collect();
     for client in &mut clients {
@@ -40,7 +40,7 @@ fn all_can_be_closed_and_new_ones_made() {
 }
 
 #[test]
-fn a_connection_that_the_proxy_has_not_come_to_accept_is_closed_too() {
+fn connection_that_is_not_accepted_yet_is_closed_too() {
     let world = World::new();
     for made in 1..=200 {
         let mut client = world.connect();
@@ -51,12 +51,12 @@ fn a_connection_that_the_proxy_has_not_come_to_accept_is_closed_too() {
 }
 
 #[test]
-fn a_silent_connection_can_be_closed() {
+fn silent_connection_can_be_closed() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.set_mode(Mode::Silent);
     client.send(&["INCR", "n"]).unwrap();
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     world.proxy.close_all();
     is_cut(&mut client);
     world.proxy.set_mode(Mode::Pass);
@@ -64,7 +64,7 @@ fn a_silent_connection_can_be_closed() {
 }
 
 #[test]
-fn a_dropped_proxy_closes_everything() {
+fn dropped_proxy_closes_everything() {
     let world = World::new();
     let mut client = world.connect();
     client.command(&["PING"]).unwrap();
@@ -75,7 +75,7 @@ fn a_dropped_proxy_closes_everything() {
 }
 
 #[test]
-fn a_client_is_reset_when_its_server_is_not_there() {
+fn client_is_reset_when_its_server_is_down() {
     let nobody = (Ipv4Addr::LOCALHOST, ports::free_port().unwrap()).into();
     let proxy = Proxy::to(nobody).unwrap();
     if let Ok(mut client) = Client::connect(proxy.address()) {
@@ -86,7 +86,7 @@ fn a_client_is_reset_when_its_server_is_not_there() {
 }
 
 #[test]
-fn a_server_that_crashes_and_comes_back_is_found_again() {
+fn restarted_server_is_reached_again() {
     let world = World::new();
     let mut client = world.connect();
     client.command(&["PING"]).unwrap();
@@ -97,7 +97,7 @@ fn a_server_that_crashes_and_comes_back_is_found_again() {
 }
 
 #[test]
-fn cut_before_a_request_the_server_never_sees_it() {
+fn cut_before_a_request_hides_it_from_the_server() {
     let world = World::new();
     let mut client = world.connect();
     assert_eq!(client.command(&["INCR", "other"]).unwrap().int().unwrap(), 1);
@@ -115,7 +115,7 @@ fn cut_before_a_request_the_server_never_sees_it() {
 }
 
 #[test]
-fn cut_after_a_request_it_is_carried_out_and_not_answered() {
+fn cut_after_a_request_loses_only_the_reply() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.cut_on(Trigger::after("wanted"));
@@ -128,13 +128,13 @@ fn cut_after_a_request_it_is_carried_out_and_not_answered() {
 }
 
 #[test]
-fn a_trigger_waits_for_the_answer_however_long_it_takes() {
+fn trigger_waits_for_a_late_reply() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.cut_on(Trigger::after("wanted"));
     world.redis.stop().unwrap();
     client.send(&["INCR", "wanted"]).unwrap();
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     assert_eq!(world.proxy.fired(), 0);
     world.redis.resume().unwrap();
     is_cut(&mut client);
@@ -142,13 +142,13 @@ fn a_trigger_waits_for_the_answer_however_long_it_takes() {
 }
 
 #[test]
-fn a_trigger_whose_request_is_never_answered_waits_for_the_next() {
+fn trigger_without_a_reply_waits_for_the_next_request() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.cut_on(Trigger::after("wanted"));
     world.redis.stop().unwrap();
     client.send(&["INCR", "wanted"]).unwrap();
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     world.redis.restart().unwrap();
     is_cut(&mut client);
     assert_eq!(world.proxy.fired(), 0);
@@ -159,12 +159,12 @@ fn a_trigger_whose_request_is_never_answered_waits_for_the_next() {
 }
 
 #[test]
-fn a_pattern_is_found_although_it_comes_in_pieces() {
+fn pattern_is_found_across_pieces() {
     let world = World::new();
     world.proxy.cut_on(Trigger::before("wanted"));
     let mut stream = TcpStream::connect(world.proxy.address()).unwrap();
     stream.set_nodelay(true).unwrap();
-    // The first piece has a whole command in it, and its being carried out shows that it was passed on.
+    // The first piece has a whole command. The server applied it, so it was passed on.
     stream.write_all(b"INCR first\r\nINCR wan").unwrap();
     world.wait_stored("first", 1);
     stream.write_all(b"ted\r\n").unwrap();
@@ -174,12 +174,12 @@ fn a_pattern_is_found_although_it_comes_in_pieces() {
 }
 
 #[test]
-fn what_is_held_back_meets_the_triggers_when_it_passes() {
+fn delayed_bytes_meet_the_triggers_when_they_pass() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.set_mode(Mode::Silent);
     client.send(&["INCR", "wanted"]).unwrap();
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     world.proxy.cut_on(Trigger::before("wanted"));
     assert_eq!(world.proxy.fired(), 0);
     world.proxy.set_mode(Mode::Pass);

@@ -1,7 +1,6 @@
 //! The proxy, in front of a real Redis server.
 //!
-//! "Nothing passes" can only be watched for a while. The watch is short: it can miss a fault, and can not see
-//! one that is not there.
+//! "Nothing passes" can only be observed for a while. The wait is short: it can miss a fault, but never reports a false one.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -32,7 +31,7 @@ impl World {
         Client::connect(self.proxy.address()).unwrap()
     }
 
-    /// A key, as the server has it.
+    /// A key's value on the server.
     fn stored(&self, key: &str) -> Option<i64> {
         let reply = self.redis.command(&["GET", key]).unwrap();
         (!reply.is_nil()).then(|| reply.int().unwrap())
@@ -47,14 +46,14 @@ impl World {
     }
 }
 
-fn hears_nothing(client: &mut Client) {
+fn receives_nothing(client: &mut Client) {
     client.set_timeout(A_WHILE).unwrap();
     let error = client.receive().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
     client.set_timeout(SOON).unwrap();
 }
 
-/// Reads on until the connection ends, as a reset or as the end of the stream.
+/// Reads until the connection ends, by a reset or the end of the stream.
 fn is_cut(client: &mut Client) {
     let error = client.receive().unwrap_err();
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe];
@@ -62,7 +61,7 @@ fn is_cut(client: &mut Client) {
 }
 
 #[test]
-fn everything_passes() {
+fn all_bytes_pass() {
     let world = World::new();
     let (mut one, mut two) = (world.connect(), world.connect());
     assert_eq!(one.command(&["INCR", "n"]).unwrap().int().unwrap(), 1);
@@ -75,7 +74,7 @@ fn everything_passes() {
 }
 
 #[test]
-fn a_silent_network_keeps_everything_and_delivers_it_later() {
+fn silent_network_delivers_everything_later() {
     let world = World::new();
     let mut old = world.connect();
     old.command(&["PING"]).unwrap();
@@ -83,59 +82,64 @@ fn a_silent_network_keeps_everything_and_delivers_it_later() {
     let mut new = world.connect();
     old.send(&["INCR", "n"]).unwrap();
     new.send(&["INCR", "n"]).unwrap();
-    hears_nothing(&mut old);
-    hears_nothing(&mut new);
+    receives_nothing(&mut old);
+    receives_nothing(&mut new);
     assert_eq!(world.stored("n"), None);
     world.proxy.set_mode(Mode::Pass);
-    let mut heard = [old.receive().unwrap().int().unwrap(), new.receive().unwrap().int().unwrap()];
-    heard.sort_unstable();
-    assert_eq!(heard, [1, 2]);
+    let mut received =
+        [old.receive().unwrap().int().unwrap(), new.receive().unwrap().int().unwrap()];
+    received.sort_unstable();
+    assert_eq!(received, [1, 2]);
 }
 
 #[test]
-fn a_silent_network_does_not_tell_of_a_crash() {
+fn silent_network_hides_a_crash() {
     let world = World::new();
     let mut client = world.connect();
     client.command(&["PING"]).unwrap();
     world.proxy.set_mode(Mode::Silent);
     world.redis.kill().unwrap();
     let mut new = world.connect();
-    hears_nothing(&mut client);
-    hears_nothing(&mut new);
+    receives_nothing(&mut client);
+    receives_nothing(&mut new);
     world.proxy.set_mode(Mode::Pass);
     is_cut(&mut client);
     is_cut(&mut new);
 }
 
 #[test]
-fn answers_are_held_back_while_requests_pass() {
+fn replies_can_be_held_back_while_requests_pass() {
     let world = World::new();
     let mut client = world.connect();
     client.command(&["PING"]).unwrap();
     world.proxy.set_mode(Mode::DropAnswers);
     client.send(&["INCR", "n"]).unwrap();
     world.wait_stored("n", 1);
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     let mut new = world.connect();
     new.send(&["INCR", "n"]).unwrap();
     world.wait_stored("n", 2);
-    hears_nothing(&mut new);
+    receives_nothing(&mut new);
     world.proxy.set_mode(Mode::Pass);
     assert_eq!(client.receive().unwrap().int().unwrap(), 1);
     assert_eq!(new.receive().unwrap().int().unwrap(), 2);
 }
 
 #[test]
-fn requests_are_held_back_while_answers_pass() {
+fn requests_can_be_held_back_while_replies_pass() {
     let world = World::new();
     let mut client = world.connect();
     client.command(&["SUBSCRIBE", "news"]).unwrap();
     world.proxy.set_mode(Mode::DropRequests);
     client.send(&["PING"]).unwrap();
     world.redis.command(&["PUBLISH", "news", "late"]).unwrap();
-    let heard = client.receive().unwrap();
-    assert_eq!(heard.items().unwrap()[2].text().unwrap(), "late", "it was not the PING's answer");
-    hears_nothing(&mut client);
+    let received = client.receive().unwrap();
+    assert_eq!(
+        received.items().unwrap()[2].text().unwrap(),
+        "late",
+        "it was not the PING's answer"
+    );
+    receives_nothing(&mut client);
     world.proxy.set_mode(Mode::Pass);
     assert_eq!(client.receive().unwrap().items().unwrap()[0].text().unwrap(), "pong");
 }
@@ -158,14 +162,14 @@ fn a_delay_counts_in_both_directions_and_keeps_the_order() {
 }
 
 #[test]
-fn a_delay_ends_with_its_mode() {
+fn delay_ends_with_its_mode() {
     let world = World::new();
     let mut client = world.connect();
     world.proxy.set_mode(Mode::Delay(Duration::MAX));
     client.send(&["INCR", "n"]).unwrap();
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     world.proxy.set_mode(Mode::Delay(Duration::from_hours(1)));
-    hears_nothing(&mut client);
+    receives_nothing(&mut client);
     world.proxy.set_mode(Mode::Pass);
     assert_eq!(client.receive().unwrap().int().unwrap(), 1);
 }

@@ -1,6 +1,6 @@
-//! The proxy as a pipe: it changes nothing on the way, however much there is and however it ends.
+//! The proxy as a pipe: it changes nothing, however large the data and however the connection ends.
 //!
-//! The server is a socket of the test's own, because a Redis server does not half-close.
+//! The server is the test's own socket, because a Redis server does not half-close.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -34,7 +34,7 @@ fn pattern() -> Vec<u8> {
 }
 
 #[test]
-fn much_passes_unchanged_in_both_directions_at_once() {
+fn large_data_passes_unchanged_in_both_directions() {
     let Pipe { proxy, client, server } = pipe();
     let sent = pattern();
     std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ fn much_passes_unchanged_in_both_directions_at_once() {
 }
 
 #[test]
-fn a_silent_network_pushes_back_and_loses_nothing() {
+fn silent_network_applies_back_pressure_and_loses_nothing() {
     let Pipe { proxy, client, mut server } = pipe();
     proxy.set_mode(Mode::Silent);
     let sent = pattern();
@@ -76,7 +76,7 @@ fn a_silent_network_pushes_back_and_loses_nothing() {
 }
 
 #[test]
-fn a_half_closed_connection_still_carries_the_other_half() {
+fn half_closed_connection_carries_the_other_direction() {
     let Pipe { proxy, mut client, mut server } = pipe();
     client.write_all(b"question").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -92,7 +92,7 @@ fn a_half_closed_connection_still_carries_the_other_half() {
 }
 
 #[test]
-fn a_silent_network_does_not_tell_that_a_client_has_gone() {
+fn silent_network_hides_a_disconnected_client() {
     let Pipe { proxy, mut client, mut server } = pipe();
     proxy.set_mode(Mode::DropRequests);
     client.write_all(b"last words").unwrap();
@@ -103,13 +103,13 @@ fn a_silent_network_does_not_tell_that_a_client_has_gone() {
     assert_eq!(proxy.connections(), 1);
     server.set_read_timeout(Some(SOON)).unwrap();
     proxy.set_mode(Mode::Pass);
-    let mut heard = String::new();
-    server.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, "last words");
+    let mut received = String::new();
+    server.read_to_string(&mut received).unwrap();
+    assert_eq!(received, "last words");
 }
 
 #[test]
-fn a_request_at_the_end_of_much_is_cut_after_all_of_it() {
+fn request_after_large_data_is_cut_after_all_of_it() {
     let Pipe { proxy, client, mut server } = pipe();
     proxy.cut_on(Trigger::after("the end"));
     // Enough that the server's side is full now and then, and the proxy passes on parts.

@@ -1,4 +1,4 @@
-//! A real Redis server: it starts, crashes, freezes and comes back as the testkit says.
+//! A real Redis server: start, crash, freeze and restart.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -16,7 +16,7 @@ fn get(redis: &Redis, key: &str) -> Reply {
 }
 
 #[test]
-fn a_server_answers() {
+fn server_answers() {
     let redis = Redis::builder().start().unwrap();
     assert_eq!(redis.command(&["PING"]).unwrap().text().unwrap(), "PONG");
     assert_eq!(redis.url(), format!("redis://127.0.0.1:{}", redis.port()));
@@ -28,7 +28,7 @@ fn a_server_answers() {
 }
 
 #[test]
-fn many_servers_stand_side_by_side() {
+fn servers_run_side_by_side() {
     let start = || Redis::builder().start().unwrap();
     let servers: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..6).map(|_| scope.spawn(start)).collect();
@@ -43,7 +43,7 @@ fn many_servers_stand_side_by_side() {
 }
 
 #[test]
-fn what_is_persisted_outlives_a_crash() {
+fn persisted_data_survives_a_crash() {
     for persistence in [Persistence::Always, Persistence::EverySec] {
         let redis = Redis::builder().persist(persistence).start().unwrap();
         let (port, pid) = (redis.port(), redis.pid());
@@ -56,7 +56,7 @@ fn what_is_persisted_outlives_a_crash() {
 }
 
 #[test]
-fn what_is_not_persisted_is_lost_in_a_crash() {
+fn unpersisted_data_is_lost_in_a_crash() {
     let redis = Redis::builder().persist(Persistence::None).start().unwrap();
     redis.command(&["SET", "key", "value"]).unwrap();
     redis.restart().unwrap();
@@ -64,7 +64,7 @@ fn what_is_not_persisted_is_lost_in_a_crash() {
 }
 
 #[test]
-fn a_killed_server_is_gone_until_it_is_started_again() {
+fn killed_server_is_gone_until_it_is_started_again() {
     let redis = Redis::builder().start().unwrap();
     assert!(redis.start_again().unwrap_err().to_string().contains("still runs"));
     redis.kill().unwrap();
@@ -77,7 +77,7 @@ fn a_killed_server_is_gone_until_it_is_started_again() {
 }
 
 #[test]
-fn a_frozen_server_answers_when_it_goes_on() {
+fn frozen_server_answers_when_it_is_resumed() {
     let redis = Redis::builder().start().unwrap();
     let mut client = redis.client().unwrap();
     redis.stop().unwrap();
@@ -91,7 +91,7 @@ fn a_frozen_server_answers_when_it_goes_on() {
 }
 
 #[test]
-fn a_frozen_server_can_crash() {
+fn frozen_server_can_crash() {
     let redis = Redis::builder().persist(Persistence::Always).start().unwrap();
     redis.command(&["SET", "key", "value"]).unwrap();
     redis.stop().unwrap();
@@ -104,7 +104,7 @@ fn a_frozen_server_can_crash() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_says_why() {
+fn server_that_does_not_start_says_why() {
     let error = Redis::builder().config("no-such-option", "1").start().unwrap_err();
     let text = error.to_string();
     assert!(text.contains("wanted a redis-server on port"), "{text}");
@@ -112,7 +112,7 @@ fn a_server_that_does_not_come_up_says_why() {
 }
 
 #[test]
-fn a_server_whose_port_was_taken_says_so() {
+fn server_with_a_taken_port_says_so() {
     let redis = Redis::builder().start().unwrap();
     redis.kill().unwrap();
     let thief = TcpListener::bind(redis.address()).unwrap();
@@ -123,7 +123,7 @@ fn a_server_whose_port_was_taken_says_so() {
 }
 
 #[test]
-fn a_replica_follows_its_master_through_a_crash() {
+fn replica_follows_its_master_through_a_crash() {
     let master = Redis::builder()
         .password("for the replica too")
         .persist(Persistence::Always)

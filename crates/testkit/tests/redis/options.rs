@@ -1,4 +1,4 @@
-//! The options of a server: password, socket, TLS, a clock that moves.
+//! The options of a server: password, socket, TLS, a movable clock.
 
 use std::io::{BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,10 @@ use std::process::Command;
 use fencepost_testkit::{Client, Persistence, Redis, Reply};
 
 #[test]
-fn a_password_is_asked_for() {
+fn password_is_required() {
     let redis = Redis::builder().password(r#"s3 cr"et\/ü"#).start().unwrap();
-    let mut stranger = Client::connect(redis.address()).unwrap();
-    let refused = stranger.command(&["PING"]).unwrap();
+    let mut other = Client::connect(redis.address()).unwrap();
+    let refused = other.command(&["PING"]).unwrap();
     assert!(matches!(&refused, Reply::Error(why) if why.starts_with("NOAUTH")), "{refused:?}");
     assert_eq!(redis.command(&["PING"]).unwrap().text().unwrap(), "PONG");
     let port = redis.port();
@@ -21,7 +21,7 @@ fn a_password_is_asked_for() {
 }
 
 #[test]
-fn a_password_by_configuration_keeps_the_testkit_out_but_the_server_is_up() {
+fn server_starts_with_a_password_that_the_testkit_does_not_know() {
     let redis = Redis::builder().config("requirepass", "other").start().unwrap();
     let mut client = redis.client().unwrap();
     assert!(matches!(client.command(&["PING"]).unwrap(), Reply::Error(_)));
@@ -30,7 +30,7 @@ fn a_password_by_configuration_keeps_the_testkit_out_but_the_server_is_up() {
 }
 
 #[test]
-fn more_configuration_is_taken() {
+fn configuration_lines_are_applied() {
     let redis = Redis::builder()
         .config("maxmemory", "2mb")
         .config("client-output-buffer-limit", "pubsub 1mb 1mb 5")
@@ -47,7 +47,7 @@ fn more_configuration_is_taken() {
 }
 
 #[test]
-fn a_socket_is_served() {
+fn unix_socket_is_served() {
     let redis = Redis::builder().unix_socket().start().unwrap();
     let mut socket = UnixStream::connect(redis.socket_path().unwrap()).unwrap();
     socket.write_all(b"PING\r\n").unwrap();
@@ -57,7 +57,7 @@ fn a_socket_is_served() {
 }
 
 #[test]
-fn what_was_not_asked_for_is_an_error_that_says_so() {
+fn missing_option_is_an_error_that_names_it() {
     let redis = Redis::builder().start().unwrap();
     assert!(redis.socket_path().unwrap_err().to_string().contains(".unix_socket()"));
     assert!(redis.tls_url().unwrap_err().to_string().contains(".tls()"));
@@ -66,13 +66,13 @@ fn what_was_not_asked_for_is_an_error_that_says_so() {
 }
 
 #[test]
-fn tls_is_spoken_by_who_trusts_the_authority() {
+fn client_that_trusts_the_ca_connects_with_tls() {
     let redis = Redis::builder().tls().password("secret").start().unwrap();
     let url = redis.tls_url().unwrap();
     assert!(url.starts_with("rediss://:secret@127.0.0.1:"), "{url}");
     let (_, port) = url.rsplit_once(':').unwrap();
     let ping = |authority: &Path| {
-        // Not `-u`: version 7.0 takes the empty user of the URL for a name.
+        // Not `-u`: version 7.0 treats the empty user of the URL as a name.
         let mut cli = Command::new("redis-cli");
         cli.args(["--tls", "-p", port, "--no-auth-warning", "-a", "secret", "--cacert"]);
         cli.arg(authority).arg("PING").output()
@@ -91,7 +91,7 @@ fn tls_is_spoken_by_who_trusts_the_authority() {
 }
 
 #[test]
-fn a_clock_that_moves_moves_expiry() {
+fn moved_clock_moves_expiry() {
     let redis = Redis::builder().faketime().persist(Persistence::Always).start().unwrap();
     let pttl = || redis.command(&["PTTL", "key"]).unwrap().int().unwrap();
     redis.set_clock_offset(-30).unwrap();
@@ -106,7 +106,7 @@ fn a_clock_that_moves_moves_expiry() {
 }
 
 #[test]
-fn a_clock_can_move_while_its_server_is_down() {
+fn clock_can_move_while_its_server_is_down() {
     let redis = Redis::builder().faketime().persist(Persistence::Always).start().unwrap();
     redis.command(&["SET", "key", "value", "PX", "3600000"]).unwrap();
     redis.kill().unwrap();

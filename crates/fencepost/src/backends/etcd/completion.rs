@@ -3,28 +3,37 @@
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 
-use crate::backend::{BoxFuture, Surroundings};
+use super::connection::running_caller;
+use crate::backend::{BackendContext, BoxFuture, StoreError};
 
 struct Work<'a, T: Send + 'static> {
     future: Option<BoxFuture<'static, T>>,
-    around: &'a Surroundings,
+    context: &'a BackendContext,
 }
 
 impl<T: Send + 'static> Drop for Work<'_, T> {
     fn drop(&mut self) {
         if let Some(future) = self.future.take() {
-            self.around.tasks.spawn_on(future, &self.around.runtime);
+            self.context.tasks.spawn_on(future, &self.context.runtime);
         }
     }
 }
 
-/// Runs on the caller. If the caller drops it, the client's runtime completes it, and a client that closes waits for it.
-/// The usual case spawns no task.
+/// Runs beside the connection that it uses, so that a reply need not wake another thread: on the caller if its runtime can
+/// have one, otherwise on the client's runtime. That completes it if the caller drops it, and a client that closes waits for
+/// it.
 pub(super) async fn to_completion<T: Send + 'static>(
-    around: &Surroundings,
-    work: impl Future<Output = T> + Send + 'static,
-) -> T {
-    let mut work = Work { future: Some(Box::pin(work)), around };
+    context: &BackendContext,
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    if running_caller().is_none() {
+        let task = context.tasks.spawn_on(work, &context.runtime);
+        return task.await.unwrap_or_else(|error| {
+            let why = if error.is_panic() { "a call panicked" } else { "this client is closing" };
+            Err(StoreError::no_reply(why))
+        });
+    }
+    let mut work = Work { future: Some(Box::pin(work)), context };
     poll_fn(|context| {
         // Taken out, so that one that panics is not run again.
         let Some(mut future) = work.future.take() else { return Poll::Pending };

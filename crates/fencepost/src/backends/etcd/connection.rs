@@ -1,7 +1,7 @@
 //! The connection to a cluster: one member at a time, the next one when it fails.
 //!
-//! What must hold: a call ends by its limit, whatever the members do, and then says of each why. A request may be sent
-//! more than once, to different members: so it must be idempotent, and the reply says that it was retried.
+//! What must hold: a call ends by its limit, whatever the members do, and its error says for each member why. A request
+//! may be sent more than once, to different members: so it must be idempotent, and the reply says that it was retried.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,63 +19,62 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use super::api;
-use super::config::{Address, EtcdUrl};
+use super::config::{Address, Config};
 use super::error::{from_status, is_stale_login};
-use crate::backend::{Outcome, StoreError, StoreResult, Surroundings, short};
+use crate::backend::{BackendContext, Outcome, StoreError, StoreResult, short};
 use crate::block_on::is_waiting;
 use crate::clock::Clock;
 use crate::race::{First, race};
+use crate::random;
 use crate::retry::{ATTEMPT_TIMEOUT, retry};
 use crate::url::User;
 
-/// The timeout of the first attempt: short enough that every member is asked before the limit comes. In the next round
-/// it is twice that, and so on.
+/// The timeout of the first attempt: short enough that every member is tried before the limit comes. It doubles with
+/// each round.
 const FIRST_TIMEOUT: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(1);
-/// After so many calls from a runtime it is worth a connection of its own.
+/// After this many calls from a runtime, a connection of its own is worth its cost.
 const BUSY: usize = 64;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a connection that is used is probed, and how long that may take. Members drop clients that probe more
+/// How often a connection in use is probed, and how long a probe may take. Members disconnect clients that probe more
 /// often than every five seconds.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Connection {
     members: Vec<Member>,
-    /// The member that is asked.
+    /// The current member.
     current: AtomicUsize,
     /// How often a member failed.
     failures: AtomicUsize,
     /// How many calls came from runtimes that could have a connection of their own.
     calls: AtomicUsize,
     login: Option<Arc<Login>>,
-    around: Surroundings,
+    context: BackendContext,
 }
 
 struct Member {
     address: Address,
     /// On the client's runtime.
     channel: Mutex<Channel>,
-    /// On the caller's runtime that has one.
+    /// On the runtime of a busy caller.
     callers: Mutex<Option<(Id, Channel)>>,
 }
 
 struct Login {
     user: User,
     token: Mutex<Option<MetadataValue<Ascii>>>,
-    /// Held while a new one is made, and only on the client's runtime: a caller that nobody polls would keep it.
+    /// Held while a new login is made, and only on the client's runtime: a caller that is not polled would keep it.
     renewing: tokio::sync::Mutex<()>,
 }
 
 impl Connection {
-    pub(super) fn open(url: &EtcdUrl, around: &Surroundings) -> Self {
-        // What a channel spawns lives on the client's runtime.
-        let _ours = around.runtime.enter();
-        let members: Vec<_> = url.members.iter().cloned().map(Member::new).collect();
+    pub(super) fn open(config: &Config, context: &BackendContext) -> Self {
+        // A channel spawns its tasks on the client's runtime.
+        let _ours = context.runtime.enter();
+        let members: Vec<_> = config.members.iter().cloned().map(Member::new).collect();
         // Clients do not all start at the same member.
-        let mut start = [0; 8];
-        let _ = getrandom::fill(&mut start);
-        let start = usize::from_ne_bytes(start) % members.len();
-        let login = url.user.clone().map(|user| {
+        let start = random::below(members.len());
+        let login = config.user.clone().map(|user| {
             let (token, renewing) = (Mutex::default(), tokio::sync::Mutex::default());
             Arc::new(Login { user, token, renewing })
         });
@@ -85,12 +84,12 @@ impl Connection {
             failures: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             login,
-            around: around.clone(),
+            context: context.clone(),
         }
     }
 
     pub(super) fn clock(&self) -> &dyn Clock {
-        &*self.around.clock
+        &*self.context.clock
     }
 
     /// The members, for people.
@@ -114,7 +113,7 @@ impl Connection {
         let time = limit.since(clock.now());
         let first = (time / (2 * count)).clamp(FIRST_TIMEOUT.start, FIRST_TIMEOUT.end);
         let hurried = time < 2 * first;
-        // What each member failed of.
+        // Why each member failed.
         let said = Mutex::new(BTreeMap::new());
         let (said, rpc) = (&said, &rpc);
         let reply = retry(clock, limit, |number| async move {
@@ -133,7 +132,7 @@ impl Connection {
                     Err(error)
                 }
                 First::Right(()) => {
-                    // A caller in a hurry is no fault of the member: others have their watches there.
+                    // A short limit of the caller is not the member's failure: other watches of the client use that member.
                     if !hurried && stop.since(sent) >= timeout {
                         self.give_up(at, failures);
                     }
@@ -145,8 +144,9 @@ impl Connection {
             }
         })
         .await;
-        reply
-            .map_err(|error| if error.is_interrupted() { self.nobody(&error, said) } else { error })
+        reply.map_err(|error| {
+            if error.is_interrupted() { self.no_member_answered(&error, said) } else { error }
+        })
     }
 
     /// Sends a request to this member, once.
@@ -160,13 +160,13 @@ impl Connection {
         C: Future<Output = Result<T, Status>>,
     {
         let mut request = Request::new(message);
-        // A member without a leader is to say so, and to end its streams.
+        // Makes a member without a leader fail the call, and end its streams.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         let token = match &self.login {
             Some(login) => Some(self.token(at, login).await?),
             None => None,
         };
-        // One that is empty is taken for a wrong one, also where nobody has to log in.
+        // An empty token counts as a wrong one, even if authentication is off.
         if let Some(token) = token.as_ref().filter(|token| !token.is_empty()) {
             request.metadata_mut().insert("token", token.clone());
         }
@@ -174,23 +174,23 @@ impl Connection {
             Ok(value) => return Ok(value),
             Err(status) => status,
         };
-        // Nobody had to log in when we did.
+        // Authentication was off when we logged in.
         let needed_now = status.message().contains("user name is empty");
         let stale = needed_now || is_stale_login(&status);
         if let Some(login) = self.login.as_ref().filter(|_| stale) {
-            // Unless somebody has a new one by now.
+            // Unless another call has logged in since.
             let mut known = login.token.lock();
             if *known == token {
                 *known = None;
             }
             if needed_now {
-                return Err(StoreError::busy("etcd wants a login by now"));
+                return Err(StoreError::busy("etcd requires a login now"));
             }
         }
         Err(from_status(&status, self.shown_at(at)))
     }
 
-    /// The login that is valid, or a new one: one is enough for all who ask.
+    /// The valid login, or a new one: all callers share it.
     async fn token(
         &self,
         at: usize,
@@ -203,22 +203,18 @@ impl Connection {
         let channel = self.members[at].channel.lock().clone();
         let limit = self.clock().alarm(self.clock().now() + ATTEMPT_TIMEOUT);
         let renewed = async move { race(login.renew(channel, &shown), limit).await };
-        match AbortOnDropHandle::new(self.around.runtime.spawn(renewed)).await {
+        match AbortOnDropHandle::new(self.context.runtime.spawn(renewed)).await {
             Ok(First::Left(token)) => token,
             Ok(First::Right(())) => Err(StoreError::no_reply("no answer to a login")),
             Err(_) => Err(StoreError::unavailable("this client is closing")),
         }
     }
 
-    /// The way to a member. A runtime that calls all the time has one of its own, if it runs at any time: the hop to the
-    /// client's thread and back is a good part of what a lock costs.
+    /// The channel to a member. A runtime that calls continuously has one of its own, if it always runs: the hop to the
+    /// client's thread and back is a good part of a lock's cost.
     fn channel(&self, at: usize) -> Channel {
         let member = &self.members[at];
-        // A runtime of one thread stands still whenever nobody waits on it.
-        // A thread that blocks in a call drives nothing meanwhile, even if it is a runtime's.
-        let caller = (!is_waiting()).then(|| Handle::try_current().ok()).flatten();
-        let caller = caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread);
-        if let Some(caller) = caller {
+        if let Some(caller) = running_caller() {
             let mut callers = member.callers.lock();
             match &*callers {
                 Some((owner, channel)) if *owner == caller.id() => return channel.clone(),
@@ -231,7 +227,7 @@ impl Connection {
         member.channel.lock().clone()
     }
 
-    /// From now on another member is asked than this one, unless one has failed since `failures` was read.
+    /// Moves on from this member, unless a member has failed since `failures` was read.
     pub(super) fn leave(&self, at: usize, failures: usize) {
         *self.members[at].callers.lock() = None;
         let next = failures.wrapping_add(1);
@@ -242,22 +238,22 @@ impl Connection {
         }
     }
 
-    /// The same for a member that does not answer: its connection may be dead without knowing it.
+    /// The same for a member that does not answer: its connection may be dead without an error.
     fn give_up(&self, at: usize, failures: usize) {
         if self.failures() == failures {
-            let _ours = self.around.runtime.enter();
+            let _ours = self.context.runtime.enter();
             let member = &self.members[at];
             *member.channel.lock() = Member::connect(&member.address);
         }
         self.leave(at, failures);
     }
 
-    /// The member that is asked.
+    /// The current member.
     pub(super) fn current(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// As long as this stays the same, what was opened is not known to have failed.
+    /// As long as this does not change, no connection is known to have failed.
     pub(super) fn failures(&self) -> usize {
         self.failures.load(Ordering::Relaxed)
     }
@@ -270,10 +266,14 @@ impl Connection {
         &self.members[at].address.shown
     }
 
-    fn nobody(&self, error: &StoreError, said: &Mutex<BTreeMap<usize, String>>) -> StoreError {
+    fn no_member_answered(
+        &self,
+        error: &StoreError,
+        said: &Mutex<BTreeMap<usize, String>>,
+    ) -> StoreError {
         let said = said.lock();
         let each = self.members.iter().enumerate().map(|(at, member)| {
-            let said = said.get(&at).map_or("not asked", String::as_str);
+            let said = said.get(&at).map_or("not tried", String::as_str);
             format!("{} ({said})", member.address.shown)
         });
         let each: Vec<_> = each.collect();
@@ -282,12 +282,20 @@ impl Connection {
     }
 }
 
+/// The caller's runtime, if it always runs.
+pub(super) fn running_caller() -> Option<Handle> {
+    // A runtime with one thread stops whenever nothing blocks on it.
+    // A thread that blocks in a call drives nothing meanwhile, even if it belongs to a runtime.
+    let caller = (!is_waiting()).then(|| Handle::try_current().ok()).flatten();
+    caller.filter(|caller| caller.runtime_flavor() == RuntimeFlavor::MultiThread)
+}
+
 impl Login {
     fn known(&self) -> Option<MetadataValue<Ascii>> {
         self.token.lock().clone()
     }
 
-    /// Logs in, unless somebody just has.
+    /// Logs in, unless another call just has.
     async fn renew(
         &self,
         channel: Channel,
@@ -297,11 +305,11 @@ impl Login {
         if let Some(token) = self.known() {
             return Ok(token);
         }
-        let (name, password) = (self.user.name.clone(), self.user.password.clone());
+        let (name, password) = (self.user.name.clone(), self.user.password.0.clone());
         let request = api::AuthenticateRequest { name, password };
         let token = match api::auth_client::AuthClient::new(channel).authenticate(request).await {
             Ok(reply) => reply.into_inner().token,
-            // Whoever asks may do all.
+            // Authentication is off: every client may do everything.
             Err(status) if status.message().contains("authentication is not enabled") => {
                 String::new()
             }
@@ -343,9 +351,9 @@ mod tests {
     use super::super::testing::open;
     use super::*;
 
-    /// A future that is dropped or polled no more is its caller's business, and nobody else's.
+    /// If a caller drops or stops polling its future, other callers must not notice.
     #[tokio::test]
-    async fn caller_that_is_not_polled_keeps_nobody_from_a_login() {
+    async fn unpolled_caller_does_not_block_a_login() {
         let server = Server::builder().start().unwrap();
         let etcd = open(format!("me:secret@{}", server.address())).await;
         let connection = &etcd.0.connection;
@@ -361,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn caller_in_a_hurry_does_not_leave_the_member() {
+    async fn short_limit_is_not_a_failure_of_the_member() {
         let server = Server::builder().start().unwrap();
         let proxy = Proxy::to(server.address()).unwrap();
         let etcd = open(proxy.address()).await;
@@ -376,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn user_of_the_url_is_none_to_a_server_without_users_until_it_has_some() {
+    async fn credentials_in_the_url_are_used_once_authentication_is_enabled() {
         let server = Server::builder().start().unwrap();
         let etcd = open(format!("root:secret@{}", server.address())).await;
         let (connection, nothing) =

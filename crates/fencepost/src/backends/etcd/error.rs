@@ -1,19 +1,19 @@
-//! What it means that a member did not do what it was asked: kind, outcome, message and remedy.
+//! Classifies the error of a member: kind, outcome, message and remedy.
 
 use tonic::{Code, Status};
 
 use crate::backend::StoreError;
 
-/// A refusal that the one who asked can do something about.
+/// A refusal that the caller handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The lease that was named is not there.
+    /// The lease does not exist.
     LeaseNotFound,
-    /// The lease that was to be made is there already.
+    /// The lease to be granted exists already.
     LeaseExists,
-    /// What was to be read as it once was is not kept any more.
+    /// The old revision that was to be read has been compacted.
     Compacted,
-    /// More operations in one transaction than this cluster takes.
+    /// More operations in one transaction than this cluster allows.
     TooManyOperations,
 }
 
@@ -36,55 +36,53 @@ impl Refusal {
 
     fn into_error(self) -> StoreError {
         match self {
-            Self::LeaseNotFound => StoreError::unavailable("etcd does not know the lease any more"),
+            Self::LeaseNotFound => StoreError::unavailable("etcd no longer has the lease"),
             Self::LeaseExists => StoreError::unavailable("etcd has a lease of that id already"),
-            Self::Compacted => {
-                StoreError::unavailable("etcd was compacted while it was read: try again")
-            }
+            Self::Compacted => StoreError::unavailable("etcd was compacted during a read: retry"),
             Self::TooManyOperations => StoreError::refused(
-                "etcd takes too few operations at once: raise its --max-txn-ops",
+                "etcd allows too few operations in one transaction: raise its --max-txn-ops",
             ),
         }
     }
 }
 
-/// Whether the login is not valid any more: a new one helps.
+/// Whether the login has expired, so that a new one helps.
 pub(super) fn is_stale_login(status: &Status) -> bool {
     status.code() == Code::Unauthenticated
         || status.code() == Code::InvalidArgument
             && status.message().contains("revision of auth store is old")
 }
 
-/// What a member, or the connection to it, said.
+/// Classifies the error of a member, or of the connection to it.
 pub(super) fn from_status(status: &Status, member: &str) -> StoreError {
     if let Some(refusal) = Refusal::of(status) {
         return refusal.into_error().with_source(status.clone());
     }
     if is_stale_login(status) {
-        // Checked before anything is done.
-        return StoreError::busy("etcd does not take the login that it gave us: see its log");
+        // etcd checks it before it executes anything.
+        return StoreError::busy("etcd rejected the login that it issued: check its log");
     }
     let said = said(status);
     let has = |words: &str| said.contains(words);
     match status.code() {
-        Code::InvalidArgument if has("user name is empty") => StoreError::refused(format!(
-            "{member} wants to know who asks: write etcd://USER:PASSWORD@HOST"
-        )),
-        Code::InvalidArgument if has("authentication failed") => StoreError::refused(format!(
-            "{member} does not take this user and password: mend the URL"
-        )),
+        Code::InvalidArgument if has("user name is empty") => {
+            StoreError::refused(format!("{member} requires a login: use etcd://USER:PASSWORD@HOST"))
+        }
+        Code::InvalidArgument if has("authentication failed") => {
+            StoreError::refused(format!("{member} rejected the credentials: check the URL"))
+        }
         Code::PermissionDenied => StoreError::refused(format!(
             "this user may not do that at {member}: give its role readwrite on the keys of the \
              locks and on those that begin with fencepost. (etcdctl role grant-permission)"
         )),
         Code::ResourceExhausted if has("space exceeded") => StoreError::unavailable(format!(
-            "{member} is full and takes no writes: compact and defragment it, then `etcdctl alarm \
-             disarm`"
+            "{member} is full and refuses writes: compact and defragment it, then run `etcdctl \
+            alarm disarm`"
         )),
         Code::Unimplemented => {
-            StoreError::refused(format!("{member} is no etcd of version 3.4 or later ({said})"))
+            StoreError::refused(format!("{member} is not an etcd of version 3.4 or later ({said})"))
         }
-        // This member cannot do it now, or the connection broke: nobody knows how far the request came.
+        // This member cannot do it now, or the connection broke: the outcome is unknown.
         Code::Unavailable
         | Code::DeadlineExceeded
         | Code::Cancelled
@@ -97,7 +95,7 @@ pub(super) fn from_status(status: &Status, member: &str) -> StoreError {
     }
 }
 
-/// The member's own words and what is behind them, on one line.
+/// The member's message and its cause, on one line.
 fn said(status: &Status) -> String {
     let mut words = status.message().to_owned();
     let mut source = std::error::Error::source(status);
@@ -118,7 +116,7 @@ mod tests {
     use crate::backend::{Outcome, StoreErrorKind};
 
     #[test]
-    fn what_etcd_says_is_sorted() {
+    fn etcd_errors_are_classified() {
         let of = |code, message: &str| from_status(&Status::new(code, message), "h:2379");
         let lease = of(Code::NotFound, "etcdserver: requested lease not found");
         assert_eq!(Refusal::behind(&lease), Some(Refusal::LeaseNotFound), "{lease:?}");
@@ -130,7 +128,7 @@ mod tests {
         let old = of(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted");
         assert_eq!(Refusal::behind(&old), Some(Refusal::Compacted), "{old:?}");
         for refusal in [lease, exists, old] {
-            // Asked again it would say the same.
+            // A retry would fail in the same way.
             assert_eq!(refusal.kind(), StoreErrorKind::Unavailable, "{refusal:?}");
         }
         let many = of(Code::InvalidArgument, "etcdserver: too many operations in txn request");

@@ -1,11 +1,10 @@
-//! What an etcd keeps under which fault.
+//! What an etcd guarantees under which fault.
 
-use fencepost_core::Ttl;
-
+use super::layout::LAYOUT;
 use super::server_info::{Version, version_of};
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use crate::guarantees::{Correctness, Faults, Guarantees, Kept, Records};
 
-/// What an etcd of this version keeps that this many vote on: `guarantees_of("3.5.13", 3)`.
+/// What a cluster of this version with this many voting members guarantees: `guarantees_of("3.5.13", 3)`.
 #[must_use]
 pub fn guarantees_of(version: &str, voters: usize) -> Guarantees {
     guarantees(version_of(version), voters)
@@ -27,15 +26,15 @@ fn correctness(version: Version, voters: usize) -> Correctness {
     };
     match version {
         (0, ..) => unfit(
-            "its members did not tell their version, so nobody knows what it keeps",
-            "try again when they answer",
+            "its members did not report their version, so its guarantees are unknown",
+            "retry when they answer",
         ),
         (3, 5, 0..3) => unfit(
-            "members of etcd 3.5.0 to 3.5.2 can come to differ after a crash",
+            "members of etcd 3.5.0 to 3.5.2 can diverge after a crash",
             "update it to 3.5.13 or later",
         ),
         _ if voters < 2 && !since(version, 21, 5) => unfit(
-            "a single etcd before 3.4.21 and 3.5.5 can lose in a crash what it has answered \
+            "a single etcd before 3.4.21 and 3.5.5 can lose acknowledged writes in a crash \
              (etcd#14370)",
             "update it, or use three members",
         ),
@@ -44,71 +43,61 @@ fn correctness(version: Version, voters: usize) -> Correctness {
 }
 
 pub(super) fn guarantees(version: Version, voters: usize) -> Guarantees {
-    // etcd#12528, #15247: a leader that stood still ends leases that are not its own any more.
-    let mended = since(version, 31, 13);
+    // etcd#12528, #15247: a leader that was paused and replaced ends leases that are no longer its own.
+    let fixed = since(version, 31, 13);
     let correctness = correctness(version, voters);
     let after_crash = match &correctness {
         Correctness::Fit => Kept::both("every grant is synced on a majority before it is answered"),
-        Correctness::Unfit { .. } => Kept {
-            exclusion: Holds::No,
-            tokens: Holds::No,
-            note: "a crash may take back what was answered: see \"for correctness\"",
-        },
+        Correctness::Unfit { .. } => {
+            Kept::neither("a crash may lose acknowledged grants: see \"for correctness\"")
+        }
     };
-    Guarantees {
-        backend: "etcd",
-        scope: "all who use this cluster, other makes of client included",
-        records: Records::like(&correctness),
-        correctness,
-        fifo: true,
-        wake: "each waiter watches the one before it",
-        clock: "the monotonic clock of the cluster's leader",
-        longest: Ttl::MAX,
-        lengthens: false,
-        found: Vec::new(),
-        under: [
-            Kept::both("the lock is free when the lease has run out"),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            after_crash,
-            if voters == 1 {
-                Kept::none_such("it has one member")
-            } else if mended {
-                Kept::both("a new leader gives every lease its full time again")
-            } else {
-                Kept {
-                    exclusion: Holds::No,
-                    tokens: Holds::Yes,
-                    note: "a new leader gives every lease its full time again; but a leader that stood \
-                           still and was replaced may end live leases when it wakes: fence the resource, \
-                           or update to 3.4.31, 3.5.13 or later",
-                }
-            },
-            Kept::both("leases are counted on a monotonic clock"),
-            Kept::both(
-                "a holder that is cut off is told before its lease ends; without a quorum nobody is \
+    let faults = Faults {
+        holder_crash: Kept::both("the lock is free when the lease has ended"),
+        holder_pause: Kept::both(
+            "the lease ends, and the guard learns it on waking; fence the resource",
+        ),
+        store_crash: after_crash,
+        failover: if voters == 1 {
+            Kept::not_applicable("it has one member")
+        } else if fixed {
+            Kept::both("a new leader gives every lease its full time again")
+        } else {
+            // The page has the rest: which versions, and what to do.
+            Kept::tokens_only("a leader that was paused may end live leases: fence the resource")
+        },
+        clock_jump: Kept::both("leases use a monotonic clock"),
+        partition: Kept::both(
+            "a holder that is cut off turns lost before its lease ends; without a quorum nobody is \
                  granted",
-            ),
-            Kept {
-                exclusion: Holds::No,
-                tokens: Holds::No,
-                note: "a restored backup has its old revisions: held locks are forgotten and tokens fall",
-            },
-        ],
-    }
+        ),
+        data_loss: Kept::neither(
+            "a restored backup has its old revisions: held locks are lost, and tokens fall",
+        ),
+    };
+    Guarantees::new("etcd", faults)
+        .with_layout(LAYOUT)
+        .with_scope("every client of this cluster, third-party clients included")
+        .with_records(Records::like(&correctness))
+        .with_correctness(correctness)
+        .with_fifo(true)
+        .with_wake("each waiter watches the one before it")
+        .with_clock("the monotonic clock of the cluster's leader")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guarantees::Holds;
 
     #[test]
-    fn what_is_kept_depends_on_the_version() {
+    fn guarantees_depend_on_the_version() {
         let fit = |version, voters| guarantees_of(version, voters).correctness == Correctness::Fit;
         assert!(fit("3.4.23", 1) && fit("3.5.5", 1) && fit("3.6.0-rc.1", 1) && fit("3.4.20", 3));
         for (version, voters) in [("3.4.20", 1), ("3.5.4", 1), ("3.5.2", 3), ("", 3), ("x", 3)] {
             assert!(!fit(version, voters), "{version}");
         }
-        let failover = |version| guarantees_of(version, 3).under[3].exclusion;
+        let failover = |version| guarantees_of(version, 3).faults.failover.exclusion;
         for version in ["3.4.31", "3.5.13", "3.6.1", "4.0.0"] {
             assert_eq!(failover(version), Holds::Yes, "{version}");
         }
@@ -118,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_may_forget_in_a_crash_declares_it() {
+    fn version_that_can_lose_writes_in_a_crash_declares_it() {
         let after_crash = |version, voters| {
-            let kept = guarantees_of(version, voters).under[2];
+            let kept = guarantees_of(version, voters).faults.store_crash;
             (kept.exclusion, kept.tokens)
         };
         for (version, voters) in [("3.4.20", 1), ("3.5.4", 1), ("3.5.2", 3), ("", 3)] {

@@ -1,12 +1,12 @@
-//! Notifies the holders of this client when their key goes, whoever deleted it.
+//! Notifies the holders of this client when their key is deleted, whoever deleted it.
 //!
 //! One stream per client carries a watch on the key of each grant that has been held for a moment ([`SETTLED`]): a
 //! short cycle of acquire and release costs no call. A deletion makes the heartbeat renew that grant at once, and the
-//! answer decides (renew.rs). So nothing depends on a watch: where there is none, the next renewal tells.
+//! reply decides (renew.rs). So nothing depends on a watch: without one, the next renewal finds the loss.
 //!
-//! A first watch starts right behind the revision that made the key, so it misses nothing. One that is restored on a new
-//! stream starts now: a far revision would cost the member a look through all that happened since. So the grant is
-//! renewed once that watch is there.
+//! A first watch starts right after the revision that created the key, so it misses nothing. A watch that is restored on a
+//! new stream starts now: from an old revision the member would have to scan everything since. So the grant is renewed once
+//! that watch is open.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use fencepost_core::Moment;
 use futures_util::stream;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -27,9 +27,9 @@ use crate::retry::CALL_TIMEOUT;
 
 /// How long a grant is held before its key is watched.
 const SETTLED: Duration = Duration::from_millis(100);
-/// New grants are gathered for this long.
+/// New grants are collected for this long before they are watched.
 const BATCH: Duration = Duration::from_millis(20);
-/// How often grants that nobody has any more are dropped, and the stream is checked.
+/// How often grants without a guard are dropped, and the stream is checked.
 const GC_EVERY: Duration = Duration::from_secs(5);
 /// The longest pause after a stream failed.
 const MAX_REWATCH_DELAY: Duration = Duration::from_secs(2);
@@ -40,28 +40,28 @@ const REFUSED_FOR: Duration = Duration::from_mins(1);
 #[derive(Default)]
 pub(super) struct HolderWatch {
     grants: Mutex<Grants>,
-    /// The first grant is there after there was none that is new.
+    /// Notified when a new grant comes and there was none.
     added: Notify,
 }
 
 #[derive(Default)]
 struct Grants {
-    /// Its task has been started.
+    /// The task has been started.
     running: bool,
     by_lease: HashMap<i64, Held>,
-    /// Those that are not watched yet, and from when on they are to be, in order. Some have gone since.
+    /// Grants that are not watched yet, in order, with when to start. Some may be gone since.
     new: VecDeque<(Moment, i64)>,
-    /// Those that have gone and are still watched.
+    /// Grants that are gone and are still watched.
     gone: Vec<i64>,
 }
 
 struct Held {
     key: Vec<u8>,
-    /// The revision that made the key.
+    /// The revision that created the key.
     made: i64,
     loss: LossSignal,
     watched: bool,
-    /// It was watched before, on a stream that is no more: it is renewed once it is watched again.
+    /// It was watched before, on a stream that has ended: it is renewed once it is watched again.
     restored: bool,
 }
 
@@ -73,13 +73,9 @@ struct Open<'a> {
 }
 
 impl HolderWatch {
-    fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock()
-    }
-
-    /// This lease's grant is being released: its key will go, and nobody is to be notified of that.
+    /// The grant of this lease is being released: its key will be deleted, which is not a loss.
     pub(super) fn remove(&self, lease: i64) {
-        let mut grants = self.grants();
+        let mut grants = self.grants.lock();
         if grants.by_lease.remove(&lease).is_some_and(|held| held.watched) {
             grants.gone.push(lease);
         }
@@ -87,7 +83,7 @@ impl HolderWatch {
 }
 
 impl Grants {
-    /// What is to be sent now, and when to come back.
+    /// The requests to send now, and when to check again.
     fn due(&mut self, now: Moment) -> (Vec<api::WatchRequest>, Option<Moment>) {
         let mut due: Vec<_> = self.gone.drain(..).map(cancel).collect();
         while let Some((_, lease)) = self.new.pop_front_if(|(at, _)| *at <= now) {
@@ -99,7 +95,7 @@ impl Grants {
         (due, self.new.front().map(|(at, _)| (*at).max(now + BATCH)))
     }
 
-    /// All that were watched on a stream that is no more.
+    /// Queues all grants that were watched on a stream that has ended.
     fn restore(&mut self) -> Vec<api::WatchRequest> {
         self.gone.clear();
         let watched = self.by_lease.iter_mut().filter(|(_, held)| held.watched);
@@ -110,21 +106,24 @@ impl Grants {
         restored.collect()
     }
 
-    /// Drops the grants of guards that are no more. Whether any is left.
+    /// Drops the grants whose guards are gone. Returns whether any is left.
     fn gc(&mut self) -> bool {
-        let unheard = self.by_lease.extract_if(|_, held| !held.loss.is_heard());
-        self.gone.extend(unheard.filter(|(_, held)| held.watched).map(|(lease, _)| lease));
+        let disconnected = self.by_lease.extract_if(|_, held| !held.loss.is_connected());
+        self.gone.extend(disconnected.filter(|(_, held)| held.watched).map(|(lease, _)| lease));
         !self.by_lease.is_empty()
     }
 
-    /// A member said this of a watch. What is to be sent for it; or that it refused.
-    fn heard(&mut self, answer: &api::WatchResponse) -> Result<Option<api::WatchRequest>, ()> {
-        // One that was never made has no id.
+    /// Handles a response about a watch. Returns what to send, or that the watch was refused.
+    fn on_response(
+        &mut self,
+        answer: &api::WatchResponse,
+    ) -> Result<Option<api::WatchRequest>, ()> {
+        // A watch that was never created has no id.
         if answer.created && answer.canceled {
             return Err(());
         }
         let lease = answer.watch_id;
-        // Of a grant that has gone meanwhile.
+        // For a grant that is gone by now.
         let Some(held) = self.by_lease.get_mut(&lease).filter(|held| held.watched) else {
             return Ok(None);
         };
@@ -156,7 +155,7 @@ fn cancel(lease: i64) -> api::WatchRequest {
     api::WatchRequest { request_union: Some(RequestUnion::CancelRequest(cancel)) }
 }
 
-/// From now on this grant's guard is notified when its key goes.
+/// From now on this grant's guard is notified when its key is deleted.
 pub(super) fn watch_holder(
     etcd: &Arc<Shared>,
     lease: i64,
@@ -164,7 +163,7 @@ pub(super) fn watch_holder(
     made: i64,
     loss: LossSignal,
 ) {
-    let mut grants = etcd.holders.grants();
+    let mut grants = etcd.holders.grants.lock();
     let watched = grants.by_lease.get(&lease).is_some_and(|old| old.watched);
     grants.by_lease.insert(lease, Held { key, made, loss, watched, restored: false });
     if grants.new.is_empty() {
@@ -173,11 +172,11 @@ pub(super) fn watch_holder(
     grants.new.push_back((etcd.now() + SETTLED, lease));
     if !std::mem::replace(&mut grants.running, true) {
         let shared = Arc::clone(etcd);
-        etcd.around.runtime.spawn(async move { watch_holders(&shared).await });
+        etcd.context.runtime.spawn(async move { watch_holders(&shared).await });
     }
 }
 
-/// Keeps the watches, for as long as the client's runtime lives.
+/// Maintains the watches, for as long as the client's runtime lives.
 async fn watch_holders(etcd: &Shared) {
     let mut open: Option<Open<'_>> = None;
     let (mut delay, mut opened_at) = (REWATCH_DELAY, etcd.now());
@@ -187,12 +186,12 @@ async fn watch_holders(etcd: &Shared) {
         let mut needed = true;
         if now >= gc_at {
             gc_at = now + GC_EVERY;
-            needed = etcd.holders.grants().gc();
+            needed = etcd.holders.grants.lock().gc();
         }
         let good = |open: &Open<'_>| open.answers.is_good() && now < open.replace_at;
         open = open.filter(|open| needed && good(open));
         let (requests, next) = {
-            let mut grants = etcd.holders.grants();
+            let mut grants = etcd.holders.grants.lock();
             let restored = if open.is_none() { grants.restore() } else { Vec::new() };
             let (due, next) = grants.due(now);
             ([restored, due].concat(), next)
@@ -211,7 +210,7 @@ async fn watch_holders(etcd: &Shared) {
             },
         }
         let Some(stream) = &mut open else {
-            // Nothing is watched, and nothing is to be but what is new.
+            // Nothing is watched, and only new grants will be.
             match next {
                 Some(next) => etcd.clock().alarm(next).await,
                 None => etcd.holders.added.notified().await,
@@ -221,7 +220,7 @@ async fn watch_holders(etcd: &Shared) {
         let alarm = etcd.clock().alarm(next.map_or(gc_at, |next| next.min(gc_at)));
         let resting = race(etcd.holders.added.notified(), alarm);
         match race(stream.answers.next(), resting).await {
-            First::Left(Ok(answer)) => match etcd.holders.grants().heard(&answer) {
+            First::Left(Ok(answer)) => match etcd.holders.grants.lock().on_response(&answer) {
                 Ok(None) => {}
                 Ok(Some(again)) => drop(stream.requests.send(again)),
                 Err(()) => {
@@ -229,10 +228,10 @@ async fn watch_holders(etcd: &Shared) {
                     stream.replace_at = stream.replace_at.min(now + REFUSED_FOR);
                 }
             },
-            // The member went, or has no leader.
+            // The member is gone, or has no leader.
             First::Left(Err(_)) => {
                 open = None;
-                // One that ends as soon as it is open would otherwise be opened again and again.
+                // Without a pause, a stream that ends as soon as it is open would be reopened in a tight loop.
                 if etcd.now().since(opened_at) > MAX_REWATCH_DELAY {
                     delay = REWATCH_DELAY;
                 } else {

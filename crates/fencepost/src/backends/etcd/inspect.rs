@@ -1,4 +1,4 @@
-//! What people see of locks.
+//! What `show`, `ls` and `watch` read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use super::layout::{Identity, label_key};
 use super::queue::{PAGE, is_full, oldest_of};
 use super::requests::range_of;
 use super::{REWATCH_DELAY, Shared, token_from, ttl_from};
-use crate::backend::{Glimpse, HolderInfo, LockInfo, StoreError, StoreErrorKind, WaiterInfo};
+use crate::backend::{HolderInfo, LockInfo, LockVersion, StoreError, StoreErrorKind, WaiterInfo};
 use crate::race::{First, race};
 use crate::retry::CALL_TIMEOUT;
 
-/// How many locks are asked about at once.
-const BUNCH: usize = 64;
+/// How many locks are looked up at once.
+const BATCH: usize = 64;
 /// How long an observer trusts its watch.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// A lock as it was at one revision.
-struct Seen {
+/// A lock at one revision.
+struct LockSnapshot {
     info: LockInfo,
     revision: i64,
 }
@@ -36,14 +36,14 @@ pub(super) async fn inspect(
     Ok(look(etcd, &name, limit).await?.info)
 }
 
-async fn look(etcd: &Shared, name: &LockName, limit: Moment) -> Result<Seen, StoreError> {
+async fn look(etcd: &Shared, name: &LockName, limit: Moment) -> Result<LockSnapshot, StoreError> {
     let keys = etcd.prefix.keys(name);
     let mut range = api::RangeRequest { limit: PAGE, ..oldest_of(&keys) };
-    let mut line = Vec::new();
+    let mut contenders = Vec::new();
     let revision = loop {
         let page = etcd.connection.range(&range, limit).await?;
         let last = page.kvs.last().map(|kv| kv.create_revision);
-        line.extend(page.kvs.into_iter().filter(|kv| keys.contends(kv)));
+        contenders.extend(page.kvs.into_iter().filter(|kv| keys.contends(kv)));
         // All pages show the same moment.
         range.revision = page.header.map_or(0, |header| header.revision).max(range.revision);
         match last {
@@ -51,17 +51,14 @@ async fn look(etcd: &Shared, name: &LockName, limit: Moment) -> Result<Seen, Sto
             _ => break range.revision,
         }
     };
-    // Who they are is read of those alone that are shown.
-    let shown = line.iter().take(LockInfo::SHOWN_WAITERS + 1);
+    // Read the identities of only the waiters that are shown.
+    let shown = contenders.iter().take(LockInfo::SHOWN_WAITERS + 1);
     let asked = shown.map(|kv| async move {
         let whole = api::RangeRequest { revision, ..range_of((kv.key.clone(), Vec::new())) };
         etcd.connection.range(&whole, limit).await.map(|mut answer| answer.kvs.pop())
     });
-    let mut shown = Vec::new();
-    for kv in join_all(asked).await {
-        shown.extend(kv?);
-    }
-    let mut shown = shown.into_iter();
+    let shown: Vec<_> = join_all(asked).await.into_iter().collect::<Result<_, _>>()?;
+    let mut shown = shown.into_iter().flatten();
     let holder = match shown.next() {
         Some(kv) => Some(holder_info(etcd, &kv, limit).await?),
         None => None,
@@ -69,15 +66,15 @@ async fn look(etcd: &Shared, name: &LockName, limit: Moment) -> Result<Seen, Sto
     let shown: Vec<_> = shown.collect();
     let mut waiters = Vec::new();
     for waiter in join_all(shown.iter().map(|kv| identify(etcd, kv, limit))).await {
-        waiters.push(WaiterInfo { label: waiter?.label, waiting_for: None });
+        waiters.push(WaiterInfo::new(waiter?.label));
     }
-    let waiting = line.len().saturating_sub(1);
-    let info = LockInfo { name: name.clone(), holder, waiting, waiters };
-    Ok(Seen { info, revision })
+    let waiting = contenders.len().saturating_sub(1);
+    let info = LockInfo::free(name.clone()).with_holder(holder).with_waiters(waiting, waiters);
+    Ok(LockSnapshot { info, revision })
 }
 
 pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, StoreError> {
-    // The oldest key of each lock, and how many there are.
+    // The oldest key of each lock, and the number of its keys.
     let mut locks: BTreeMap<LockName, (api::KeyValue, usize)> = BTreeMap::new();
     let mut revision = 0;
     for (mut key, range_end) in etcd.prefix.all() {
@@ -107,21 +104,20 @@ pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, 
         }
     }
     let mut infos = Vec::with_capacity(locks.len());
-    // In bunches: one after the other is slow, all at once would flood the member.
-    for bunch in locks.into_iter().collect::<Vec<_>>().chunks(BUNCH) {
-        let asked = bunch.iter().map(|(name, (oldest, count))| async move {
+    // In batches: one after the other is slow, all at once would flood the member.
+    for batch in locks.into_iter().collect::<Vec<_>>().chunks(BATCH) {
+        let asked = batch.iter().map(|(name, (oldest, count))| async move {
             let range = range_of((oldest.key.clone(), Vec::new()));
             let Some(kv) = etcd.connection.range(&range, limit).await?.kvs.pop() else {
-                // It went meanwhile; what there is now is one lock's matter, unless no call can name it.
+                // The key is gone by now: inspect the lock as it is, unless its name is invalid.
                 if !etcd.prefix.keys(name).contends(oldest) {
-                    let (name, waiters) = (name.clone(), Vec::new());
-                    return Ok(LockInfo { name, holder: None, waiting: 0, waiters });
+                    return Ok(LockInfo::free(name.clone()));
                 }
                 return look(etcd, name, limit).await.map(|seen| seen.info);
             };
             let holder = Some(holder_info(etcd, &kv, limit).await?);
-            let (waiting, waiters) = (count - 1, Vec::new());
-            Ok(LockInfo { name: name.clone(), holder, waiting, waiters })
+            let info = LockInfo::free(name.clone()).with_holder(holder);
+            Ok(info.with_waiters(count - 1, Vec::new()))
         });
         for info in join_all(asked).await {
             let info = info?;
@@ -136,13 +132,13 @@ pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, 
 pub(super) async fn changed(
     etcd: &Shared,
     name: LockName,
-    glimpse: Option<Glimpse>,
+    version: Option<LockVersion>,
 ) -> Result<LockInfo, StoreError> {
     etcd.prefix.check(&name)?;
     let mut watch = None;
     loop {
         let seen = look(etcd, &name, etcd.now() + CALL_TIMEOUT).await?;
-        if glimpse != Some(seen.info.glimpse()) {
+        if version != Some(seen.info.version()) {
             return Ok(seen.info);
         }
         let (key, range_end) = etcd.prefix.keys(&name).range();
@@ -196,19 +192,16 @@ pub(super) async fn holder_info(
     let Identity { label, value, .. } = identity?;
     let remaining = u64::try_from(lease.ttl).ok().map(Duration::from_secs);
     let ttl = ttl_from(lease.granted_ttl).ok();
-    Ok(HolderInfo {
-        label,
-        token: token_from(kv.create_revision).ok(),
-        ttl,
-        held_for: None,
-        remaining: remaining.map(|left| ttl.map_or(left, |ttl| left.min(ttl.as_duration()))),
-        endless: false,
-        value,
-    })
+    let remaining = remaining.map(|left| ttl.map_or(left, |ttl| left.min(ttl.as_duration())));
+    Ok(HolderInfo::new(label)
+        .with_token(token_from(kv.create_revision).ok())
+        .with_ttl(ttl)
+        .with_remaining(remaining)
+        .with_value(value))
 }
 
-/// Who is behind a key. What stands beside it is read as it was when the key came to say what it says: a
-/// candidate of ours that has gone since is no stranger for that.
+/// Who created a key. The label beside it is read at the revision of the key's value: so a candidate of ours that
+/// is gone since is not shown as a third-party client.
 pub(super) async fn identify(
     etcd: &Shared,
     kv: &api::KeyValue,
@@ -220,7 +213,7 @@ pub(super) async fn identify(
     let beside = range_of((label_key(kv.lease), Vec::new()));
     let then = api::RangeRequest { revision: kv.mod_revision, ..beside.clone() };
     let answer = match etcd.connection.range(&then, limit).await {
-        // It says so for so long that etcd does not know that time any more.
+        // The value is so old that etcd has compacted that revision.
         Err(error) if Refusal::behind(&error) == Some(Refusal::Compacted) => {
             etcd.connection.range(&beside, limit).await
         }
@@ -228,7 +221,7 @@ pub(super) async fn identify(
     };
     let beside = match answer {
         Ok(answer) => answer.kvs.into_iter().next(),
-        // A user who may not read that sees a candidate of ours as another make's.
+        // A user who may not read the label sees a candidate of ours as a third-party client.
         Err(error) if error.kind() == StoreErrorKind::Refused => None,
         Err(error) => return Err(error),
     };

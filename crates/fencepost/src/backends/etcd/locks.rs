@@ -15,7 +15,7 @@ use super::holder_watch::watch_holder;
 use super::inspect::{holder, holder_info, identify};
 use super::layout::{broken_key, broken_prefix, fresh_lease, label_key, lease_of, value_of};
 use super::queue::{Ahead, Position, look, position, youngest_of};
-use super::requests::{delete, found, get, made_at, put, range_of};
+use super::requests::{delete, get, made_at, put, range_of, ranges_of};
 use super::values::check_value;
 use super::{Shared, token_from, ttl_from};
 use crate::backend::{
@@ -23,34 +23,34 @@ use crate::backend::{
     StoreError, StoreResult,
 };
 
-/// How many seconds a note stays of a grant that was broken, at least.
+/// The minimum time that the note of a broken grant stays, in seconds.
 const NOTE: i64 = 60;
-/// The longest lease that we make, in seconds.
+/// The longest lease that we grant, in seconds.
 const DAY: i64 = 24 * 60 * 60;
-/// How often a break looks whether its holder has confirmed it.
+/// How often a break checks whether the holder has confirmed it.
 const CONFIRM_POLL: Duration = Duration::from_millis(20);
 
-/// The leases of acquires and releases that are in flight. What is done about one lease is done one after the other.
+/// The leases of acquires and releases in flight. Calls about one lease run one after the other.
 #[derive(Clone, Default)]
 pub(super) struct InFlight(watch::Sender<HashSet<i64>>);
 
-/// Keeps a lease on the list.
-struct Entry {
+/// Keeps a lease on the list until it is dropped.
+struct InFlightLease {
     in_flight: InFlight,
     lease: i64,
 }
 
 impl InFlight {
-    async fn enter(&self, lease: i64) -> Entry {
+    async fn enter(&self, lease: i64) -> InFlightLease {
         while !self.0.send_if_modified(|leases| leases.insert(lease)) {
             // The sender lives as long as we do, so waiting cannot fail.
             let _ = self.0.subscribe().wait_for(|leases| !leases.contains(&lease)).await;
         }
-        Entry { in_flight: self.clone(), lease }
+        InFlightLease { in_flight: self.clone(), lease }
     }
 }
 
-impl Drop for Entry {
+impl Drop for InFlightLease {
     fn drop(&mut self) {
         self.in_flight.0.send_modify(|leases| {
             leases.remove(&self.lease);
@@ -58,7 +58,7 @@ impl Drop for Entry {
     }
 }
 
-/// Takes the lock if it is free; else takes a position in the queue, and leaves it at once if it is not to wait.
+/// Takes the lock if it is free; otherwise takes a position in the queue, and leaves it at once unless it may wait.
 pub(super) async fn try_acquire(
     etcd: &Arc<Shared>,
     request: Request,
@@ -70,11 +70,11 @@ pub(super) async fn try_acquire(
     let in_flight = etcd.in_flight.enter(lease).await;
     let shared = Arc::clone(etcd);
     // Completed even if the caller drops it: a release of the same owner comes after that.
-    to_completion(&etcd.around, async move {
+    to_completion(&etcd.context, async move {
         let (etcd, _in_flight) = (shared, in_flight);
-        let Reply { value, sent, retried } = enter(&etcd, &request, lease, limit).await?;
+        let Reply { value, sent, retried } = take_position(&etcd, &request, lease, limit).await?;
         let acquired = match value {
-            None => Acquired::PlaceLost,
+            None => Acquired::PositionLost,
             Some((position, old)) if matches!(position.ahead, Ahead::Nothing) => {
                 granted(&etcd, &request, &position, old)?
             }
@@ -91,7 +91,7 @@ pub(super) async fn try_acquire(
 
 /// Takes a position, or finds the one that this owner has: a lease, then one transaction. The reply also says whether
 /// the lease may be older than this call, and is `None` if the position was gone as soon as it was there.
-async fn enter(
+async fn take_position(
     etcd: &Shared,
     request: &Request,
     lease: i64,
@@ -100,11 +100,11 @@ async fn enter(
     let keys = etcd.prefix.keys(&request.grant.name);
     let seconds = i64::from(request.ttl.as_millis().div_ceil(1000));
     let key = keys.key(lease);
-    // What was just made is the youngest, and the one before it is the next.
+    // The key that was just created is the youngest, so the one before it is the predecessor.
     let last_two = api::RangeRequest { limit: 2, ..youngest_of(&keys) };
     let mut made = match &request.value {
         None => vec![put(key.clone(), value_of(&request.label), lease)],
-        // The value is what it says, for all makes to read: that it is ours must stand elsewhere.
+        // All clients read the value as the candidate's proposal, so the mark that it is ours goes into another key.
         Some(value) => {
             check_value(value)?;
             let label = request.label.as_str().as_bytes().to_vec();
@@ -118,15 +118,15 @@ async fn enter(
         success: made,
         failure: vec![get(range_of((key, Vec::new())))],
     };
-    // One after the other: sent at once, the key comes first every few times, is refused for want of
-    // its lease, and costs one more sync than was won (measured).
+    // One after the other: sent together, the key sometimes arrives first, is refused because its
+    // lease does not exist yet, and costs one more sync than was saved (measured).
     let asked = etcd.now();
     let leased = etcd.connection.lease_grant(lease, seconds, limit).await?;
     let old = leased.retried || leased.value.is_none();
     let ttl = ttl_from(leased.value.unwrap_or(seconds))?;
     let mut reply = leased.map(|_| None);
-    // What was asked for first may have been granted and have run out by now, and etcd may have more
-    // than one revoke of it under way: an id is not used again.
+    // The first request may have been granted and have expired by now, and etcd may have more than
+    // one revoke of it under way: never use an id again.
     if old && etcd.now().since(asked) >= request.ttl.as_duration() {
         return Ok(reply);
     }
@@ -135,6 +135,8 @@ async fn enter(
         entered => entered?,
     };
     reply.retried |= entered.retried;
+    // A lease that was granted is in the log: each leader keeps it for a TTL from then on.
+    let term = entered.value.header.map(|header| header.raft_term).filter(|_| !old);
     let Some((made, mut ahead)) = position(&keys, lease, entered.value) else { return Ok(reply) };
     if matches!(ahead, Ahead::Unknown) {
         let (Some(seen), _) = look(etcd, &keys, (lease, made), limit).await? else {
@@ -142,21 +144,22 @@ async fn enter(
         };
         ahead = seen;
     }
-    reply.value = Some((Position { lease, made, ttl, sent: reply.sent, ahead }, old));
+    reply.value = Some((Position { lease, made, ttl, sent: reply.sent, term, ahead }, old));
     Ok(reply)
 }
 
-/// The grant of the one who is first. From now on its guard is notified when its key goes.
+/// The grant of the first in the queue. From now on its guard is notified when its key is deleted.
 pub(super) fn granted(
     etcd: &Arc<Shared>,
     request: &Request,
     position: &Position,
-    queued: bool,
+    needs_confirmation: bool,
 ) -> Result<Acquired, StoreError> {
     let token = token_from(position.made)?;
     let key = etcd.prefix.keys(&request.grant.name).key(position.lease);
     watch_holder(etcd, position.lease, key, position.made, request.loss.clone());
-    Ok(Acquired::Granted(Grant { token, ttl: position.ttl, queued, presence: None }))
+    let grant = Grant::new(token, position.ttl).with_needs_confirmation(needs_confirmation);
+    Ok(Acquired::Granted(grant))
 }
 
 /// Leaves the queue, and says who has the lock.
@@ -177,14 +180,18 @@ async fn withdraw(
     Ok(holder.unwrap_or_default())
 }
 
-/// Ends what the owner has, or is about to have.
+/// Ends what the owner has, or what an acquire in flight may still give it.
 pub(super) async fn release(
-    etcd: &Shared,
+    etcd: &Arc<Shared>,
     grant: GrantId,
     limit: Moment,
 ) -> StoreResult<Result<(), NotHeld>> {
     etcd.prefix.check(&grant.name)?;
-    let lease = lease_of(&grant);
+    let shared = Arc::clone(etcd);
+    to_completion(&etcd.context, async move { end(&shared, lease_of(&grant), limit).await }).await
+}
+
+async fn end(etcd: &Shared, lease: i64, limit: Moment) -> StoreResult<Result<(), NotHeld>> {
     // An acquire that its caller dropped completes first.
     let _in_flight = etcd.in_flight.enter(lease).await;
     etcd.holders.remove(lease);
@@ -195,7 +202,7 @@ pub(super) async fn release(
     }
     let notes = notes(etcd, lease, limit).await;
     for note in &notes {
-        // Whoever broke the grant sees that its holder knows. If it cannot be taken away now, it goes with its lease.
+        // This confirms the break. If the note cannot be deleted now, it ends with its lease.
         let _ = etcd.connection.lease_revoke(note.lease, limit).await;
     }
     let cause = (!notes.is_empty()).then_some(LossCause::Broken);
@@ -210,13 +217,13 @@ pub(super) async fn break_lock(
     limit: Moment,
 ) -> Result<Option<Broken>, StoreError> {
     etcd.prefix.check(&name)?;
-    // Whom it is to hit is looked up first: asked again after a cut, it must not hit the next one.
+    // The holder is looked up first: a retry after a broken connection must not break the next grant.
     let Some(kv) = holder(etcd, &name, limit).await? else { return Ok(None) };
     if token.is_some() && token != token_from(kv.create_revision).ok() {
         return Ok(None);
     }
     let identity = identify(etcd, &kv, limit).await?;
-    // Until its holder has asked for a renewal, which may be a TTL away.
+    // Until the holder's next renewal, which may be a TTL away.
     let ttl = etcd.connection.lease_time_to_live(kv.lease, limit).await?.granted_ttl;
     let note = fresh_lease()?;
     etcd.connection.lease_grant(note, ttl.clamp(NOTE, DAY), limit).await?;
@@ -224,18 +231,18 @@ pub(super) async fn break_lock(
         let _ = etcd.connection.lease_revoke(note, limit).await;
         return Ok(None);
     }
-    // A third-party client looks for no note, and its lease may carry more than this lock.
+    // A third-party client reads no note, and other keys may be tied to its lease.
     let confirmed = identity.ours && confirmed(etcd, &kv, note, limit, confirm_until).await;
     Ok(Some(Broken {
         label: identity.label,
         token: token_from(kv.create_revision).ok(),
-        // Whoever waits has its token already: the next revision may be one of theirs.
+        // Waiters have their tokens already: the next revision may be one of theirs.
         floor: token_from(kv.create_revision + 1)?,
         confirmed,
     }))
 }
 
-/// Ends the grant of this key, and says so where its owner can read it. False if it was gone before.
+/// Deletes this key, and leaves a note for its owner. False if the key was gone before.
 async fn break_key(
     etcd: &Shared,
     kv: &api::KeyValue,
@@ -252,12 +259,12 @@ async fn break_key(
     if broken.value.succeeded {
         return Ok(true);
     }
-    // The answer to our first attempt may have been lost.
-    let notes = found(broken.value).pop().unwrap_or_default();
+    // The reply to our first attempt may have been lost.
+    let notes = ranges_of(broken.value).pop().unwrap_or_default();
     Ok(broken.retried && notes.iter().any(|kv| kv.lease == note))
 }
 
-/// Revokes the lease of a broken grant, and waits until its holder has taken the note away.
+/// Revokes the lease of a broken grant, and waits until its holder has deleted the note.
 async fn confirmed(
     etcd: &Shared,
     broken: &api::KeyValue,
@@ -284,12 +291,12 @@ async fn confirmed(
     false
 }
 
-/// Why a lease that should be there is not: an operator broke its grant, or nobody knows.
+/// Why a lease is missing: an operator broke its grant, or the cause is unknown.
 pub(super) async fn why_lost(etcd: &Shared, lease: i64, limit: Moment) -> Option<LossCause> {
     (!notes(etcd, lease, limit).await.is_empty()).then_some(LossCause::Broken)
 }
 
-/// The notes of broken grants of this lease, as far as they can be read.
+/// The notes of broken grants of this lease that can be read.
 async fn notes(etcd: &Shared, lease: i64, limit: Moment) -> Vec<api::KeyValue> {
     let notes = etcd.connection.range(&range_of(broken_prefix(lease)), limit).await;
     notes.map(|found| found.kvs).unwrap_or_default()

@@ -1,31 +1,31 @@
-//! `etcd://HOST,HOST,HOST` an etcd that is there already, alone or a cluster.
+//! `etcd://HOST,HOST,HOST` an existing etcd, a single server or a cluster.
 //!
-//! The lock is what Go's `concurrency.Mutex`, `etcdctl lock` and `elect`, and etcd's own lock service make
-//! of it: a key under the name, tied to a lease; the oldest key holds (layout.rs). So they exclude us, and we
-//! them. Each grant has a lease of its own: two on one lease would share the key, and both hold.
+//! The lock has the layout of Go's `concurrency.Mutex`, `etcdctl lock` and `elect`, and etcd's own lock service: a
+//! key under the name, tied to a lease; the oldest key holds (layout.rs). So they exclude us, and we exclude them.
+//! Each grant has a lease of its own: two grants on one lease would share the key, and both would hold the lock.
 //!
-//! *Why grants exclude:* a key's `create_revision` is given once, by the cluster's log, and only the lowest
-//! of a name holds. It goes when its key goes: by a release, a break, or the end of its lease. A guard
-//! counts its deadline from before its request, so it is lost before the lease can end. A keep-alive alone
-//! proves nothing, since a leader that was replaced while it stood still answers it as well: it counts
-//! only if a read of our own key after it went through the cluster, in the same term (renew.rs).
+//! *Why grants exclude:* the cluster's log issues each `create_revision` once, and only the key with the lowest one
+//! of a name holds it. The grant ends with its key: by a release, a break, or the end of its lease. A guard counts
+//! its deadline from before its request, so it is lost before the lease can end. A keep-alive alone proves nothing,
+//! since a leader that was paused and replaced answers it as well: it counts only if a read of our own key after it
+//! went through the cluster, in the same term (renew.rs).
 //! *Why tokens rise:* the token is that `create_revision`. Revisions only rise, and a grant is made only when
 //! no older key is left, so a later grant has a younger key.
-//! *Where that ends:* a cluster that is restored from a backup has its old revisions again (etcd#16028). A
-//! leader that was replaced may revoke leases that are alive (etcd#12528, #15247): the store then grants
-//! early, and the old holder learns of it at its next renewal; that is for the fence.
+//! *Where that ends:* a cluster that is restored from a backup has its old revisions again (etcd#16028). A leader
+//! that was replaced may revoke live leases (etcd#12528, #15247): the store then grants early, and the old holder
+//! learns of it at its next renewal; the fence must stop it until then.
 //!
-//! *Breaks:* the holder's key is deleted and a note is put, in one step. The holder watches its key (`holder_watch.rs`), and
-//! its release takes the note away: that confirms the break.
+//! *Breaks:* the holder's key is deleted and a note is put, in one step. The holder watches its key (`holder_watch.rs`),
+//! and its release deletes the note: that confirms the break.
 //!
-//! *Elections:* the key of a candidate is the same, and its value is what it says, as Go's `concurrency.Election`
-//! has it. So `etcdctl elect` reads ours, and we read theirs.
+//! *Elections:* the key of a candidate is the same, and its value is what the candidate publishes, as in Go's
+//! `concurrency.Election`. So `etcdctl elect` reads ours, and we read its value.
 //!
-//! *Waiting:* each watches the one before it, and only that one (queue.rs). First come, first served, other
-//! makes of client included.
-//! *Lateness:* what an acquire has sent is seen through to its end even if nobody waits for it any more, and
-//! a release of the same owner comes after that. If the connection breaks, an acquire may still come
-//! after its release: then its lease runs out.
+//! *Waiting:* each waiter watches the key before its own, and only that one. Waiters are granted in order, third-party
+//! clients included. One read grants; queue.rs says from when the grant counts.
+//! *Late requests:* an acquire that was sent is completed even if its caller is gone, and a release of the same owner
+//! comes after that. If the connection breaks, an acquire may still arrive after its release: then its lease
+//! expires.
 //!
 //! *Files:* those of every backend, and `requests.rs` (one function for each RPC), `api.rs` (the stubs of `etcd.proto`),
 //! `completion.rs` (work that outlives its caller), `renew.rs` (renewals, and why they count), `holder_watch.rs` (how a
@@ -56,48 +56,48 @@ mod values;
     unused_qualifications,
     clippy::enum_variant_names,
     clippy::pedantic,
-    reason = "generated; what the messages mean is told where they are used"
+    reason = "generated; the messages are explained where they are used"
 )]
 mod api;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use fencepost_core::{LockName, Moment, Token, Ttl};
 
-pub(crate) use self::config::EtcdUrl;
+use self::config::Config;
+pub use self::config::EtcdOptions;
 use self::connection::Connection;
 pub use self::guarantees::guarantees_of;
 use self::holder_watch::HolderWatch;
 use self::layout::Prefix;
 use self::locks::InFlight;
 use self::queue::Positions;
-use self::server_info::Found;
+use self::server_info::ServerInfo;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Reply, Request, StoreCall, StoreError, StoreResult, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
 };
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::retry::CALL_TIMEOUT;
+use crate::retry::{CALL_TIMEOUT, replied};
 
-/// The pause before a watch is opened again that failed, and before a waiter asks a cluster again that does not answer.
+/// The pause before a failed watch is reopened, and before a waiter retries a cluster that does not answer.
 const REWATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// A store on an etcd cluster.
 pub struct Etcd(Arc<Shared>);
 
-/// What tasks share that outlive the call that started them.
+/// Shared with tasks that outlive the call that started them.
 struct Shared {
     connection: Connection,
     prefix: Prefix,
-    around: Surroundings,
-    found: Found,
-    /// How many operations the cluster takes in one transaction, as far as is known.
+    context: BackendContext,
+    server_info: ServerInfo,
+    /// How many operations the cluster allows in one transaction, as far as we know.
     most_ops: AtomicUsize,
     in_flight: InFlight,
     positions: Positions,
@@ -106,17 +106,18 @@ struct Shared {
 }
 
 impl Etcd {
-    pub(crate) async fn open(url: EtcdUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let connection = Connection::open(&url, around);
+    pub(crate) async fn open(options: EtcdOptions, context: &BackendContext) -> Result<Arc<Self>> {
+        let config = Config::new(options)?;
+        let connection = Connection::open(&config, context);
         // A quorum must answer, to this user.
         let nothing = requests::range_of((layout::broken_key(0, 0), Vec::new()));
-        connection.range(&nothing, around.clock.now() + CALL_TIMEOUT).await?;
-        let found = Found::read(&connection).await;
+        connection.range(&nothing, context.clock.now() + CALL_TIMEOUT).await?;
+        let server_info = ServerInfo::read(&connection).await;
         Ok(Arc::new(Self(Arc::new(Shared {
             connection,
-            prefix: Prefix(url.prefix),
-            around: around.clone(),
-            found,
+            prefix: Prefix(config.prefix),
+            context: context.clone(),
+            server_info,
             most_ops: AtomicUsize::new(requests::MOST_OPS),
             in_flight: InFlight::default(),
             positions: Positions::default(),
@@ -127,20 +128,11 @@ impl Etcd {
 
 impl Shared {
     fn clock(&self) -> &dyn Clock {
-        &*self.around.clock
+        &*self.context.clock
     }
 
     fn now(&self) -> Moment {
         self.clock().now()
-    }
-
-    /// The reply of a call that is made of several requests.
-    async fn replied<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> StoreResult<T> {
-        let sent = self.now();
-        Ok(Reply::new(call.await?, sent))
     }
 }
 
@@ -148,7 +140,7 @@ impl Shared {
 fn ttl_from(seconds: i64) -> Result<Ttl, StoreError> {
     let span = u64::try_from(seconds).ok().map(Duration::from_secs);
     span.and_then(|span| Ttl::new(span.min(Ttl::MAX.as_duration())).ok())
-        .ok_or_else(|| StoreError::unavailable(format!("etcd gave a lease of {seconds} s")))
+        .ok_or_else(|| StoreError::unavailable(format!("etcd granted a lease of {seconds} s")))
 }
 
 fn token_from(revision: i64) -> Result<Token, StoreError> {
@@ -187,26 +179,26 @@ impl Backend for Etcd {
         limit: Moment,
     ) -> StoreCall<'_, Option<Broken>> {
         let broken = locks::break_lock(&self.0, name, token, confirm_until, limit);
-        Box::pin(self.0.replied(broken))
+        Box::pin(replied(self.0.clock(), broken))
     }
 
     fn guarantees(&self) -> Guarantees {
-        let Found { lines, version, voters } = &self.0.found;
-        Guarantees { found: lines.clone(), ..guarantees::guarantees(*version, *voters) }
+        let ServerInfo { lines, version, voters } = &self.0.server_info;
+        guarantees::guarantees(*version, *voters).with_server_info(lines.clone())
     }
 }
 
 impl Observe for Etcd {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
-        Box::pin(self.0.replied(inspect::inspect(&self.0, name, limit)))
+        Box::pin(replied(self.0.clock(), inspect::inspect(&self.0, name, limit)))
     }
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(self.0.replied(inspect::list(&self.0, limit)))
+        Box::pin(replied(self.0.clock(), inspect::list(&self.0, limit)))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
-        Box::pin(self.0.replied(inspect::changed(&self.0, name, seen)))
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
+        Box::pin(replied(self.0.clock(), inspect::changed(&self.0, name, seen)))
     }
 }
 

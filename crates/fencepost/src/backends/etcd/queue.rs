@@ -1,13 +1,19 @@
 //! Waiting: a position in the queue, and what is ahead of it.
 //!
-//! A position is a key under a lease of its own. It is first when no older key of the lock is there; else it
-//! watches the youngest of the older ones, and only that one. A watch that is opened "from now on" is
-//! served at once; one that starts at an old revision waits for etcd 3.4 to come round, up to 100 ms. So we
-//! open it from now on, and look again if anything happened in between.
+//! A position is a key with a lease of its own. It is first when the lock has no older key; otherwise it watches the
+//! youngest of the older ones, and only that one. A watch that is opened "from now on" is served at once; etcd 3.4
+//! serves one that starts at an old revision only every 100 ms. So we open it from now on, and read again if anything
+//! happened in between.
 //!
-//! A position keeps its lease alive while it waits. Before it is believed to be first, the same read that finds
-//! no older key also finds our own, made at the same revision: a position whose lease died is none
-//! (etcd#11456).
+//! A position keeps its lease alive while it waits, by renewals as in renew.rs. It counts as first only if the same read
+//! that finds no older key also finds our own, with the same `create_revision`: a position whose lease ended does not
+//! count (etcd#11456).
+//!
+//! *From when a grant counts:* from the last renewal of its position, or from the request of its lease if that is later.
+//! So one read is enough to hand a lock over. That read is in the term in which the renewal was answered: so the leader
+//! that answered it led until then, and keeps the lease for a TTL from the renewal; a later leader keeps it for a TTL from
+//! its own election. The key was never deleted, so the lease was not revoked. A position is renewed before it is granted
+//! if that term is over, if its lease may be older than we know, or if less than two thirds of its lease are left.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,27 +26,30 @@ use tokio_util::task::AbortOnDropHandle;
 use super::api::{self, range_request::SortOrder, range_request::SortTarget};
 use super::layout::{LockKeys, lease_of};
 use super::locks::granted;
-use super::requests::{Watch, deletion_of, found, get, range_of};
+use super::requests::{Watch, deletion_of, get, range_of, ranges_of};
 use super::{REWATCH_DELAY, Shared, ttl_from};
 use crate::backend::{Acquired, Reply, Request, StoreError, StoreResult};
+use crate::backends::{heartbeat_due, may_count_from};
 use crate::outage::Outage;
 use crate::race::{First, race};
 use crate::retry::CALL_TIMEOUT;
 
 /// How many keys are read at once.
 pub(super) const PAGE: i64 = 1000;
-/// By how much the last read of a waiter may overrun its limit.
+/// How far the last read of a waiter may overrun its limit.
 const OVERTIME: Duration = Duration::from_millis(100);
 
 /// What an owner has at etcd.
 #[derive(Debug)]
 pub(super) struct Position {
     pub(super) lease: i64,
-    /// The revision that made its key: the token.
+    /// The revision that created its key: the token.
     pub(super) made: i64,
     pub(super) ttl: Ttl,
-    /// When the lease was asked for, or renewed.
+    /// When the request of the lease or of its last renewal left.
     pub(super) sent: Moment,
+    /// The term in which that was answered; `None` if the lease may be older than `sent`.
+    pub(super) term: Option<u64>,
     pub(super) ahead: Ahead,
 }
 
@@ -48,12 +57,12 @@ pub(super) struct Position {
 #[derive(Debug)]
 pub(super) enum Ahead {
     Nothing,
-    /// This key is, as of this revision.
+    /// This key, as of this revision.
     Key {
         key: Vec<u8>,
         revision: i64,
     },
-    /// Not known, or not any more.
+    /// Unknown, or no longer known.
     Unknown,
 }
 
@@ -65,14 +74,14 @@ enum Waited {
     TooLate,
 }
 
-/// The positions that were taken and are not waited at yet.
+/// The positions that were taken, but whose wait has not begun yet.
 #[derive(Default)]
 pub(super) struct Positions(Mutex<HashMap<i64, Position>>);
 
 impl Positions {
     pub(super) fn insert(&self, position: Position, now: Moment) {
         let mut positions = self.0.lock();
-        // Their owners neither waited nor released.
+        // Their owners neither waited nor released them.
         positions.retain(|_, old| now < old.sent + old.ttl.as_duration());
         positions.insert(position.lease, position);
     }
@@ -82,8 +91,8 @@ impl Positions {
     }
 }
 
-/// When our own key was made and what is ahead of it, as the transaction answers that makes it or finds it there. `None`
-/// if the key is not ours.
+/// When our own key was created and what is ahead of it, from the reply of the transaction that creates or finds it.
+/// `None` if the key is not ours.
 pub(super) fn position(
     keys: &LockKeys,
     lease: i64,
@@ -91,7 +100,7 @@ pub(super) fn position(
 ) -> Option<(i64, Ahead)> {
     let fresh = answer.succeeded;
     let revision = answer.header.map_or(0, |header| header.revision);
-    let mut kvs = found(answer).pop().unwrap_or_default().into_iter();
+    let mut kvs = ranges_of(answer).pop().unwrap_or_default().into_iter();
     let own = kvs.next().filter(|own| own.lease == lease && keys.contends(own))?;
     let ahead = match kvs.next() {
         _ if !fresh => Ahead::Unknown,
@@ -120,7 +129,7 @@ pub(super) async fn look(
         let answer = etcd.connection.txn(&txn, limit).await?.value;
         let header = answer.header.unwrap_or_default();
         let (revision, term) = (header.revision, header.raft_term);
-        let mut found = found(answer).into_iter();
+        let mut found = ranges_of(answer).into_iter();
         let own = found.next().unwrap_or_default().pop();
         let still_ours = |own: &api::KeyValue| own.create_revision == made && keys.contends(own);
         if !own.as_ref().is_some_and(still_ours) {
@@ -131,7 +140,7 @@ pub(super) async fn look(
         if let Some(next) = next {
             return Ok((Some(Ahead::Key { key: next.key.clone(), revision }), term));
         }
-        // Keys of other locks may lie among those of this one: `a/b/...` among `a/...`.
+        // Keys of other locks may be among those of this one: `a/b/...` among `a/...`.
         match ahead.last() {
             Some(last) if is_full(&ahead, older.limit) => {
                 older.max_create_revision = last.create_revision - 1;
@@ -149,8 +158,8 @@ pub(super) async fn wait(
     limit: Moment,
 ) -> StoreResult<Acquired> {
     let etcd = Arc::clone(etcd);
-    let runtime = etcd.around.runtime.clone();
-    // On the client's thread: a position is kept though the caller's executor is blocked.
+    let runtime = etcd.context.runtime.clone();
+    // On the client's thread: the position is kept even if the caller's executor is blocked.
     let waiting = runtime.spawn(async move {
         let (keys, lease) = (etcd.prefix.keys(&request.grant.name), lease_of(&request.grant));
         let position = match etcd.positions.remove(lease) {
@@ -158,12 +167,12 @@ pub(super) async fn wait(
             None => find(&etcd, &keys, lease, request.ttl).await?,
         };
         let Some(mut position) = position else {
-            return Ok(Reply::new(Acquired::PlaceLost, etcd.now()));
+            return Ok(Reply::new(Acquired::PositionLost, etcd.now()));
         };
         let acquired = match wait_at(&etcd, &request, &keys, &mut position, limit).await? {
-            // The renewal that found it first confirms the grant.
+            // It counts from the last renewal of the position.
             Waited::First => granted(&etcd, &request, &position, false)?,
-            Waited::Gone => Acquired::PlaceLost,
+            Waited::Gone => Acquired::PositionLost,
             Waited::TooLate => Acquired::Queued { ahead: 1 },
         };
         Ok(Reply::new(acquired, position.sent))
@@ -172,7 +181,7 @@ pub(super) async fn wait(
     AbortOnDropHandle::new(waiting).await.unwrap_or_else(panicked)
 }
 
-/// A position of which only the owner is known.
+/// Finds a position of which only the owner is known.
 async fn find(
     etcd: &Shared,
     keys: &LockKeys,
@@ -182,8 +191,8 @@ async fn find(
     let (sent, own) = (etcd.now(), range_of((keys.key(lease), Vec::new())));
     let own = etcd.connection.range(&own, sent + CALL_TIMEOUT).await?.kvs.pop();
     let own = own.filter(|own| keys.contends(own));
-    let ahead = Ahead::Unknown;
-    Ok(own.map(|own| Position { lease, made: own.create_revision, ttl, sent, ahead }))
+    let (term, ahead) = (None, Ahead::Unknown);
+    Ok(own.map(|own| Position { lease, made: own.create_revision, ttl, sent, term, ahead }))
 }
 
 /// Waits until this position is first, or gone, or the limit has come. An outage does not end the wait.
@@ -209,7 +218,7 @@ async fn wait_at(
     }
 }
 
-/// Renews the lease if that is due, and then waits until there is a reason to look again.
+/// Renews the lease if that is due, and then waits until there is a reason to read again.
 async fn step<'a>(
     etcd: &'a Shared,
     keys: &LockKeys,
@@ -218,30 +227,47 @@ async fn step<'a>(
     limit: Moment,
 ) -> Result<Option<Waited>, StoreError> {
     let now = etcd.now();
-    if now >= position.renewal_due() || matches!(position.ahead, Ahead::Unknown) {
-        // A renewal, as renew.rs has it: if our turn has come, it is confirmed.
+    let due = !position.may_count(now);
+    if due || matches!(position.ahead, Ahead::Unknown) {
         let call_limit = (now + CALL_TIMEOUT).min(limit + OVERTIME);
-        let kept = etcd.connection.lease_keep_alive(&[position.lease], call_limit).await?;
-        let answer = kept.value.into_iter().next().unwrap_or_default();
-        let place = (position.lease, position.made);
-        let (ahead, term) = look(etcd, keys, place, call_limit).await?;
+        let renewal = if due {
+            Some(etcd.connection.lease_keep_alive(&[position.lease], call_limit).await?)
+        } else {
+            None
+        };
+        let own_key = (position.lease, position.made);
+        let (ahead, read_in) = look(etcd, keys, own_key, call_limit).await?;
         let Some(ahead) = ahead else { return Ok(Some(Waited::Gone)) };
-        if answer.header.is_none_or(|header| header.raft_term != term) {
-            // Not in one term: nobody knows who answered.
-            position.ahead = Ahead::Unknown;
+        let renewal =
+            renewal.map(|kept| (kept.sent, kept.value.into_iter().next().unwrap_or_default()));
+        let term = match &renewal {
+            Some((_, answer)) => answer.header.map(|header| header.raft_term),
+            None => position.term,
+        };
+        if term != Some(read_in) {
+            // The renewal may have been answered by a deposed leader.
+            (position.term, position.ahead) = (None, Ahead::Unknown);
             return Ok(None);
         }
-        if answer.ttl <= 0 {
-            return Ok(Some(Waited::Gone));
+        if let Some((sent, answer)) = renewal {
+            if answer.ttl <= 0 {
+                return Ok(Some(Waited::Gone));
+            }
+            (position.sent, position.ttl, position.term) = (sent, ttl_from(answer.ttl)?, term);
         }
-        (position.sent, position.ttl, position.ahead) = (kept.sent, ttl_from(answer.ttl)?, ahead);
+        position.ahead = ahead;
     }
-    let Ahead::Key { key, revision } = &position.ahead else { return Ok(Some(Waited::First)) };
+    let Ahead::Key { key, revision } = &position.ahead else {
+        // Unless the read took until the next renewal is due.
+        let counts = due || position.may_count(etcd.now());
+        position.ahead = Ahead::Unknown;
+        return Ok(counts.then_some(Waited::First));
+    };
     if now >= limit {
         return Ok(Some(Waited::TooLate));
     }
     let changed = etcd.connection.changed_since(watch, deletion_of(key.clone()), *revision);
-    let alarm = etcd.clock().alarm(position.renewal_due().min(limit));
+    let alarm = etcd.clock().alarm(heartbeat_due(position.sent, position.ttl).min(limit));
     match race(changed, alarm).await {
         First::Left(Err(error)) if error.is_interrupted() => {
             etcd.clock().alarm((etcd.now() + REWATCH_DELAY).min(limit)).await;
@@ -255,8 +281,9 @@ async fn step<'a>(
 }
 
 impl Position {
-    fn renewal_due(&self) -> Moment {
-        self.sent + self.ttl.as_duration() / 3
+    /// Whether a grant may count from `sent`, if it is made in the same term.
+    fn may_count(&self, now: Moment) -> bool {
+        self.term.is_some() && may_count_from(self.sent, self.ttl, now)
     }
 }
 
@@ -275,7 +302,7 @@ pub(super) fn oldest_of(keys: &LockKeys) -> api::RangeRequest {
     api::RangeRequest { sort_order: SortOrder::Ascend.into(), ..youngest_of(keys) }
 }
 
-/// Whether there may be more than this many.
+/// Whether there may be more keys than this many.
 pub(super) fn is_full(kvs: &[api::KeyValue], limit: i64) -> bool {
     i64::try_from(kvs.len()) == Ok(limit)
 }

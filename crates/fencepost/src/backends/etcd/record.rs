@@ -1,5 +1,4 @@
-//! What a record of what was done looks like in etcd. It is one key (layout.rs) whose value is a line and the
-//! result:
+//! The format of a record in etcd. It is one key (layout.rs) whose value is a line and the result:
 //!
 //! ```text
 //! fencepost once 1 STATE TOKEN SECONDS LABEL \n RESULT
@@ -7,7 +6,7 @@
 //! STATE    running, done or failed
 //! TOKEN    of the last runner
 //! SECONDS  the TTL of the lease that the key is tied to
-//! RESULT   what came of it, any bytes; none while it runs
+//! RESULT   any bytes; none while it runs
 //! ```
 
 use std::time::Duration;
@@ -17,11 +16,11 @@ use fencepost_core::{Label, LockName, Token};
 
 use super::api;
 use crate::backend::StoreError;
-use crate::ledger::{Entry, State};
+use crate::ledger::{RecordInfo, State};
 
-const MARK: &str = "fencepost once 1";
+const RECORD_PREFIX: &str = "fencepost once 1";
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Record {
     pub(super) state: State,
@@ -35,93 +34,84 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn of(record: records::Record) -> Self {
         let records::Record { state, token, label, result, retention } = record;
-        Self { state, token, seconds: whole_seconds(retention), label, result }
+        // The TTL to request for a lease that must last at least this long.
+        let seconds = i64::try_from(retention.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
+        Self { state, token, seconds, label, result }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         let Self { state, token, seconds, label, result } = self;
-        let mut text = format!("{MARK} {} {token} {seconds} {label}\n", state.word()).into_bytes();
+        let mut text =
+            format!("{RECORD_PREFIX} {} {token} {seconds} {label}\n", state.as_str()).into_bytes();
         text.extend_from_slice(result);
         text
     }
 
     fn read(value: &[u8]) -> Option<Self> {
         let (line, result) = value.split_at(value.iter().position(|byte| *byte == b'\n')?);
-        let line = std::str::from_utf8(line).ok()?.strip_prefix(MARK)?.strip_prefix(' ')?;
+        let line =
+            std::str::from_utf8(line).ok()?.strip_prefix(RECORD_PREFIX)?.strip_prefix(' ')?;
         let mut words = line.splitn(4, ' ');
-        let state = match words.next()? {
-            "running" => State::Running,
-            "done" => State::Done,
-            "failed" => State::Failed,
-            _ => return None,
-        };
+        let state = State::parse(words.next()?)?;
         let token = Token::new(words.next()?.parse().ok()?).ok()?;
         let seconds = words.next()?.parse().ok()?;
         let label = Label::new(words.next()?).ok()?;
         Some(Self { state, token, seconds, label, result: result[1..].to_vec() })
     }
 
-    /// With its age: `left` is what its lease has left. Whole seconds, rounded down: neither is more than it was.
-    pub(super) fn entry(self, name: &LockName, left: u64) -> Entry {
-        let granted = u64::try_from(self.seconds).unwrap_or(0);
-        Entry {
-            name: name.clone(),
-            state: self.state,
-            token: self.token,
-            label: self.label,
-            result: self.result,
-            since: Duration::from_secs(granted.saturating_sub(left + 1)),
-            kept_for: Duration::from_secs(left),
-        }
+    /// With its age: `left` is the rest of its lease. Whole seconds, rounded down: neither is overstated.
+    pub(super) fn info(self, name: &LockName, left: u64) -> RecordInfo {
+        let Self { state, token, seconds, label, result } = self;
+        let granted = u64::try_from(seconds).unwrap_or(0);
+        let [since, kept_for] = [granted.saturating_sub(left + 1), left].map(Duration::from_secs);
+        RecordInfo::new(name.clone(), state, token, label)
+            .with_result(result)
+            .with_times(since, kept_for)
     }
 }
 
-/// What a lease is asked for that is to last this long at least.
-fn whole_seconds(keep: Duration) -> i64 {
-    i64::try_from(keep.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
-}
-
-/// A record as it was at one revision.
+/// A record at one revision.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct RecordSnapshot {
     pub(super) record: Option<Record>,
-    /// When it was last changed; zero if it is not there.
+    /// The revision of its last change; zero if it does not exist.
     pub(super) changed: i64,
     pub(super) lease: i64,
 }
 
-impl Seen {
+impl RecordSnapshot {
     pub(super) fn of(kv: Option<&api::KeyValue>) -> Result<Self, StoreError> {
         let Some(kv) = kv else { return Ok(Self::default()) };
         let record = Record::read(&kv.value).ok_or_else(|| {
             let key = String::from_utf8_lossy(&kv.key);
             StoreError::refused(format!(
-                "the record \"{}\" can not be read: delete it with etcdctl, or update fencepost",
+                "the record \"{}\" has another layout or is damaged: update fencepost, or delete it with etcdctl if its \
+                 work may run again",
                 key.escape_debug()
             ))
         })?;
         Ok(Self { record: Some(record), changed: kv.mod_revision, lease: kv.lease })
     }
 
-    /// The record for the rules, which do not look at its age.
-    pub(super) fn entry(&self, name: &LockName) -> Option<Entry> {
-        self.record.clone().map(|record| record.entry(name, 0))
+    /// The record for the rules, which do not use its age.
+    pub(super) fn info(&self, name: &LockName) -> Option<RecordInfo> {
+        self.record.clone().map(|record| record.info(name, 0))
     }
 }
 
-/// How it stands with a lease, as a member that leads, or did, tells it.
+/// The state of a lease, as reported by a member that leads, or did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// This many whole seconds are left of it.
+pub(super) enum LeaseRemaining {
+    /// It has this many whole seconds left.
     Seconds(u64),
-    /// Its time is over, and it was not revoked yet. Whoever led when it was granted, or later, has counted all
-    /// of it: so it is over, even if another leads by now.
+    /// It has expired, and was not revoked yet. The leader at its grant, or a later one, has counted all of it: so it
+    /// is over, even if another member leads by now.
     Over,
-    /// That member does not know it: it is gone, or so young that a leader which was replaced has not heard of it.
+    /// That member does not have it: it is gone, or so young that a deposed leader has not received it.
     Unknown,
 }
 
-impl Left {
+impl LeaseRemaining {
     pub(super) fn of(lease: &api::LeaseTimeToLiveResponse) -> Self {
         match (u64::try_from(lease.ttl), lease.granted_ttl) {
             (Ok(seconds), _) => Self::Seconds(seconds),
@@ -136,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn record_is_read_as_it_was_written() {
         let label = Label::new("web-1:77 and a space").unwrap();
         let token = Token::new(42).unwrap();
         for (state, result) in [
@@ -154,16 +144,20 @@ mod tests {
         }
     }
 
-    /// A lease that nobody knows may be one that a leader which was replaced has not heard of: what is tied to it
-    /// must not be taken for over.
+    /// A lease that a member does not have may be one that a deposed leader has not received. Its key must not count as
+    /// expired.
     #[test]
-    fn a_lease_that_is_over_is_told_from_one_that_is_not_known() {
+    fn expired_lease_is_not_an_unknown_lease() {
         let of = |ttl, granted_ttl| {
-            Left::of(&api::LeaseTimeToLiveResponse { ttl, granted_ttl, ..Default::default() })
+            LeaseRemaining::of(&api::LeaseTimeToLiveResponse {
+                ttl,
+                granted_ttl,
+                ..Default::default()
+            })
         };
-        assert_eq!(of(59, 60), Left::Seconds(59));
-        assert_eq!(of(0, 60), Left::Seconds(0));
-        assert_eq!(of(-2, 60), Left::Over);
-        assert_eq!(of(-1, 0), Left::Unknown);
+        assert_eq!(of(59, 60), LeaseRemaining::Seconds(59));
+        assert_eq!(of(0, 60), LeaseRemaining::Seconds(0));
+        assert_eq!(of(-2, 60), LeaseRemaining::Over);
+        assert_eq!(of(-1, 0), LeaseRemaining::Unknown);
     }
 }

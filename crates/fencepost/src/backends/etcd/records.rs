@@ -1,20 +1,19 @@
-//! Records of what was done, in etcd (record.rs).
+//! The records of `once` in etcd (record.rs).
 //!
-//! *Why one success is recorded:* a step reads the record through the cluster, decides, and writes what it
-//! decided only if the key is still at the revision that it read; else it begins anew. So steps happen one
-//! after the other. A record is settled only where it is running with the runner's own token, and whoever
-//! overtook it claimed it under a higher one. It is in the log of a majority before anybody is told.
+//! *Why one success is recorded:* a step reads the record through the cluster, decides, and writes only if the key is
+//! still at the revision that it read; otherwise it starts over. So steps happen one after the other. A record is
+//! finished only if it is running with the runner's own token, and a runner that overtook it has claimed it under a
+//! higher one. The write is in the log of a majority before it is reported.
 //! *When it ends:* each state has a lease of its own, which nobody renews; when it ends, etcd deletes the key. Every
-//! change of leaders gives a lease its full time again, so a record may stay longer than was asked, never
-//! shorter. How old it is comes from what is left of the lease: in whole seconds, and from the last change of
-//! leaders at most. No clock of a client has a part in it.
-//! *Why a call can be sent twice:* every write has a lease that nobody else has. A write that is found undone is
-//! looked for by that.
-//! *What may be left:* a lease without a key, until its time is over, of a client that was killed between the
-//! two, or that could not reach etcd long enough to end it. When nobody knows whether the end of a run was
-//! written, neither its lease is ended nor that of the claim: a record may go with it.
-//! *Where that ends:* a cluster that is restored from a backup has the records of that time, and what was done
-//! since is done again.
+//! change of leader gives a lease its full time again, so a record may stay longer than requested, never shorter. Its
+//! age is computed from the rest of the lease: in whole seconds, and since the last change of leader at most. No
+//! client's clock is used.
+//! *Why a call can be sent twice:* every write has a lease of its own. A retry finds an earlier write by that lease.
+//! *What may be left:* a lease without a key, until it expires, of a client that was killed between the grant of the
+//! lease and the write, or that could not reach etcd to revoke it. If it is unknown whether the end of a run was
+//! written, neither its lease nor that of the claim is revoked: that could delete the record.
+//! *Where that ends:* a cluster that is restored from a backup has the records of that time, and work that was done
+//! since runs again.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,45 +26,52 @@ use futures_util::future::join_all;
 use super::api;
 use super::completion::to_completion;
 use super::layout::fresh_lease;
-use super::record::{Left, Record, Seen};
-use super::requests::{changed_at, delete, found, get, put, range_of};
+use super::record::{LeaseRemaining, Record, RecordSnapshot};
+use super::requests::{changed_at, delete, get, put, range_of, ranges_of};
 use super::{Etcd, Shared};
 use crate::backend::{Outcome, StoreCall, StoreError, StoreResult};
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger, nobody_knows};
+use crate::ledger::{
+    Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName, outcome_unknown,
+};
+use crate::retry::replied;
 
-/// How often a step begins anew because somebody else changed the record.
+/// How often a step starts over because another client changed the record.
 const ATTEMPTS: usize = 16;
 /// How many records are read at once: with the longest results they fit into one message.
 const PAGE: i64 = 32;
-/// How long we try to end a lease that carries nothing: else it stays for as long as its record was to be kept.
+/// How long we try to revoke a lease without a key: otherwise it stays for the retention of its record.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What becomes of a record of which nobody knows whether it was written.
+/// What to do about a write whose outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InDoubt {
-    /// It goes: nobody was told of it.
+    /// Revoke its lease, so that the record goes: the write was not reported.
     Drop,
-    /// It stays.
+    /// Keep it.
     Keep,
 }
 
-async fn seen(etcd: &Shared, name: &LockName, limit: Moment) -> Result<Seen, StoreError> {
+async fn read_snapshot(
+    etcd: &Shared,
+    name: &LockName,
+    limit: Moment,
+) -> Result<RecordSnapshot, StoreError> {
     let range = range_of((etcd.prefix.record(name), Vec::new()));
-    Seen::of(etcd.connection.range(&range, limit).await?.kvs.first())
+    RecordSnapshot::of(etcd.connection.range(&range, limit).await?.kvs.first())
 }
 
-/// Reads, decides and writes, until nobody came in between. `decide` is told whether something that it
-/// decided before may have been written.
+/// Reads, decides and writes, until no other client came in between. `decide` gets whether an earlier decision may
+/// have been written.
 async fn step<T>(
     etcd: &Arc<Shared>,
     name: &LockName,
     in_doubt: InDoubt,
     limit: Moment,
-    decide: impl Fn(&Seen, bool) -> Result<Decision<T>, StoreError>,
-) -> Result<(T, Seen), StoreError> {
+    decide: impl Fn(&RecordSnapshot, bool) -> Result<Decision<T>, StoreError>,
+) -> Result<(T, RecordSnapshot), StoreError> {
     let mut retried = false;
     for _ in 0..ATTEMPTS {
-        let seen = seen(etcd, name, limit).await?;
+        let seen = read_snapshot(etcd, name, limit).await?;
         let (wrote, answer) = match decide(&seen, retried)? {
             Decision::Answer(answer) => return Ok((answer, seen)),
             Decision::Write(record, answer) => {
@@ -74,7 +80,7 @@ async fn step<T>(
             }
             Decision::Remove(answer) => (remove(etcd, name, &seen, limit).await?, answer),
         };
-        // The lease of what was there has no key any more, and would stay for as long as that was to be kept.
+        // The lease of the previous state has no key any more, and would stay for the rest of its time.
         if (wrote.value || wrote.retried) && seen.lease != 0 {
             let_go(etcd, seen.lease);
         }
@@ -86,18 +92,18 @@ async fn step<T>(
     Err(changes_again_and_again(name))
 }
 
-/// Writes over what was seen. False if that is not there any more.
+/// Replaces the record that was read. False if it has changed since.
 async fn replace(
     etcd: &Arc<Shared>,
     name: &LockName,
-    seen: &Seen,
+    seen: &RecordSnapshot,
     mut record: Record,
     in_doubt: InDoubt,
     limit: Moment,
 ) -> StoreResult<bool> {
     let lease = fresh_lease()?;
     match etcd.connection.lease_grant(lease, record.seconds, limit).await {
-        // `None` if the answer to our first attempt got lost.
+        // `None` if the reply to our first attempt was lost.
         Ok(granted) => record.seconds = granted.value.unwrap_or(record.seconds),
         Err(error) => {
             let_go(etcd, lease);
@@ -107,9 +113,9 @@ async fn replace(
     let key = etcd.prefix.record(name);
     let txn = written_over(seen, key.clone(), put(key, record.write(), lease));
     let wrote = etcd.connection.txn(&txn, limit).await.map(|wrote| {
-        // The answer to our first attempt may have been lost.
+        // The reply to our first attempt may have been lost.
         let ours = |kv: api::KeyValue| kv.lease == lease;
-        wrote.map(|answer| answer.succeeded || found(answer).into_iter().flatten().any(ours))
+        wrote.map(|answer| answer.succeeded || ranges_of(answer).into_iter().flatten().any(ours))
     });
     let may_be_used = match &wrote {
         Ok(wrote) => wrote.value,
@@ -121,33 +127,38 @@ async fn replace(
     wrote
 }
 
-/// Removes what was seen. False if that is not there any more.
-async fn remove(etcd: &Shared, name: &LockName, seen: &Seen, limit: Moment) -> StoreResult<bool> {
+/// Removes the record that was read. False if it has changed since.
+async fn remove(
+    etcd: &Shared,
+    name: &LockName,
+    seen: &RecordSnapshot,
+    limit: Moment,
+) -> StoreResult<bool> {
     let key = etcd.prefix.record(name);
     let removed = etcd.connection.txn(&written_over(seen, key.clone(), delete(key)), limit).await?;
-    let gone = |answer| found(answer).into_iter().flatten().next().is_none();
-    // The answer to our first attempt may have been lost.
+    let gone = |answer| ranges_of(answer).into_iter().flatten().next().is_none();
+    // The reply to our first attempt may have been lost.
     let retried = removed.retried;
     Ok(removed.map(|answer| answer.succeeded || retried && gone(answer)))
 }
 
-/// Ends a lease that carries nothing, in the background. A client that closes waits for that.
+/// Revokes a lease without a key, in the background. A client that closes waits for that.
 fn let_go(etcd: &Arc<Shared>, lease: i64) {
     let shared = Arc::clone(etcd);
     let revoke = async move {
-        // If it cannot be told, the lease ends by itself.
+        // If etcd cannot be reached, the lease ends by itself.
         let _ = shared.connection.lease_revoke(lease, shared.now() + LET_GO_TIMEOUT).await;
     };
-    etcd.around.tasks.spawn_on(revoke, &etcd.around.runtime);
+    etcd.context.tasks.spawn_on(revoke, &etcd.context.runtime);
 }
 
 async fn claim(etcd: &Arc<Shared>, claim: Claim, limit: Moment) -> Result<Claimed, StoreError> {
-    // At which revision there was one that keeps us from it and whose time is over.
+    // The revision of an expired record that refused this claim.
     let mut over = None;
     for _ in 0..ATTEMPTS {
-        // Who fails to claim it runs nothing, so the record may go.
+        // A caller whose claim fails runs nothing, so the record may go.
         let step = step(etcd, &claim.name, InDoubt::Drop, limit, |seen, _| {
-            let found = seen.entry(&claim.name).filter(|_| over != Some(seen.changed));
+            let found = seen.info(&claim.name).filter(|_| over != Some(seen.changed));
             Ok(records::claim(found, &claim))
         });
         let (claimed, seen) = step.await?;
@@ -155,8 +166,8 @@ async fn claim(etcd: &Arc<Shared>, claim: Claim, limit: Moment) -> Result<Claime
             return Ok(claimed);
         }
         let changed = seen.changed;
-        // How it stands by now, which may be another way.
-        match entry(etcd, &claim.name, seen, limit).await? {
+        // Read the state again: it may have changed.
+        match info(etcd, &claim.name, seen, limit).await? {
             None => over = Some(changed),
             found => {
                 if let Decision::Answer(claimed) = records::claim(found, &claim) {
@@ -168,13 +179,13 @@ async fn claim(etcd: &Arc<Shared>, claim: Claim, limit: Moment) -> Result<Claime
     Err(changes_again_and_again(&claim.name))
 }
 
-async fn finish(etcd: &Arc<Shared>, finish: Finish, limit: Moment) -> Result<bool, StoreError> {
+async fn finish(etcd: &Arc<Shared>, finish: Completion, limit: Moment) -> Result<bool, StoreError> {
     let step = step(etcd, &finish.name, InDoubt::Keep, limit, |seen, retried| {
         let past = Past { retried, ..Past::default() };
-        match records::finish(seen.entry(&finish.name).as_ref(), past, &finish) {
-            // It may have been written, and have gone since.
+        match records::finish(seen.info(&finish.name).as_ref(), past, &finish) {
+            // It may have been written, and be gone since.
             Decision::Answer(false) if retried && seen.record.is_none() => {
-                let error = StoreError::unavailable(nobody_knows(&finish.name));
+                let error = StoreError::unavailable(outcome_unknown(&finish.name));
                 Err(error.with_outcome(Outcome::Unknown))
             }
             decision => Ok(decision),
@@ -198,47 +209,60 @@ async fn forget(
     Ok(step.await?.0)
 }
 
+/// Reads records, all at once: as one transaction, they might be too long for a message.
 async fn look_up(
     etcd: &Shared,
-    name: LockName,
+    names: Vec<LockName>,
     limit: Moment,
-) -> Result<Option<Entry>, StoreError> {
-    let seen = seen(etcd, &name, limit).await?;
-    entry(etcd, &name, seen, limit).await
+) -> Result<RecordsByName, StoreError> {
+    let asked = names.iter().map(|name| async move {
+        let seen = read_snapshot(etcd, name, limit).await?;
+        info(etcd, name, seen, limit).await
+    });
+    let found = join_all(asked).await;
+    let mut records = RecordsByName::with_capacity(names.len());
+    for (name, found) in names.into_iter().zip(found) {
+        records.extend(found?.map(|record| (name, record)));
+    }
+    Ok(records)
 }
 
-/// A record with its age. `None` if there is none, or its time is over.
-async fn entry(
+/// A record with its age. `None` if there is none, or it has expired.
+async fn info(
     etcd: &Shared,
     name: &LockName,
-    mut record: Seen,
+    mut record: RecordSnapshot,
     limit: Moment,
-) -> Result<Option<Entry>, StoreError> {
+) -> Result<Option<RecordInfo>, StoreError> {
     for _ in 0..ATTEMPTS {
         let Some(found) = record.record.clone() else { return Ok(None) };
         let left = etcd.connection.lease_time_to_live(record.lease, limit).await?;
-        let left = match Left::of(&left) {
-            Left::Seconds(left) => left,
-            Left::Over => return Ok(None),
-            Left::Unknown => {
+        let left = match LeaseRemaining::of(&left) {
+            LeaseRemaining::Seconds(left) => left,
+            LeaseRemaining::Over => return Ok(None),
+            LeaseRemaining::Unknown => {
                 // The lease is gone, and the record with it, unless it has another one by now.
-                let again = seen(etcd, name, limit).await?;
+                let again = read_snapshot(etcd, name, limit).await?;
                 if again.changed != record.changed {
                     record = again;
                     continue;
                 }
-                // It is there: that member was wrong, or somebody took it off its lease.
+                // The record exists: that member was wrong, or somebody detached it from its lease.
                 0
             }
         };
-        return Ok(Some(found.entry(name, left)));
+        return Ok(Some(found.info(name, left)));
     }
     Err(changes_again_and_again(name))
 }
 
-async fn entries(etcd: &Shared, prefix: &str, limit: Moment) -> Result<Vec<Entry>, StoreError> {
+async fn list_records(
+    etcd: &Shared,
+    prefix: &str,
+    limit: Moment,
+) -> Result<Vec<RecordInfo>, StoreError> {
     let (mut key, range_end) = etcd.prefix.records(prefix);
-    let mut entries = Vec::new();
+    let mut records = Vec::new();
     loop {
         let range = range_of((key.clone(), range_end.clone()));
         let page = api::RangeRequest { limit: PAGE, ..range };
@@ -246,28 +270,28 @@ async fn entries(etcd: &Shared, prefix: &str, limit: Moment) -> Result<Vec<Entry
         let mut readable = Vec::new();
         for kv in &page.kvs {
             let Some(name) = etcd.prefix.name_of_record(&kv.key) else { continue };
-            match Seen::of(Some(kv)) {
+            match RecordSnapshot::of(Some(kv)) {
                 Ok(seen) => readable.push((name, seen)),
                 Err(error) => tracing::warn!(%error, "left out of a list"),
             }
         }
         let asked = readable
             .into_iter()
-            .map(|(name, seen)| async move { entry(etcd, &name, seen, limit).await });
-        for entry in join_all(asked).await {
-            entries.extend(entry?.map(|entry| Entry { result: Vec::new(), ..entry }));
+            .map(|(name, seen)| async move { info(etcd, &name, seen, limit).await });
+        for record in join_all(asked).await {
+            records.extend(record?.map(|record| record.with_result(Vec::new())));
         }
         match page.kvs.last() {
             Some(last) if page.more => key = [&*last.key, &[0]].concat(),
             _ => break,
         }
     }
-    entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-    Ok(entries)
+    records.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    Ok(records)
 }
 
-/// An act on a key, if that is as it was seen; else what it is.
-fn written_over(seen: &Seen, key: Vec<u8>, act: api::RequestOp) -> api::TxnRequest {
+/// Runs an operation on a key if its revision is unchanged; otherwise returns the key as it is.
+fn written_over(seen: &RecordSnapshot, key: Vec<u8>, act: api::RequestOp) -> api::TxnRequest {
     api::TxnRequest {
         compare: vec![changed_at(key.clone(), seen.changed)],
         success: vec![act],
@@ -276,7 +300,7 @@ fn written_over(seen: &Seen, key: Vec<u8>, act: api::RequestOp) -> api::TxnReque
 }
 
 fn changes_again_and_again(name: &LockName) -> StoreError {
-    StoreError::unavailable(format!("the record of \"{name}\" changes again and again"))
+    StoreError::unavailable(format!("other clients keep changing the record of \"{name}\": retry"))
 }
 
 impl Etcd {
@@ -289,7 +313,7 @@ impl Etcd {
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let step = step(Arc::clone(&self.0));
-        Box::pin(self.0.replied(to_completion(&self.0.around, step)))
+        Box::pin(replied(self.0.clock(), to_completion(&self.0.context, step)))
     }
 }
 
@@ -298,17 +322,19 @@ impl Ledger for Etcd {
         self.record_step(move |etcd| async move { claim(&etcd, asked, limit).await })
     }
 
-    fn finish(&self, asked: Finish, limit: Moment) -> StoreCall<'_, bool> {
+    fn finish(&self, asked: Completion, limit: Moment) -> StoreCall<'_, bool> {
         self.record_step(move |etcd| async move { finish(&etcd, asked, limit).await })
     }
 
-    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(self.0.replied(look_up(&self.0, name, limit)))
+    fn look_up(&self, names: Vec<LockName>, limit: Moment) -> StoreCall<'_, RecordsByName> {
+        Box::pin(replied(self.0.clock(), look_up(&self.0, names, limit)))
     }
 
-    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+    fn list_records(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<RecordInfo>> {
         let prefix = prefix.to_owned();
-        Box::pin(async move { self.0.replied(entries(&self.0, &prefix, limit)).await })
+        Box::pin(
+            async move { replied(self.0.clock(), list_records(&self.0, &prefix, limit)).await },
+        )
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {

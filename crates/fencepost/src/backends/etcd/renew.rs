@@ -1,11 +1,11 @@
 //! Renewals: a keep-alive, and the proof that it counts.
 //!
-//! A keep-alive is answered from the memory of whoever thinks it leads. A leader that stood still while
-//! another was elected answers it too, though the lease is out of its hands. So after the answer we read our
-//! own key through the cluster. The term that an answer carries is that of the last entry its member had
-//! applied. A read through the cluster comes after an entry of the present leader's own term. So if the
-//! keep-alive carries the same term, it was answered under that leader, who still led when we read. If the
-//! terms differ, it does not count, and we ask again.
+//! A keep-alive is answered from the memory of a member that considers itself the leader. A leader that was paused
+//! while another was elected answers it too, although the lease is no longer its own. So after the reply we read our
+//! own key through the cluster. Each reply carries the term of the last entry that its member had applied. A read
+//! through the cluster comes after an entry of the present leader's own term. So if the keep-alive carries the same
+//! term, it was answered under that leader, which still led when we read. If the terms differ, the renewal does not
+//! count, and we retry.
 //!
 //! A leader's proclamation is a renewal, and then a put of its key that is compared with what the renewal read.
 
@@ -18,7 +18,7 @@ use super::api;
 use super::error::Refusal;
 use super::layout::lease_of;
 use super::locks::why_lost;
-use super::requests::{delete, found, get, made_at, range_of};
+use super::requests::{delete, get, made_at, range_of, ranges_of};
 use super::values::proclaim;
 use super::{Shared, token_from, ttl_from};
 use crate::backend::{
@@ -26,21 +26,21 @@ use crate::backend::{
     StoreErrorKind, StoreResult, short,
 };
 
-/// How often terms may differ in a row.
+/// How many times in a row the terms may differ.
 const ATTEMPTS: usize = 3;
 
-/// What a renewal found of one lease.
-struct Kept {
+/// The result of a renewal for one lease.
+struct KeptAlive {
     ttl: i64,
     key: Option<api::KeyValue>,
     sent: Moment,
 }
 
 pub(super) async fn renew(etcd: &Shared, batch: Vec<Renewal>, limit: Moment) -> Renewals {
-    // Whoever waits for it does so until the limit: by then we have said what each member answered.
+    // The caller waits until its limit: by then our error must say what each member answered.
     let now = etcd.now();
     let limit = now + limit.since(now) * 9 / 10;
-    // In parts: a member that follows passes the keep-alives of a stream on one after the other.
+    // In parts: a follower forwards the keep-alives of a stream one after the other.
     let most = etcd.most_ops.load(Ordering::Relaxed);
     let parts = batch.chunks(most).map(|part| renew_part(etcd, part, limit));
     join_all(parts).await.into_iter().flatten().collect()
@@ -48,9 +48,9 @@ pub(super) async fn renew(etcd: &Shared, batch: Vec<Renewal>, limit: Moment) -> 
 
 fn renew_part<'a>(etcd: &'a Shared, part: &'a [Renewal], limit: Moment) -> BoxFuture<'a, Renewals> {
     Box::pin(async move {
-        let kept = match keep(etcd, part, limit).await {
+        let kept = match keep_alive(etcd, part, limit).await {
             Ok(kept) => kept,
-            // What is refused to one, or to so many at once, is not refused to each.
+            // An error of one lease, or of the size of the batch, does not concern all others: renew it in halves.
             Err(error) if error.kind() == StoreErrorKind::Refused && part.len() > 1 => {
                 let (left, right) = part.split_at(part.len() / 2);
                 if Refusal::behind(&error) == Some(Refusal::TooManyOperations) {
@@ -61,38 +61,51 @@ fn renew_part<'a>(etcd: &'a Shared, part: &'a [Renewal], limit: Moment) -> BoxFu
                 left.extend(right);
                 return left;
             }
-            Err(error) => return part.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => {
+                let failed = |each: &Renewal| (each.grant.clone(), Err(error.clone()));
+                return part.iter().map(failed).collect();
+            }
         };
-        let judged = part.iter().zip(kept).map(|(each, kept)| judge(etcd, each, kept, limit));
-        join_all(judged).await
+        let judged = part.iter().zip(kept).map(|(each, kept)| async move {
+            (each.grant.clone(), judge(etcd, each, kept, limit).await)
+        });
+        join_all(judged).await.into_iter().collect()
     })
 }
 
 /// Keeps the leases of a batch alive, and reads their keys.
-async fn keep(etcd: &Shared, batch: &[Renewal], limit: Moment) -> Result<Vec<Kept>, StoreError> {
+async fn keep_alive(
+    etcd: &Shared,
+    batch: &[Renewal],
+    limit: Moment,
+) -> Result<Vec<KeptAlive>, StoreError> {
     let leases: Vec<_> = batch.iter().map(|each| lease_of(&each.grant)).collect();
     let reads = batch.iter().zip(&leases).map(|(each, lease)| {
         get(range_of((etcd.prefix.keys(&each.grant.name).key(*lease), Vec::new())))
     });
     let txn = api::TxnRequest { success: reads.collect(), ..api::TxnRequest::default() };
     for _ in 0..ATTEMPTS {
-        let beats = etcd.connection.lease_keep_alive(&leases, limit).await?;
+        let kept_alive = etcd.connection.lease_keep_alive(&leases, limit).await?;
         let answer = etcd.connection.txn(&txn, limit).await?.value;
-        let read_in = term(answer.header.as_ref());
-        if beats.value.iter().all(|beat| term(beat.header.as_ref()) == read_in) {
-            let keys = found(answer).into_iter().map(|mut kvs| kvs.pop());
-            let each = beats.value.iter().zip(keys);
-            let sent = beats.sent;
-            return Ok(each.map(|(beat, key)| Kept { ttl: beat.ttl, key, sent }).collect());
+        let read_in = answer.header.map(|header| header.raft_term);
+        if kept_alive
+            .value
+            .iter()
+            .all(|reply| reply.header.map(|header| header.raft_term) == read_in)
+        {
+            let keys = ranges_of(answer).into_iter().map(|mut kvs| kvs.pop());
+            let each = kept_alive.value.iter().zip(keys);
+            let sent = kept_alive.sent;
+            return Ok(each.map(|(reply, key)| KeptAlive { ttl: reply.ttl, key, sent }).collect());
         }
     }
-    Err(StoreError::unavailable("etcd changes its leader again and again"))
+    Err(StoreError::unavailable("etcd keeps changing its leader: retry"))
 }
 
 async fn judge(
     etcd: &Shared,
     renewal: &Renewal,
-    kept: Kept,
+    kept: KeptAlive,
     limit: Moment,
 ) -> StoreResult<Result<Renewed, NotHeld>> {
     let Renewal { grant, ttl: asked, token: granted, value } = renewal;
@@ -101,7 +114,7 @@ async fn judge(
     let Some(key) = kept.key.filter(|_| kept.ttl > 0) else {
         let cause = match why_lost(etcd, lease_of(grant), limit).await {
             None if kept.ttl > 0 => Some(LossCause::Broken),
-            // A guard asks only while its lease should run: it was taken from it.
+            // A guard renews only while its lease should run: so the lease was revoked.
             None => granted.map(|_| LossCause::SessionGone),
             cause => cause,
         };
@@ -112,8 +125,8 @@ async fn judge(
         return Err(longer_refused(asked, ttl));
     }
     let token = token_from(key.create_revision)?;
-    // Somebody made the key again, which was a new position, or took it off its lease, so that it
-    // counts no more.
+    // Somebody created the key again, which is a new position, or detached it from its lease, so that it no
+    // longer counts.
     let tied = etcd.prefix.keys(name).contends(&key);
     if !tied || granted.is_some_and(|granted| granted != token) {
         if !tied {
@@ -132,10 +145,6 @@ async fn judge(
         return answer(Err(not_held));
     }
     answer(Ok(Renewed { token, ttl }))
-}
-
-fn term(header: Option<&api::ResponseHeader>) -> Option<u64> {
-    header.map(|header| header.raft_term)
 }
 
 fn longer_refused(asked: Ttl, ttl: Ttl) -> StoreError {

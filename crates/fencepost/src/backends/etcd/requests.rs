@@ -1,4 +1,4 @@
-//! The requests that locks are made of, one function for each, in the words of etcd's interface.
+//! The requests that locks need, one function for each RPC, named as in etcd's API.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,11 +15,11 @@ use super::connection::Connection;
 use super::error::{Refusal, from_status};
 use crate::backend::{StoreError, StoreResult};
 
-/// The most operations that a member takes in one transaction, unless told otherwise.
+/// The most operations that a member allows in one transaction, by default.
 pub(super) const MOST_OPS: usize = 128;
 
 impl Connection {
-    /// Makes a lease. The reply is its TTL, or `None` if there is one of that id.
+    /// Grants a lease. The reply is its TTL, or `None` if the id exists already.
     pub(super) async fn lease_grant(
         &self,
         lease: i64,
@@ -36,7 +36,7 @@ impl Connection {
         .await
     }
 
-    /// Ends a lease, and deletes the keys that are tied to it. False if there was no such lease.
+    /// Revokes a lease, which deletes the keys that are tied to it. False if there was no such lease.
     pub(super) async fn lease_revoke(&self, lease: i64, limit: Moment) -> StoreResult<bool> {
         let message = api::LeaseRevokeRequest { id: lease };
         self.call(&message, limit, |channel, request| async move {
@@ -48,8 +48,8 @@ impl Connection {
         .await
     }
 
-    /// One stream for all of them. The answers stand in the order of the leases; a TTL of zero or less means
-    /// that a lease is not there.
+    /// One stream for all of them. The replies are in the order of the leases; a TTL of zero or less means that a
+    /// lease does not exist.
     pub(super) async fn lease_keep_alive(
         &self,
         leases: &[i64],
@@ -116,14 +116,14 @@ impl Connection {
         let reply = self.call(&api::MemberListRequest {}, limit, |channel, request| async move {
             match ClusterClient::new(channel).member_list(request).await {
                 Ok(reply) => Ok(reply.into_inner().members),
-                // Known to the members alone, it is no reason to ask all of them in turn.
+                // A member that refuses this is no reason to try all the others.
                 Err(status) => Err(Status::permission_denied(status.message().to_owned())),
             }
         });
         Ok(reply.await?.value)
     }
 
-    /// How this one member does.
+    /// The status of this one member.
     pub(super) async fn status(&self, at: usize) -> Result<api::StatusResponse, StoreError> {
         self.send(at, api::StatusRequest {}, |channel, request| async move {
             MaintenanceClient::new(channel).status(request).await.map(Response::into_inner)
@@ -131,8 +131,8 @@ impl Connection {
         .await
     }
 
-    /// Opens a stream of watches. It fails at once if the current member cannot. A member answers the call with the
-    /// answer to the first request, so there must be one.
+    /// Opens a stream of watches. Fails at once if the current member cannot. A member answers the call together with
+    /// the first request, so there must be one.
     pub(super) async fn watch_stream(
         &self,
         requests: impl Stream<Item = api::WatchRequest> + Send + 'static,
@@ -145,8 +145,8 @@ impl Connection {
         Ok(WatchStream { connection: self, stream, at, failures })
     }
 
-    /// Resolves when what is watched has changed since this revision, by the watch that is open or by a new one. Fails
-    /// when nobody can tell any more: the member is gone or has no leader, or what we had not seen was compacted away.
+    /// Resolves when the watched range has changed since this revision, by the open watch or by a new one. Fails if the
+    /// member is gone or has no leader, or if revisions that we had not seen were compacted.
     pub(super) async fn changed_since<'a>(
         &'a self,
         watch: &mut Option<Watch<'a>>,
@@ -160,7 +160,7 @@ impl Connection {
         };
         // Kept when the caller stops waiting, and dropped when it fails.
         let open = watch.insert(open);
-        // Something may have happened between the caller's look and the watch: it looks again with the watch open.
+        // Something may have changed between the caller's read and the watch: it reads again with the watch open.
         if since > revision {
             return Ok(());
         }
@@ -176,12 +176,12 @@ impl Connection {
         }
     }
 
-    /// Watches from now on. All that happens after the revision that comes with it is seen.
+    /// Watches from now on: every change after the revision that is returned.
     async fn watch(&self, what: api::WatchCreateRequest) -> Result<(Watch<'_>, i64), StoreError> {
         let key = what.key.clone();
         let create = api::watch_request::RequestUnion::CreateRequest(what);
         let first = api::WatchRequest { request_union: Some(create) };
-        // Our side stays open: the watch ends with the stream.
+        // Keep our side open: the watch ends with the stream.
         let requests = stream::iter([first]).chain(stream::pending());
         let mut watch = Watch { key, stream: self.watch_stream(requests).await? };
         let created = watch.next().await?;
@@ -199,7 +199,7 @@ pub(super) struct WatchStream<'a> {
 }
 
 impl WatchStream<'_> {
-    /// What is said next of any of its watches. Fails when the member is gone or has no leader.
+    /// The next response about any of its watches. Fails when the member is gone or has no leader.
     pub(super) async fn next(&mut self) -> Result<api::WatchResponse, StoreError> {
         let shown = self.connection.shown_at(self.at);
         let error = match self.stream.message().await {
@@ -211,7 +211,7 @@ impl WatchStream<'_> {
         Err(error)
     }
 
-    /// Whether nothing is known to have failed since it was opened. A member that stands still ends no watch.
+    /// Whether no failure is known since it was opened. A member that hangs ends no watch.
     pub(super) fn is_good(&self) -> bool {
         self.failures == self.connection.failures()
     }
@@ -223,7 +223,7 @@ impl WatchStream<'_> {
 
 /// One open watch.
 pub(super) struct Watch<'a> {
-    /// What is watched, or where that starts.
+    /// The watched key, or the start of the watched range.
     key: Vec<u8>,
     stream: WatchStream<'a>,
 }
@@ -234,7 +234,7 @@ impl Watch<'_> {
         if !seen.canceled {
             return Ok(seen);
         }
-        // Compaction is no fault of the member.
+        // A compaction is not a failure of the member.
         if seen.compact_revision == 0 {
             self.stream.leave();
         }
@@ -265,12 +265,12 @@ pub(super) fn deletion_of(key: Vec<u8>) -> api::WatchCreateRequest {
     api::WatchCreateRequest { key, filters: vec![no_puts], ..api::WatchCreateRequest::default() }
 }
 
-/// The key was made at this revision; zero for one that is not there.
+/// The condition that the key was created at this revision; zero if it must not exist.
 pub(super) fn made_at(key: Vec<u8>, revision: i64) -> api::Compare {
     equal(key, CompareTarget::Create, TargetUnion::CreateRevision(revision))
 }
 
-/// The key was last changed at this revision; zero for one that is not there.
+/// The condition that the key was last changed at this revision; zero if it must not exist.
 pub(super) fn changed_at(key: Vec<u8>, revision: i64) -> api::Compare {
     equal(key, CompareTarget::Mod, TargetUnion::ModRevision(revision))
 }
@@ -281,7 +281,7 @@ fn equal(key: Vec<u8>, target: CompareTarget, value: TargetUnion) -> api::Compar
 }
 
 /// What the ranges of a transaction found, in their order.
-pub(super) fn found(response: api::TxnResponse) -> Vec<Vec<api::KeyValue>> {
+pub(super) fn ranges_of(response: api::TxnResponse) -> Vec<Vec<api::KeyValue>> {
     let ranges = response.responses.into_iter().filter_map(|each| match each.response {
         Some(api::response_op::Response::ResponseRange(range)) => Some(range.kvs),
         _ => None,

@@ -1,4 +1,4 @@
-//! What kind of cluster this is: who its members are and how they do, read when we connect.
+//! The members of the cluster, with their versions and health, read when we connect.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::api;
 use super::connection::Connection;
 use crate::race::{First, race};
 
-/// How long the members are asked how they do.
+/// The timeout of the members' status.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What was read.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct ServerInfo {
     pub(super) lines: Vec<(&'static str, String)>,
     /// The oldest version among the members that answered.
     pub(super) version: Version,
@@ -24,15 +24,14 @@ pub(super) struct Found {
 /// A version of etcd: major, minor, patch. All zero if it could not be read.
 pub(super) type Version = (u32, u32, u32);
 
-impl Found {
-    /// Asks every member that the URL names. One that does not answer in time is said not to.
+impl ServerInfo {
+    /// The status of every member that the URL names. A member that does not answer in time is shown so.
     pub(super) async fn read(connection: &Connection) -> Self {
         let clock = connection.clock();
         let limit = clock.now() + TIMEOUT;
         let asked = (0..connection.count()).map(|at| async move {
             match race(connection.status(at), clock.alarm(limit)).await {
-                First::Left(Ok(status)) => Ok(status),
-                First::Left(Err(error)) => Err(error.to_string()),
+                First::Left(answer) => answer.map_err(|error| error.to_string()),
                 First::Right(()) => Err("does not answer".to_owned()),
             }
         });
@@ -45,7 +44,7 @@ impl Found {
     }
 }
 
-/// What `3.4.23` or `3.6.0-rc.1` says.
+/// Parses `3.4.23` or `3.6.0-rc.1`.
 pub(super) fn version_of(text: &str) -> Version {
     let mut parts = text.split(['.', '-', '+']).map(|part| part.parse().unwrap_or(0));
     let mut next = || parts.next().unwrap_or(0);
@@ -74,13 +73,10 @@ fn lines(
     }
     let ttl = "whole seconds, rounded up; at least one and a half election timeouts (2 s with etcd's defaults)";
     lines.push(("TTL", ttl.to_owned()));
-    let kept = "as long as asked; every change of leader gives them, like all leases, their whole time again";
+    let kept = "for their retention; every change of leader gives them, like all leases, their whole time again";
     lines.push(("records", kept.to_owned()));
     for (at, status) in statuses.iter().enumerate() {
-        let health = match status {
-            Ok(status) => health_of(status),
-            Err(why) => why.clone(),
-        };
+        let health = status.as_ref().map_or_else(String::clone, health_of);
         lines.push(("member", format!("{}: {health}", connection.shown_at(at))));
     }
     lines

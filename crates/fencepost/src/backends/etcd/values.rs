@@ -5,28 +5,28 @@ use fencepost_core::{LockName, Moment, Value};
 use super::Shared;
 use super::api;
 use super::error::Refusal;
-use super::layout::may_be_said;
+use super::layout::may_be_published;
 use super::locks::why_lost;
-use super::requests::{changed_at, found, get, put, range_of};
+use super::requests::{changed_at, get, put, range_of, ranges_of};
 use crate::backend::{LossCause, NotHeld, StoreError};
 
-/// How often somebody else may change the key in between.
+/// How often another client may change the key in between.
 const ATTEMPTS: usize = 12;
 
-/// Refuses a value that would not be taken for one.
+/// Refuses a value that readers would not recognize as one.
 pub(super) fn check_value(value: &Value) -> Result<(), StoreError> {
-    if may_be_said(value) {
+    if may_be_published(value) {
         return Ok(());
     }
     Err(StoreError::refused(
-        "on etcd a value must not end with a line \"fencepost 1\", which is how a lock that is no election is \
-         told: leave that out",
+        "on etcd a value must not end with a line \"fencepost 1\", because that line identifies a plain lock: \
+        leave it out",
     ))
 }
 
-/// Has the key of a grant, which contends, say something else. Compared with what was read: neither can it
-/// touch the key of a later grant, nor can an older value that arrives late replace a newer one. It stays tied to its
-/// own lease: a key that is not is nobody's position.
+/// Changes the value of a grant's key, on the condition that the key is unchanged since it was read. So it cannot
+/// change the key of a later grant, and an older value that arrives late cannot replace a newer one. The key stays
+/// tied to its own lease: otherwise it would not be a position.
 pub(super) async fn proclaim(
     etcd: &Shared,
     name: &LockName,
@@ -36,7 +36,7 @@ pub(super) async fn proclaim(
 ) -> Result<Result<(), NotHeld>, StoreError> {
     check_value(value)?;
     let (made, lease) = (key.create_revision, key.lease);
-    // A put keeps the time at which a key was made, whatever lease it ties it to, or none.
+    // A put keeps the key's create_revision, whatever lease it ties the key to.
     let keys = etcd.prefix.keys(name);
     let ours = |now: &api::KeyValue| now.create_revision == made && keys.contends(now);
     let gone = |cause| Ok(Err(NotHeld(Some(cause))));
@@ -55,8 +55,8 @@ pub(super) async fn proclaim(
         if answer.succeeded {
             return Ok(Ok(()));
         }
-        match found(answer).into_iter().flatten().next() {
-            // The answer to our first attempt got lost.
+        match ranges_of(answer).into_iter().flatten().next() {
+            // The reply to our first attempt was lost.
             Some(now) if ours(&now) && now.value == value.as_bytes() => return Ok(Ok(())),
             Some(now) if ours(&now) => key = now,
             Some(_) => return gone(LossCause::TakenOver),
@@ -66,5 +66,5 @@ pub(super) async fn proclaim(
             }
         }
     }
-    Err(StoreError::unavailable(format!("\"{name}\" is proclaimed by too many at once: try again")))
+    Err(StoreError::unavailable(format!("too many clients proclaim \"{name}\" at once: retry")))
 }

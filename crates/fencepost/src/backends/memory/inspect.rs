@@ -1,9 +1,9 @@
-//! What can be seen of the machine, and when it changes.
+//! Reads of the machine, and of its changes.
 
 use fencepost_core::{Lease, LockName, Moment};
 
 use super::{Memory, State};
-use crate::backend::{Glimpse, HolderInfo, LockInfo, Reply, WaiterInfo};
+use crate::backend::{HolderInfo, LockInfo, LockVersion, Reply, WaiterInfo};
 use crate::race::race;
 
 impl State {
@@ -11,30 +11,26 @@ impl State {
         let grant = self.machine.holder(name)?;
         let owner = self.owners.get(&grant.owner);
         let since = owner.map_or(now, |owner| owner.since);
-        let deadline = self.wheel.deadline(Lease::Held(grant.token)).unwrap_or(now);
-        Some(HolderInfo {
-            label: grant.label.clone(),
-            token: Some(grant.token),
-            ttl: Some(grant.ttl),
-            held_for: Some(now.since(since)),
-            remaining: Some(deadline.since(now)),
-            endless: false,
-            value: owner.and_then(|owner| owner.value.clone()),
-        })
+        let deadline = self.expiry_queue.deadline(Lease::Held(grant.token)).unwrap_or(now);
+        Some(
+            HolderInfo::new(grant.label.clone())
+                .with_token(grant.token)
+                .with_ttl(grant.ttl)
+                .with_held_for(now.since(since))
+                .with_remaining(deadline.since(now))
+                .with_value(owner.and_then(|owner| owner.value.clone())),
+        )
     }
 
     pub(super) fn info(&self, name: &LockName, now: Moment, shown: usize) -> LockInfo {
         let since = |owner| self.owners.get(owner).map_or(now, |owner| owner.since);
-        let waiters = self.machine.waiters(name).take(shown).map(|waiter| WaiterInfo {
-            label: waiter.label.clone(),
-            waiting_for: Some(now.since(since(&waiter.owner))),
+        let waiters = self.machine.waiters(name).take(shown).map(|waiter| {
+            let waiting_for = now.since(since(&waiter.owner));
+            WaiterInfo::new(waiter.label.clone()).with_waiting_for(waiting_for)
         });
-        LockInfo {
-            name: name.clone(),
-            holder: self.holder_info(name, now),
-            waiting: self.machine.waiting(name),
-            waiters: waiters.collect(),
-        }
+        LockInfo::free(name.clone())
+            .with_holder(self.holder_info(name, now))
+            .with_waiters(self.machine.waiting(name), waiters.collect())
     }
 }
 
@@ -47,7 +43,7 @@ pub(super) fn list(state: &State, now: Moment) -> Vec<LockInfo> {
 pub(super) async fn changed(
     store: &Memory,
     name: LockName,
-    seen: Option<Glimpse>,
+    seen: Option<LockVersion>,
 ) -> Reply<LockInfo> {
     let mut change = store.state.lock().changed.subscribe();
     loop {
@@ -55,12 +51,12 @@ pub(super) async fn changed(
         let (info, now, next) = {
             let (state, now) = store.state();
             let info = state.info(&name, now, LockInfo::SHOWN_WAITERS);
-            (info, now, state.wheel.next().unwrap_or(Moment::NEVER))
+            (info, now, state.expiry_queue.next().unwrap_or(Moment::NEVER))
         };
-        if seen != Some(info.glimpse()) {
+        if seen != Some(info.version()) {
             return Reply::new(info, now);
         }
-        // A lease that ends unrenewed changes the state without anybody's call.
+        // A lease that ends changes the state without a call.
         race(change.changed(), store.clock.alarm(next)).await;
     }
 }

@@ -19,12 +19,12 @@ pub(super) fn try_acquire(
     let command = Command::Acquire { name, owner, ttl, label, queue };
     Ok(match state.apply(command, now) {
         Some(Effect::Granted { token, ttl, .. }) => {
-            state.know(request, now);
-            Acquired::Granted(Grant { token, ttl, queued: false, presence: None })
+            state.register_owner(request, now);
+            Acquired::Granted(Grant::new(token, ttl))
         }
         Some(Effect::Queued { .. }) => {
-            let turn = &mut state.know(request, now).turn;
-            turn.get_or_insert_with(|| watch::Sender::new(None));
+            let wakeup = &mut state.register_owner(request, now).wakeup;
+            wakeup.get_or_insert_with(|| watch::Sender::new(None));
             Acquired::Queued { ahead: state.ahead_of(&request.grant) }
         }
         Some(Effect::Exhausted { .. }) => {
@@ -39,7 +39,7 @@ pub(super) fn try_acquire(
 pub(super) fn renew(state: &mut State, renewal: Renewal, now: Moment) -> Result<Renewed, NotHeld> {
     let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
     // A renewal keeps the TTL; a longer one is a retry of the acquire by its holder. A shorter one is
-    // not taken: the guard counts on the lease that it was promised.
+    // ignored: the guard relies on the lease that it was granted.
     let held = state.machine.holder(&name).filter(|grant| grant.owner == owner);
     let command = match (held, ttl) {
         (Some(grant), Some(ttl)) if ttl > grant.ttl => {
@@ -79,8 +79,8 @@ pub(super) fn break_lock(
         return None;
     }
     let (label, owner) = (grant.label.clone(), grant.owner);
-    // The guard is in this process: one that lives is lost at once.
-    let confirmed = state.owners.get(&owner).is_some_and(|known| known.loss.is_heard());
+    // The guard is in this process: if it still exists, it is lost at once.
+    let confirmed = state.owners.get(&owner).is_some_and(|known| known.loss.is_connected());
     match state.apply(Command::Break { name }, now) {
         Some(Effect::Broken { token, floor, .. }) => {
             Some(Broken { label, token: Some(token), floor, confirmed })

@@ -1,13 +1,13 @@
 //! `memory:` the core machine in this process.
 //!
 //! *Why grants exclude:* the machine has one holder per name and is behind one mutex. A lease ends only
-//! when the wheel, at `now` read under that mutex, says it is due.
-//! *Why tokens rise:* one counter that is only added to. The stores that URLs name live as long as the
-//! process, so reconnecting does not start it anew.
-//! *Where that ends:* with the process. Nothing is kept, and nobody outside is excluded.
+//! when the queue, at `now` read under that mutex, says it is due.
+//! *Why tokens rise:* one counter that only increases. The stores that URLs name live as long as the
+//! process, so reconnecting does not restart it.
+//! *Where that ends:* with the process. Nothing is kept, and other processes are not excluded.
 //!
-//! No thread drives expiry. Every call first ends what is due, and a waiter sets an alarm for the moment
-//! the holder's lease ends, so whoever needs an expiry sees to it. Records (records.rs) end the same way.
+//! No thread drives expiry. Every call first ends the leases that are due, and a waiter sets an alarm for the moment
+//! the holder's lease ends. Records (records.rs) end the same way.
 //!
 //! Without a URL to parse, a connection and a server there is no config.rs, connection.rs, layout.rs, `server_info.rs` or
 //! error.rs; values are kept with their owner.
@@ -23,18 +23,18 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use fencepost_core::{
-    Command, Effect, LeaseWheel, LockName, Machine, Moment, OwnerId, Token, Ttl, Value,
+    Command, Effect, ExpiryQueue, LockName, Machine, Moment, OwnerId, Token, Ttl, Value,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, LossCause, LossSignal,
+    Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LockVersion, LossCause, LossSignal,
     NotHeld, Observe, Queue, Renewal, Renewals, Reply, Request, StoreCall,
 };
 use crate::clock::{BootClock, Clock};
 use crate::guarantees::Guarantees;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::ledger::{Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName};
 
 /// A store in this process's memory.
 pub struct Memory {
@@ -45,10 +45,10 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     machine: Machine,
-    wheel: LeaseWheel,
-    /// What the machine does not need to know, by owner: it goes when the owner's grant or place goes.
+    expiry_queue: ExpiryQueue,
+    /// What the machine does not need to know, by owner: removed with the owner's grant or position.
     owners: HashMap<OwnerId, Owner>,
-    records: records::Book,
+    records: records::RecordTable,
     /// Sent when there may be something new to see.
     changed: watch::Sender<()>,
 }
@@ -57,14 +57,14 @@ struct Owner {
     since: Moment,
     loss: LossSignal,
     value: Option<Value>,
-    /// Rings when the owner, waiting, is granted or loses its place.
-    turn: Option<watch::Sender<Option<Turn>>>,
+    /// Notified when the waiting owner is granted or loses its position.
+    wakeup: Option<watch::Sender<Option<Wakeup>>>,
 }
 
 #[derive(Clone, Copy)]
-enum Turn {
+enum Wakeup {
     Granted(Token, Ttl),
-    PlaceGone,
+    PositionLost,
 }
 
 impl Memory {
@@ -86,9 +86,9 @@ impl Memory {
     /// The state with everything that is due expired.
     fn state(&self) -> (MutexGuard<'_, State>, Moment) {
         let mut state = self.state.lock();
-        // Read under the lock: a time from before it would arm leases too early.
+        // Read under the lock: an earlier time would start leases too early.
         let now = self.clock.now();
-        while let Some(expire) = state.wheel.expired(now) {
+        while let Some(expire) = state.expiry_queue.expired(now) {
             state.apply(expire, now);
         }
         (state, now)
@@ -107,8 +107,9 @@ impl Memory {
 }
 
 impl State {
-    fn know(&mut self, request: &Request, now: Moment) -> &mut Owner {
-        let fresh = || Owner { since: now, loss: LossSignal::unheard(), value: None, turn: None };
+    fn register_owner(&mut self, request: &Request, now: Moment) -> &mut Owner {
+        let fresh =
+            || Owner { since: now, loss: LossSignal::disconnected(), value: None, wakeup: None };
         let owner = self.owners.entry(request.grant.owner).or_insert_with(fresh);
         owner.loss = request.loss.clone();
         if request.value.is_some() {
@@ -122,8 +123,8 @@ impl State {
         let is_renewal = matches!(command, Command::Renew { .. });
         let effects = self.machine.apply(command);
         for effect in &effects {
-            self.wheel.observe(effect, now);
-            self.tell(effect, now);
+            self.expiry_queue.observe(effect, now);
+            self.notify_owner(effect, now);
         }
         if !is_renewal {
             self.changed.send_replace(());
@@ -132,13 +133,13 @@ impl State {
     }
 
     /// Passes an effect on to the owner that it concerns.
-    fn tell(&mut self, effect: &Effect, now: Moment) {
+    fn notify_owner(&mut self, effect: &Effect, now: Moment) {
         match effect {
             Effect::Granted { owner, token, ttl, ticket: Some(_), .. } => {
                 if let Some(known) = self.owners.get_mut(owner) {
                     known.since = now;
-                    if let Some(turn) = known.turn.take() {
-                        turn.send_replace(Some(Turn::Granted(*token, *ttl)));
+                    if let Some(wakeup) = known.wakeup.take() {
+                        wakeup.send_replace(Some(Wakeup::Granted(*token, *ttl)));
                     }
                 }
             }
@@ -153,9 +154,9 @@ impl State {
 
     fn end(&mut self, owner: OwnerId, cause: LossCause) {
         if let Some(known) = self.owners.remove(&owner) {
-            match known.turn {
-                Some(turn) => {
-                    turn.send_replace(Some(Turn::PlaceGone));
+            match known.wakeup {
+                Some(wakeup) => {
+                    wakeup.send_replace(Some(Wakeup::PositionLost));
                 }
                 None => known.loss.fire(cause),
             }
@@ -190,9 +191,10 @@ impl Backend for Memory {
 
     fn renew(&self, batch: Vec<Renewal>, _limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
-            let renew = |renewal| {
+            let renew = |renewal: Renewal| {
                 let (mut state, now) = self.state();
-                Ok(Reply::new(locks::renew(&mut state, renewal, now), now))
+                let grant = renewal.grant.clone();
+                (grant, Ok(Reply::new(locks::renew(&mut state, renewal, now), now)))
             };
             batch.into_iter().map(renew).collect()
         })
@@ -226,7 +228,7 @@ impl Observe for Memory {
         self.answer(|state, now| inspect::list(state, now))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(async move { Ok(inspect::changed(self, name, seen).await) })
     }
 }
@@ -236,17 +238,20 @@ impl Ledger for Memory {
         self.answer(|state, now| state.records.claim(claim, now))
     }
 
-    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
+    fn finish(&self, finish: Completion, _limit: Moment) -> StoreCall<'_, bool> {
         self.answer(|state, now| state.records.finish(finish, now))
     }
 
-    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        self.answer(move |state, now| state.records.get(&name, now))
+    fn look_up(&self, names: Vec<LockName>, _limit: Moment) -> StoreCall<'_, RecordsByName> {
+        self.answer(move |state, now| {
+            let found = |name| Some((LockName::clone(name), state.records.get(name, now)?));
+            names.iter().filter_map(found).collect()
+        })
     }
 
-    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+    fn list_records(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<RecordInfo>> {
         let prefix = prefix.to_owned();
-        self.answer(move |state, now| state.records.entries(&prefix, now))
+        self.answer(move |state, now| state.records.list_records(&prefix, now))
     }
 
     fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {

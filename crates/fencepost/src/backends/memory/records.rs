@@ -1,18 +1,18 @@
-//! What was done, as long as this process lives.
+//! Records, for as long as this process lives.
 
 use std::collections::BTreeMap;
 
 use fencepost_core::records::{self, Decision, Past, Record};
 use fencepost_core::{LockName, Moment, Token};
 
-use crate::ledger::{Claim, Claimed, Entry, Finish};
+use crate::ledger::{Claim, Claimed, Completion, RecordInfo};
 
-/// Every record, some of which may be over.
+/// Every record, some of which may have expired.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct RecordTable {
     records: BTreeMap<LockName, Stored>,
-    /// How many there may be before those that are over are swept out.
-    sweep_at: usize,
+    /// The number of records at which expired ones are removed.
+    gc_at: usize,
 }
 
 struct Stored {
@@ -25,26 +25,28 @@ impl Stored {
         self.since + self.record.retention
     }
 
-    fn entry(&self, name: &LockName, now: Moment) -> Entry {
+    fn info(&self, name: &LockName, now: Moment) -> RecordInfo {
         let Record { state, token, label, result, .. } = self.record.clone();
         let (since, kept_for) = (now.since(self.since), self.ends().since(now));
-        Entry { name: name.clone(), state, token, label, result, since, kept_for }
+        RecordInfo::new(name.clone(), state, token, label)
+            .with_result(result)
+            .with_times(since, kept_for)
     }
 }
 
-impl Book {
-    pub(super) fn get(&self, name: &LockName, now: Moment) -> Option<Entry> {
+impl RecordTable {
+    pub(super) fn get(&self, name: &LockName, now: Moment) -> Option<RecordInfo> {
         let stored = self.records.get(name).filter(|stored| stored.ends() > now)?;
-        Some(stored.entry(name, now))
+        Some(stored.info(name, now))
     }
 
     fn carry_out<T>(&mut self, name: LockName, decision: Decision<T>, now: Moment) -> T {
         match decision {
             Decision::Answer(answer) => answer,
             Decision::Write(record, answer) => {
-                if self.records.len() >= self.sweep_at {
+                if self.records.len() >= self.gc_at {
                     self.records.retain(|_, stored| stored.ends() > now);
-                    self.sweep_at = 64 + 2 * self.records.len();
+                    self.gc_at = 64 + 2 * self.records.len();
                 }
                 self.records.insert(name, Stored { record, since: now });
                 answer
@@ -61,22 +63,22 @@ impl Book {
         self.carry_out(claim.name, decision, now)
     }
 
-    pub(super) fn finish(&mut self, finish: Finish, now: Moment) -> bool {
+    pub(super) fn finish(&mut self, finish: Completion, now: Moment) -> bool {
         let found = self.get(&finish.name, now);
         let decision = records::finish(found.as_ref(), Past::default(), &finish);
         self.carry_out(finish.name, decision, now)
     }
 
-    pub(super) fn entries(&self, prefix: &str, now: Moment) -> Vec<Entry> {
+    pub(super) fn list_records(&self, prefix: &str, now: Moment) -> Vec<RecordInfo> {
         let live = self
             .records
             .iter()
             .filter(|(name, stored)| name.as_str().starts_with(prefix) && stored.ends() > now);
-        live.map(|(name, stored)| Entry { result: Vec::new(), ..stored.entry(name, now) }).collect()
+        live.map(|(name, stored)| stored.info(name, now).with_result(Vec::new())).collect()
     }
 
     pub(super) fn forget(&mut self, name: &LockName, token: Token, now: Moment) -> bool {
-        let there = self.get(name, now).is_some_and(|entry| entry.token == token);
+        let there = self.get(name, now).is_some_and(|record| record.token == token);
         there && self.records.remove(name).is_some()
     }
 }

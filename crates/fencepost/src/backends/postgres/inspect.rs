@@ -1,4 +1,4 @@
-//! Reads. A store that is not there, and not ours to make, is shown as an empty one.
+//! Reads. A store that does not exist, and that this client must not create, is shown as an empty one.
 
 use fencepost_core::{LockName, Moment};
 use tokio_postgres::Row;
@@ -24,7 +24,7 @@ pub(super) async fn inspect(
     or_empty(store, reply)?.try_map(|rows| match rows.first() {
         Some(row) => Ok(reply::lock_info(name, row)),
         None if store.create => Err(reply::odd("inspect")),
-        None => Ok(LockInfo { name, holder: None, waiting: 0, waiters: Vec::new() }),
+        None => Ok(LockInfo::free(name)),
     })
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn list(store: &Postgres, limit: Moment) -> StoreResult<Vec<Loc
     }))
 }
 
-/// No rows, if the store is not there and not ours to make.
+/// No rows if the store does not exist and must not be created.
 pub(super) fn or_empty(store: &Postgres, reply: StoreResult<Vec<Row>>) -> StoreResult<Vec<Row>> {
     match reply {
         Err(error) if !store.create && is_missing(&error) => {

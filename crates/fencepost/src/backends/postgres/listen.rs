@@ -1,9 +1,9 @@
 //! How notifications reach a client: a connection that LISTENs, from the first wait on, from the first grant that is
 //! held for more than a moment, and from the first break. Waiters are notified of a release, holders of a break.
 //!
-//! It may be that none comes: a PgBouncer in transaction mode takes LISTEN and then gives the session to others.
-//! So we notify ourselves first. Without it, waiters go by their own look every 250 ms, and holders by their next
-//! renewal.
+//! Notifications may never arrive: a PgBouncer in transaction mode accepts LISTEN and then gives the session to others.
+//! So we send a notification to ourselves first. Without notifications, waiters rely on their poll every 250 ms, and
+//! holders on their next renewal.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,56 +19,57 @@ use tokio_postgres::AsyncMessage;
 use tokio_postgres::types::Type;
 
 use super::breaks::{BROKEN, Breaks, CONFIRMED};
-use crate::backend::Surroundings;
-use crate::backends::ears::Ears;
+use crate::backend::BackendContext;
+use crate::backends::waiter_registry::WaiterRegistry;
 use crate::clock::Clock;
 use crate::postgres::Pool;
 use crate::postgres::error::explain;
 use crate::race::{First, race};
+use crate::random;
 use crate::store_error::StoreError;
 
-/// How long our own word may take.
-const HEARD: Duration = Duration::from_secs(2);
-/// How long to leave a server alone that cut us off: at first, and at most while nobody waits in the queue. Up to twice
-/// as long with jitter.
-const BREATH: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(5);
-/// And one that does not pass words on.
+/// The timeout of our notification to ourselves.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause before a reconnect: at first, and the maximum while this client has no waiters. Up to twice as long with
+/// jitter.
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The pause if notifications do not arrive.
 const DEAF: Duration = Duration::from_mins(5);
 /// A grant that ends sooner is not worth a connection.
 const BRIEF: Duration = Duration::from_millis(50);
 pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)";
-/// What we say to ourselves.
+/// The payload of our notification to ourselves.
 const HELLO: &str = "hello";
 
-/// What one client listens with.
+/// The listening connection of one client.
 pub(super) struct Listener {
-    heard: Arc<Heard>,
+    notifications: Arc<Notifications>,
     runtime: Handle,
     started: AtomicBool,
-    /// Somebody looks soon whether a grant is held for more than a moment.
+    /// A task checks soon whether a grant is held for more than a moment.
     looking: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
 }
 
-/// What comes over the connection, and whom it is for.
-struct Heard {
+/// The notifications of the connection, and their receivers.
+struct Notifications {
     channel: String,
     pool: Weak<Pool>,
-    ears: Arc<Ears>,
+    waiters: Arc<WaiterRegistry>,
     breaks: Arc<Breaks>,
     clock: Arc<dyn Clock>,
     /// Whether notifications reach us now.
     ready: watch::Sender<bool>,
-    /// Somebody has begun to wait for a notification.
+    /// A caller has begun to wait for a notification.
     wanted: Notify,
 }
 
 /// How an attempt to listen ended.
 enum Ended {
-    /// The connection was cut, or there was none.
+    /// The connection broke, or there was none.
     Cut,
-    /// Our own word did not come.
+    /// Our notification to ourselves did not arrive.
     Deaf,
 }
 
@@ -76,40 +77,40 @@ impl Listener {
     pub(super) fn new(
         client: &str,
         pool: &Arc<Pool>,
-        ears: &Arc<Ears>,
+        waiters: &Arc<WaiterRegistry>,
         breaks: &Arc<Breaks>,
-        around: &Surroundings,
+        context: &BackendContext,
     ) -> Arc<Self> {
-        let heard = Heard {
+        let notifications = Notifications {
             channel: format!("fencepost_{client}"),
             pool: Arc::downgrade(pool),
-            ears: Arc::clone(ears),
+            waiters: Arc::clone(waiters),
             breaks: Arc::clone(breaks),
-            clock: Arc::clone(&around.clock),
+            clock: Arc::clone(&context.clock),
             ready: watch::Sender::new(false),
             wanted: Notify::new(),
         };
         Arc::new(Self {
-            heard: Arc::new(heard),
-            runtime: around.runtime.clone(),
+            notifications: Arc::new(notifications),
+            runtime: context.runtime.clone(),
             started: AtomicBool::new(false),
             looking: AtomicBool::new(false),
             task: Mutex::default(),
         })
     }
 
-    /// Under which the server's word reaches us.
+    /// The channel on which this client is notified.
     pub(super) fn channel(&self) -> &str {
-        &self.heard.channel
+        &self.notifications.channel
     }
 
     /// Begins to listen, if that has not begun, and soon if it failed.
     pub(super) fn start(&self) {
         if self.started.swap(true, Ordering::Relaxed) {
-            self.heard.wanted.notify_waiters();
+            self.notifications.wanted.notify_waiters();
             return;
         }
-        let task = self.runtime.spawn(listen(Arc::clone(&self.heard))).abort_handle();
+        let task = self.runtime.spawn(listen(Arc::clone(&self.notifications))).abort_handle();
         *self.task.lock() = Some(task);
     }
 
@@ -118,12 +119,12 @@ impl Listener {
         if self.started.load(Ordering::Relaxed) || self.looking.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (listener, clock) = (Arc::downgrade(self), Arc::clone(&self.heard.clock));
+        let (listener, clock) = (Arc::downgrade(self), Arc::clone(&self.notifications.clock));
         self.runtime.spawn(async move {
             clock.alarm(clock.now() + BRIEF).await;
             let Some(listener) = listener.upgrade() else { return };
             listener.looking.store(false, Ordering::Relaxed);
-            if listener.heard.breaks.any_lives() {
+            if !listener.notifications.breaks.grants.owners().is_empty() {
                 listener.start();
             }
         });
@@ -132,9 +133,9 @@ impl Listener {
     /// Whether notifications reach us, by this time.
     pub(super) async fn is_ready(&self, limit: Moment) -> bool {
         self.start();
-        let mut ready = self.heard.ready.subscribe();
+        let mut ready = self.notifications.ready.subscribe();
         let becomes = ready.wait_for(|ready| *ready);
-        matches!(race(becomes, self.heard.clock.alarm(limit)).await, First::Left(Ok(_)))
+        matches!(race(becomes, self.notifications.clock.alarm(limit)).await, First::Left(Ok(_)))
     }
 }
 
@@ -146,24 +147,24 @@ impl Drop for Listener {
     }
 }
 
-async fn listen(heard: Arc<Heard>) {
-    let mut delay = BREATH;
+async fn listen(notifications: Arc<Notifications>) {
+    let mut delay = RETRY_DELAY;
     loop {
-        let Some(pool) = heard.pool.upgrade() else { return };
-        let ended = heard.listen_once(&pool).await;
-        if heard.ready.send_replace(false) {
-            delay = BREATH;
+        let Some(pool) = notifications.pool.upgrade() else { return };
+        let ended = notifications.listen_once(&pool).await;
+        if notifications.ready.send_replace(false) {
+            delay = RETRY_DELAY;
         }
         match ended {
             Ok(Ended::Cut) => {}
             Ok(Ended::Deaf) => {
                 tracing::debug!(
                     server = %pool.shown(),
-                    "NOTIFY does not reach us (a PgBouncer in transaction mode?): waiters look every 250 ms, and \
-                     holders learn of a break with their next renewal"
+                    "NOTIFY does not reach this client (a PgBouncer in transaction mode?): waiters poll every 250 ms, \
+                    and holders learn of a break at their next renewal"
                 );
                 drop(pool);
-                heard.clock.alarm(heard.clock.now() + DEAF).await;
+                notifications.clock.alarm(notifications.clock.now() + DEAF).await;
                 continue;
             }
             Err(error) => {
@@ -171,43 +172,41 @@ async fn listen(heard: Arc<Heard>) {
             }
         }
         drop(pool);
-        heard.pause(jittered(delay)).await;
-        delay = (delay * 2).min(LONGEST);
+        notifications.pause(jittered(delay)).await;
+        delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
 }
 
-/// From all of it to twice as long, so that those who were cut off together do not come back together.
+/// Between once and twice as long, so that clients that lost their connections together do not reconnect together.
 fn jittered(delay: Duration) -> Duration {
-    // Without random numbers all wait equally long: worse, and no harm.
-    let part = getrandom::u32().unwrap_or(0);
-    delay + delay.mul_f64(f64::from(part) / f64::from(u32::MAX))
+    delay + random::part_of(delay)
 }
 
-impl Heard {
-    /// Waits so long, or until somebody needs the connection, but not less than a moment.
+impl Notifications {
+    /// Waits this long, or until a caller needs the connection, but at least a moment.
     async fn pause(&self, delay: Duration) {
         let from = self.clock.now();
-        self.clock.alarm(from + BREATH).await;
+        self.clock.alarm(from + RETRY_DELAY).await;
         let wanted = self.wanted.notified();
-        if self.ears.is_empty() {
+        if self.waiters.is_empty() {
             race(wanted, self.clock.alarm(from + delay)).await;
         }
     }
 
     async fn listen_once(&self, pool: &Pool) -> Result<Ended, StoreError> {
         let (channel, clock) = (&self.channel, &self.clock);
-        let (client, mut connection) = pool.open_raw(clock.now() + HEARD).await?;
+        let (client, mut connection) = pool.open_raw(clock.now() + HELLO_TIMEOUT).await?;
         let hello = Notify::new();
         let driving = async {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
             {
-                let AsyncMessage::Notification(word) = message else { continue };
-                if word.channel() != channel {
-                    self.breaks.notified(word.channel(), word.payload());
-                } else if word.payload() == HELLO {
+                let AsyncMessage::Notification(notification) = message else { continue };
+                if notification.channel() != channel {
+                    self.breaks.notified(notification.channel(), notification.payload());
+                } else if notification.payload() == HELLO {
                     hello.notify_one();
                 } else {
-                    self.ears.tell_those(word.payload());
+                    self.waiters.notify_matching(notification.payload());
                 }
             }
         };
@@ -217,16 +216,17 @@ impl Heard {
                 .batch_execute(&format!("LISTEN {channel}; LISTEN {BROKEN}; LISTEN {CONFIRMED}"))
                 .await
                 .map_err(|error| explain(error, pool.shown(), StoreError::no_reply))?;
-            // Over another connection: on this one it would come back even where others' words do not.
+            // Over another connection: on this one it would arrive even if notifications of others do not.
             pool.call_outside(NOTIFY, &[(channel, Type::TEXT), (&HELLO, Type::TEXT)]).await?;
-            let heard = race(hello.notified(), clock.alarm(clock.now() + HEARD)).await;
-            if let First::Right(()) = heard {
+            let notifications =
+                race(hello.notified(), clock.alarm(clock.now() + HELLO_TIMEOUT)).await;
+            if let First::Right(()) = notifications {
                 return Ok(Ended::Deaf);
             }
-            // What was said meanwhile was not heard. Holders go by their next renewal.
-            self.ears.tell_all();
+            // Earlier notifications were missed. Holders rely on their next renewal.
+            self.waiters.notify_all();
             self.ready.send_replace(true);
-            // The client is kept, or the connection would end.
+            // Keep the client: the connection ends when it is dropped.
             let ended: Result<Ended, StoreError> = std::future::pending().await;
             drop(client);
             ended
@@ -248,11 +248,11 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
 
-    fn heard(clock: &ManualClock) -> Heard {
-        Heard {
+    fn notifications(clock: &ManualClock) -> Notifications {
+        Notifications {
             channel: "fencepost_x".to_owned(),
             pool: Weak::new(),
-            ears: Arc::default(),
+            waiters: Arc::default(),
             breaks: Arc::default(),
             clock: Arc::new(clock.clone()),
             ready: watch::Sender::new(false),
@@ -261,38 +261,38 @@ mod tests {
     }
 
     #[test]
-    fn holder_waits_longer_until_somebody_waits_in_the_queue() {
+    fn listener_without_waiters_reconnects_later() {
         let clock = ManualClock::new();
-        let heard = heard(&clock);
+        let notifications = notifications(&clock);
         let context = &mut Context::from_waker(Waker::noop());
         {
-            let mut pause = pin!(heard.pause(LONGEST));
+            let mut pause = pin!(notifications.pause(MAX_RETRY_DELAY));
             assert!(pause.as_mut().poll(context).is_pending());
-            clock.advance(BREATH);
+            clock.advance(RETRY_DELAY);
             assert!(pause.as_mut().poll(context).is_pending());
-            clock.advance(LONGEST);
+            clock.advance(MAX_RETRY_DELAY);
             assert!(pause.as_mut().poll(context).is_ready());
         }
         {
-            let mut pause = pin!(heard.pause(LONGEST));
+            let mut pause = pin!(notifications.pause(MAX_RETRY_DELAY));
             assert!(pause.as_mut().poll(context).is_pending());
-            clock.advance(BREATH);
+            clock.advance(RETRY_DELAY);
             assert!(pause.as_mut().poll(context).is_pending());
-            heard.wanted.notify_waiters();
+            notifications.wanted.notify_waiters();
             assert!(pause.as_mut().poll(context).is_ready(), "a new waiter ends it");
         }
-        let _waiter = heard.ears.open(OwnerId::from_bits(1));
-        let mut pause = pin!(heard.pause(LONGEST));
+        let _waiter = notifications.waiters.register(OwnerId::from_bits(1));
+        let mut pause = pin!(notifications.pause(MAX_RETRY_DELAY));
         assert!(pause.as_mut().poll(context).is_pending());
-        clock.advance(BREATH);
+        clock.advance(RETRY_DELAY);
         assert!(pause.as_mut().poll(context).is_ready(), "with a waiter it is short");
     }
 
     #[test]
-    fn jitter_only_lengthens() {
+    fn jitter_only_lengthens_the_delay() {
         for _ in 0..1000 {
-            let delay = jittered(LONGEST);
-            assert!(delay >= LONGEST && delay <= LONGEST * 2, "{delay:?}");
+            let delay = jittered(MAX_RETRY_DELAY);
+            assert!(delay >= MAX_RETRY_DELAY && delay <= MAX_RETRY_DELAY * 2, "{delay:?}");
         }
     }
 }

@@ -16,14 +16,14 @@ use crate::backend::{
     Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
     Request, StoreResult,
 };
-use crate::backends::polling::Polled;
+use crate::backends::polling::{Polled, join_by_polling};
 use crate::postgres::{Parameter, Use};
 use crate::race::{First, race};
 use crate::store_error::StoreError;
 
-/// How long an owner is remembered that was released before it came, in milliseconds.
+/// How long the server remembers an owner that was released before its acquire came, in milliseconds.
 const REMEMBER: i64 = 60_000;
-/// How many leases are renewed in one transaction: more would keep their rows from others for too long.
+/// How many leases are renewed in one transaction: more would lock their rows for too long.
 const BATCH: usize = 500;
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
@@ -31,31 +31,32 @@ const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
 const BREAK: &str = "SELECT b.*, CASE WHEN b.status OPERATOR(pg_catalog.>) 0 \
                      THEN pg_catalog.pg_notify($3, $2::pg_catalog.text) END \
                      FROM fencepost.break_lock($1, $2) b";
-/// How long a break waits until it could hear a confirmation.
+/// How long a break waits until confirmations can be received.
 const READY: Duration = Duration::from_millis(500);
 const RENEW: &str = "SELECT * FROM fencepost.renew($1, $2, $3, $4)";
 
-/// The answer to one renewal.
+/// The result of one renewal.
 type Answer = StoreResult<Result<Renewed, NotHeld>>;
 
-/// One try. Most locks are free: a position, and the connection that listens, only if this one is not.
+/// One try. Most locks are free: take a position, and open the listening connection, only if this one is not.
 pub(super) async fn try_acquire(
     store: &Postgres,
     request: Request,
     queue: Queue,
     limit: Moment,
 ) -> StoreResult<Acquired> {
-    let mut reply = poll(store, &request, Queue::Skip, limit).await?;
-    if queue == Queue::Join && matches!(reply.value.acquired, Acquired::Held(_)) {
-        let first = reply.retried;
-        store.listener.start();
-        reply = poll(store, &request, Queue::Join, limit).await?;
-        reply.retried |= first;
+    let skipped = poll(store, &request, Queue::Skip, limit).await?;
+    if queue == Queue::Skip || !matches!(skipped.value.acquired, Acquired::Held(_)) {
+        return Ok(skipped.map(|polled| polled.acquired));
     }
-    Ok(reply.map(|polled| polled.acquired))
+    store.listener.start();
+    let (owner, joining) = (request.grant.owner, poll(store, &request, Queue::Join, limit));
+    let mut reply = join_by_polling(&*store.clock, &store.waiters, owner, joining).await?;
+    reply.retried |= skipped.retried;
+    Ok(reply)
 }
 
-/// Calls `fencepost.acquire` once, which takes or refreshes a position if it is to.
+/// Calls `fencepost.acquire` once, which takes or refreshes a position if requested.
 pub(super) async fn poll(
     store: &Postgres,
     request: &Request,
@@ -66,7 +67,7 @@ pub(super) async fn poll(
     if value.is_some() {
         schema::records_ready(store).await?;
     }
-    // Until there is an answer, it may yet be carried out: also if nobody waits for it any more.
+    // Until there is a reply, it may still be executed, even if its caller is gone.
     let noted = store.clock.now();
     let first = store.unanswered.note(*owner, noted);
     let (ttl_ms, id) = (i64::from(ttl.as_millis()), owner.reveal());
@@ -93,14 +94,14 @@ pub(super) async fn poll(
             1 => {
                 let token = reply::token(row, "r_token", "acquire")?;
                 let ttl = reply::ttl(row, "r_ttl", "acquire")?;
-                store.breaks.granted(*owner, token, request.loss.clone());
+                store.breaks.grants.insert(*owner, token, request.loss.clone());
                 store.listener.start_if_held();
-                Acquired::Granted(Grant { token, ttl, queued: false, presence: None })
+                Acquired::Granted(Grant::new(token, ttl))
             }
             2 => {
                 let left = number(row, "r_left").map(Duration::from_millis);
                 let ahead = number(row, "r_ahead").unwrap_or(1);
-                // Only the first in the queue counts on the lease's end: one is enough to see it.
+                // Only the first waiter polls at the lease's end: one is enough.
                 if ahead == 0 {
                     poll_after = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
                 }
@@ -108,7 +109,7 @@ pub(super) async fn poll(
             }
             0 => Acquired::Held(reply::holder(row)),
             // It was released before it arrived.
-            _ => Acquired::PlaceLost,
+            _ => Acquired::PositionLost,
         };
         Ok(Polled { acquired, poll_after })
     })
@@ -116,24 +117,26 @@ pub(super) async fn poll(
 
 /// Renews many leases in few calls.
 pub(super) async fn renew(store: &Postgres, batch: Vec<Renewal>, limit: Moment) -> Renewals {
-    let mut answers = Vec::with_capacity(batch.len());
+    let mut answers = Renewals::with_capacity(batch.len());
     for some in batch.chunks(BATCH) {
+        let grants = some.iter().map(|renewal| renewal.grant.clone());
         match renew_some(store, some, limit).await {
-            Ok(renewed) => answers.extend(renewed),
-            Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),
+            Ok(renewed) => answers.extend(grants.zip(renewed)),
+            Err(error) => answers.extend(grants.map(|grant| (grant, Err(error.clone())))),
         }
     }
     answers
 }
 
+/// The answers in the order of the batch.
 async fn renew_some(
     store: &Postgres,
     batch: &[Renewal],
     limit: Moment,
-) -> Result<Renewals, StoreError> {
+) -> Result<Vec<Answer>, StoreError> {
     let mut answers = renew_once(store, batch, limit).await?;
-    // A row that another has locked must not keep the rest from being renewed: it is waited for alone, and
-    // not for so long that those who are renewed hear of it too late.
+    // A row that another session has locked must not delay the other renewals: it is waited for alone, and not
+    // for so long that the others are reported too late.
     let shortest = batch.iter().filter_map(|renewal| renewal.ttl).min().unwrap_or(Ttl::MIN);
     let limit = limit.min(store.clock.now() + shortest.as_duration() / 6);
     let busy = answers.iter_mut().zip(batch).filter(|(answer, _)| answer.is_none());
@@ -148,14 +151,16 @@ async fn renew_some(
     .await;
     let kept = |renewal: &Renewal| {
         let (shown, name) = (store.pool.shown(), &renewal.grant.name);
-        let message = format!("a session at {shown} keeps the row of \"{name}\" from us");
+        let message = format!(
+            "another session at {shown} keeps the row of \"{name}\" locked: end that session"
+        );
         StoreError::unavailable(message)
     };
     let answers = answers.into_iter().zip(batch);
     Ok(answers.map(|(answer, renewal)| answer.unwrap_or_else(|| Err(kept(renewal)))).collect())
 }
 
-/// `None` for those whose row is locked by another, unless there is only one.
+/// The answers in the order of the batch; `None` for a lease whose row another session has locked, unless there is only one.
 async fn renew_once(
     store: &Postgres,
     batch: &[Renewal],
@@ -187,11 +192,10 @@ async fn renew_once(
     };
     let mut answers: Vec<Option<Answer>> = batch.iter().map(|_| None).collect();
     for row in &reply.value {
-        let place = number(row, "place").and_then(|place| usize::try_from(place).ok());
-        let place =
-            place.and_then(|place| place.checked_sub(1)).filter(|place| *place < batch.len());
-        let place = place.ok_or_else(|| reply::odd("renew"))?;
-        answers[place] = match reply::status(row, "renew")? {
+        let item = number(row, "item").and_then(|item| usize::try_from(item).ok());
+        let item = item.and_then(|item| item.checked_sub(1)).filter(|item| *item < batch.len());
+        let item = item.ok_or_else(|| reply::odd("renew"))?;
+        answers[item] = match reply::status(row, "renew")? {
             1 => {
                 let token = reply::token(row, "r_token", "renew")?;
                 let ttl = reply::ttl(row, "r_ttl", "renew")?;
@@ -210,6 +214,7 @@ pub(super) async fn release(
     limit: Moment,
 ) -> StoreResult<Result<(), NotHeld>> {
     let GrantId { name, owner } = grant;
+    store.waiters.forget(owner);
     let late = store.unanswered.has(owner, store.clock.now());
     let (name, id) = (name.as_str(), owner.reveal());
     let parameters: [Parameter<'_>; 4] =
@@ -218,7 +223,7 @@ pub(super) async fn release(
     if late {
         store.unanswered.clear(owner);
     }
-    let token = store.breaks.released(owner);
+    let token = store.breaks.grants.remove(owner);
     let row = reply.value.first().ok_or_else(|| reply::odd("release"))?;
     let why = why_not(row);
     if let (Some(LossCause::Broken), Some(token)) = (why, token) {
@@ -228,7 +233,7 @@ pub(super) async fn release(
     Ok(reply.map(|_| if ended { Ok(()) } else { Err(NotHeld(why)) }))
 }
 
-/// Tells whoever broke the grant that its holder knows.
+/// Confirms a break to its operator.
 async fn confirm(store: &Postgres, token: Token) {
     let token = token.get().to_string();
     let parameters: [Parameter<'_>; 2] = [(&CONFIRMED, Type::TEXT), (&token, Type::TEXT)];
@@ -246,7 +251,7 @@ pub(super) async fn break_lock(
 ) -> StoreResult<Option<Broken>> {
     let sent = store.clock.now();
     let ready = store.listener.is_ready(confirm_until.min(sent + READY));
-    // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
+    // The holder is looked up first: a retry after a broken connection must not break the next grant.
     let (info, ready) = join(inspect::inspect(store, name.clone(), limit), ready).await;
     let nothing = Reply::new(None, sent);
     let Some(holder) = info?.value.holder else { return Ok(nothing) };
@@ -261,13 +266,13 @@ pub(super) async fn break_lock(
     let row = reply.value.first().ok_or_else(|| reply::odd("break"))?;
     let floor = match reply::status(row, "break")? {
         1 => reply::token(row, "r_floor", "break")?,
-        // What the first of two drew is not known any more. Next to the broken token nothing was granted,
-        // so that does as well.
+        // The floor that the first request drew is unknown. The broken token plus one was not granted to
+        // anybody, so it works as well.
         5 => Token::new(seen.get() + 1).map_err(|_| reply::odd("break"))?,
         _ => return Ok(nothing),
     };
-    let heard = race(confirmation.called(), store.clock.alarm(confirm_until));
-    let confirmed = ready && matches!(heard.await, First::Left(()));
+    let notified = race(confirmation.notified(), store.clock.alarm(confirm_until));
+    let confirmed = ready && matches!(notified.await, First::Left(()));
     let broken = Broken { label: holder.label, token: Some(seen), floor, confirmed };
     Ok(Reply::new(Some(broken), sent))
 }

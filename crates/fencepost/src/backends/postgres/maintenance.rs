@@ -1,46 +1,46 @@
-//! What is done now and then, as long as the store is used.
+//! Periodic work, as long as the store is used.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::server_info::Found;
+use super::server_info::ServerInfo;
 use crate::postgres::{Pool, Use};
+use crate::random;
 
 /// How often the server's settings are read again.
 const REFRESH: Duration = Duration::from_secs(5);
-/// How often rows are removed that nobody uses any more.
-const TIDY: Duration = Duration::from_mins(10);
-/// What removes them, and how it is called. Rows of locks go after an hour.
-pub(super) const TIDYING: [(&str, &str); 3] = [
-    ("tidy", "SELECT fencepost.tidy(3600000)"),
-    ("tidy_records", "SELECT fencepost.tidy_records(1000)"),
-    ("tidy_leaders", "SELECT fencepost.tidy_leaders()"),
+/// How often unused rows are removed.
+const GC_INTERVAL: Duration = Duration::from_mins(10);
+/// The functions that remove them, with their calls. Rows of locks are removed after an hour.
+pub(super) const GC_CALLS: [(&str, &str); 3] = [
+    ("gc_locks", "SELECT fencepost.gc_locks(3600000)"),
+    ("gc_records", "SELECT fencepost.gc_records(1000)"),
+    ("gc_candidate_values", "SELECT fencepost.gc_candidate_values()"),
 ];
 
-/// Reads the server's settings again and again, as long as the store is used, and tidies up, unless the client only looks.
-pub(super) async fn keep_up(pool: Weak<Pool>, found: Arc<Mutex<Found>>, tidies: bool) {
+/// Reads the server's settings regularly, as long as the store is used, and runs gc, unless the client only reads.
+pub(super) async fn maintain(pool: Weak<Pool>, server_info: Arc<Mutex<ServerInfo>>, gc: bool) {
     let Some(clock) = pool.upgrade().map(|pool| Arc::clone(pool.clock())) else { return };
     // Not all clients at the same time.
-    let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-    let mut tidy = clock.now() + TIDY.mul_f64(0.1 + part);
+    let mut gc_at = clock.now() + GC_INTERVAL / 10 + random::part_of(GC_INTERVAL);
     loop {
         clock.alarm(clock.now() + REFRESH).await;
         let Some(pool) = pool.upgrade() else { return };
         pool.let_go();
-        pool.look_again().await;
-        if let Ok(read) = Found::read(&pool).await {
-            let mut found = found.lock();
-            *found = read.after(&found);
+        pool.recheck_schema().await;
+        if let Ok(read) = ServerInfo::read(&pool).await {
+            let mut server_info = server_info.lock();
+            *server_info = read.after(&server_info);
         }
-        if tidies && clock.now() >= tidy {
-            tidy = clock.now() + TIDY;
-            // What this role may not call is not tried: the server would write that into its log each time.
-            let may = found.lock().tidies();
+        if gc && clock.now() >= gc_at {
+            gc_at = clock.now() + GC_INTERVAL;
+            // Do not try functions that this role may not call: the server would log each attempt.
+            let may = server_info.lock().gc_calls();
             for sql in may {
                 if let Err(error) = pool.call(Use::Asking, sql, &[], pool.call_limit()).await {
-                    tracing::debug!(server = %pool.shown(), why = %error, "could not tidy up");
+                    tracing::debug!(server = %pool.shown(), why = %error, "garbage collection failed");
                 }
             }
         }

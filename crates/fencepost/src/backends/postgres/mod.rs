@@ -1,38 +1,37 @@
-//! `postgres://USER@HOST/DATABASE` a PostgreSQL that is there already.
+//! `postgres://USER@HOST/DATABASE` an existing PostgreSQL.
 //!
-//! A lock is a row of the schema `fencepost` (`locks_1.sql`), which is made when the first client connects. It shares
-//! nothing with advisory locks: those end with a connection and have no token, and a PgBouncer in transaction
-//! mode strands them.
+//! A lock is a row of the schema `fencepost` (`locks.sql`), which the first client creates when it connects. It shares
+//! nothing with advisory locks: those end with a connection and have no token, and get stuck behind a PgBouncer in
+//! transaction mode.
 //!
-//! *Why grants exclude:* each step is one function, in a transaction of its own, and what it does about a name it does
-//! under the lock of that name's row. A grant is made only where the row has no owner, or one whose lease is
-//! over by the server's clock, read after the row was locked. A guard counts its deadline from before its
-//! request, so it is lost before the lease is over.
-//! *Why tokens rise:* one sequence draws them all, in the very UPDATE that makes the grant. If that had to wait for
-//! the row, PostgreSQL evaluates it again on the row it then finds, and draws again. So a token is drawn while the
-//! row is locked, and a later grant of the name has a later one. (Drawn before the row is locked, they fall:
-//! tests/postgres/hammer.rs shows both.)
-//! *Where that ends:* a server that comes back without its last commits, because it does not sync them, was
-//! restored from a backup, or because a standby took over that did not have them, has old locks and an old
-//! sequence. A jump of its clock ends leases early or late; tokens rise all the same. So a lock here is for
-//! correctness only on a server that syncs, and that no standby can follow at a distance (`server_info.rs`).
+//! *Why grants exclude:* each step is one function, in a transaction of its own, and reads and writes a name under the
+//! lock of its row. A grant is made only if the row has no owner, or one whose lease has ended by the server's clock, read
+//! after the row was locked. A guard counts its deadline from before its request, so it is lost before the lease ends.
+//! *Why tokens rise:* one sequence issues them all, in the UPDATE that makes the grant. If that had to wait for the row,
+//! PostgreSQL evaluates it again on the row it then finds, and draws again. So a token is drawn while the row is locked,
+//! and a later grant of the name has a higher one. (Tokens that are drawn before the row is locked can fall:
+//! `tests/postgres/token_order.rs` shows both.)
+//! *Where that ends:* a server that comes back without its last commits, because it does not sync them, was restored
+//! from a backup, or because a standby without them took over, has old locks and an old sequence. A jump of its clock ends
+//! leases early or late; tokens still rise. So a lock here is fit for correctness only on a server that syncs, and whose
+//! standbys, if any, are all synchronous (`server_info.rs`).
 //!
-//! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every 250 ms.
-//! A release tells the first of them, and only that one (NOTIFY, which is not free: it is sent only if
-//! somebody waits); a free lock is given to nobody else while the first one's place is kept. A client
-//! LISTENs on a connection of its own from its first wait on. Where that can not work, as behind a PgBouncer in
-//! transaction mode, its waiters look every 250 ms.
-//! *Values* of elections and *records* are a component of their own (`records_1.sql`), for clients that lead or keep
-//! records: who only locks does without it. A value counts under the token that it was said with (values.rs).
-//! *Breaks:* the holder is notified and learns of it at once, and confirms it (breaks.rs); the next renewal is the fall-back.
-//! *Lateness:* a request may be carried out after the one that should undo it: the two may go over different
-//! connections. A release that finds nothing, or that knows of an acquire without an answer, leaves a note for
-//! its owner, and a late acquire finds it.
+//! *Waiting:* waiters are in a queue beside the lock, by arrival, and each poll, every 250 ms, keeps a position alive. A
+//! release notifies the first waiter only (NOTIFY is not free, so it is sent only if there is a waiter); nobody else gets
+//! the free lock while the first one's position is kept. A client LISTENs on a connection of its own from its first wait
+//! on. If that cannot work, as behind a PgBouncer in transaction mode, its waiters rely on the poll.
+//! *Values* of elections and *records* are a component of their own (`records.sql`), for clients that lead or keep
+//! records: plain locks do not need it. A value counts only with the token under which it was published (values.rs).
+//! *Breaks:* the holder is notified and learns of it at once, and confirms it (breaks.rs); the fall-back is its next
+//! renewal.
+//! *Late requests:* a request may be executed after the one that should undo it: the two may use different connections. A
+//! release that finds nothing, or that follows an acquire without a reply, leaves a note for its owner, and a late acquire
+//! finds it.
 //!
-//! No config.rs and no connection.rs: the URL and the connections are those of `crate::postgres`, which the fence uses
-//! too. No layout.rs: `locks_1.sql` and `records_1.sql` are what lies in the database, and every step. Besides:
-//! schema.rs makes that, maintenance.rs cleans it up, reply.rs reads the rows that the steps return, listen.rs and
-//! breaks.rs are how notifications come and whom they are for.
+//! No config.rs, connection.rs or error.rs: options, connections and errors are those of `crate::postgres`, which the fence
+//! uses too. No layout.rs: `locks.sql` and `records.sql` have the tables and every operation. Also: schema.rs creates them,
+//! maintenance.rs removes expired rows, reply.rs reads the rows that the functions return, listen.rs and breaks.rs
+//! receive notifications.
 
 mod breaks;
 mod guarantees;
@@ -58,24 +57,37 @@ use tokio::task::AbortHandle;
 
 use self::breaks::Breaks;
 use self::listen::Listener;
-use self::maintenance::keep_up;
+use self::maintenance::maintain;
 pub use self::schema::{Installed, install};
 use self::schema::{LOCKS, RECORDS};
-use self::server_info::Found;
-use super::ears::{Ears, client_id};
+use self::server_info::ServerInfo;
 use super::unanswered::Unanswered;
 use super::until_changed::inspect_until_changed;
+use super::waiter_registry::{WaiterRegistry, client_id};
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Request, StoreCall, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
-use crate::postgres::{Pool, PostgresUrl};
+use crate::ledger::{Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName};
+use crate::postgres::{Pool, Server};
+/// ```no_run
+/// # async fn connect(secret: String) -> fencepost::Result<()> {
+/// use fencepost::Fencepost;
+/// use fencepost::backends::postgres::{PostgresOptions, SslMode};
+///
+/// let options = PostgresOptions::new("db.internal").user("shop").password(secret).database("shop");
+/// let fp = Fencepost::connect(options.ssl_mode(SslMode::VerifyFull)).await?;
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use fencepost_base::postgres::PostgresOptions;
+#[doc(inline)]
+pub use fencepost_base::postgres::{ChannelBinding, SslMode};
 
-/// How long after it left an acquire may be carried out: far more than a request spends under way.
+/// For how long after it left an acquire may still be executed: far longer than a request is under way.
 const LATE: Duration = Duration::from_mins(10);
 
 /// A store on one PostgreSQL server.
@@ -83,50 +95,54 @@ pub struct Postgres {
     pool: Arc<Pool>,
     clock: Arc<dyn Clock>,
     listener: Arc<Listener>,
-    ears: Arc<Ears>,
+    waiters: Arc<WaiterRegistry>,
     breaks: Arc<Breaks>,
     unanswered: Unanswered,
-    /// Whether to make what is missing. If not, a store that is not there is shown as an empty one.
+    /// Whether to create what is missing. If not, a store that does not exist is shown as an empty one.
     create: bool,
-    found: Arc<Mutex<Found>>,
-    /// The component "records" was seen to be there.
+    server_info: Arc<Mutex<ServerInfo>>,
+    /// The component "records" is known to exist.
     records_there: AtomicBool,
-    /// Which store this is, as the last claim of a record heard.
-    place: Mutex<Option<String>>,
-    upkeep: AbortHandle,
+    /// The id of this store, from the last claim of a record.
+    store_id: Mutex<Option<String>>,
+    maintenance: AbortHandle,
 }
 
 impl Postgres {
-    pub(crate) async fn open(url: PostgresUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let clock = Arc::clone(&around.clock);
-        let pool = Arc::new(Pool::new(url, Arc::clone(&clock), around.runtime.clone()));
-        let mut found = Found::read(&pool).await?;
-        found.check(pool.shown())?;
-        if !around.create {
-            LOCKS.found(&pool).await?;
+    pub(crate) async fn open(
+        options: PostgresOptions,
+        context: &BackendContext,
+    ) -> Result<Arc<Self>> {
+        let server = Server::new(options)?;
+        let clock = Arc::clone(&context.clock);
+        let pool = Arc::new(Pool::new(server, Arc::clone(&clock), context.runtime.clone()));
+        let mut server_info = ServerInfo::read(&pool).await?;
+        server_info.check(pool.shown())?;
+        if !context.create {
+            LOCKS.installed_version(&pool).await?;
         } else if LOCKS.ready(&pool).await?.before == 0 {
-            // Who makes the one makes the other too, so that it is there for those who may not.
+            // A role that creates the one creates the other too, so that it exists for roles that may not.
             RECORDS.ready(&pool).await?;
-            found = Found::read(&pool).await?;
+            server_info = ServerInfo::read(&pool).await?;
         }
-        let found = Arc::new(Mutex::new(found));
-        let ears = Arc::new(Ears::default());
+        let server_info = Arc::new(Mutex::new(server_info));
+        let waiters = Arc::new(WaiterRegistry::default());
         let breaks = Arc::new(Breaks::default());
-        let listener = Listener::new(&client_id()?, &pool, &ears, &breaks, around);
-        let keeping = keep_up(Arc::downgrade(&pool), Arc::clone(&found), around.create);
-        let upkeep = around.runtime.spawn(keeping).abort_handle();
+        let listener = Listener::new(&client_id()?, &pool, &waiters, &breaks, context);
+        let maintaining = maintain(Arc::downgrade(&pool), Arc::clone(&server_info), context.create);
+        let maintenance = context.runtime.spawn(maintaining).abort_handle();
         Ok(Arc::new(Self {
             pool,
             clock,
             listener,
-            ears,
+            waiters,
             breaks,
             unanswered: Unanswered::new(LATE),
-            create: around.create,
-            found,
+            create: context.create,
+            server_info,
             records_there: AtomicBool::new(false),
-            place: Mutex::default(),
-            upkeep,
+            store_id: Mutex::default(),
+            maintenance,
         }))
     }
 }
@@ -164,7 +180,7 @@ impl Backend for Postgres {
     }
 
     fn guarantees(&self) -> Guarantees {
-        guarantees::of(&self.found.lock())
+        guarantees::of(&self.server_info.lock())
     }
 }
 
@@ -177,7 +193,7 @@ impl Observe for Postgres {
         Box::pin(inspect::list(self, limit))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(inspect_until_changed(self, &*self.clock, queue::LOOK_AGAIN, name, seen))
     }
 }
@@ -187,30 +203,30 @@ impl Ledger for Postgres {
         Box::pin(records::claim(self, claim, limit))
     }
 
-    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+    fn finish(&self, finish: Completion, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(records::finish(self, finish, limit))
     }
 
-    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(records::look_up(self, name, limit))
+    fn look_up(&self, names: Vec<LockName>, limit: Moment) -> StoreCall<'_, RecordsByName> {
+        Box::pin(records::look_up(self, names, limit))
     }
 
-    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
-        Box::pin(records::entries(self, prefix.to_owned(), limit))
+    fn list_records(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<RecordInfo>> {
+        Box::pin(records::list_records(self, prefix.to_owned(), limit))
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(records::forget(self, name, token, limit))
     }
 
-    fn place(&self) -> Option<String> {
-        self.place.lock().clone()
+    fn store_id(&self) -> Option<String> {
+        self.store_id.lock().clone()
     }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.upkeep.abort();
+        self.maintenance.abort();
     }
 }
 

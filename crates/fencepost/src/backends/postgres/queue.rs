@@ -1,4 +1,4 @@
-//! Waiting: a waiter polls at its position, and is notified of its turn (listen.rs).
+//! Waiting: a waiter polls at its position, and is notified when it is first and the lock is free (listen.rs).
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{Postgres, locks};
 use crate::backend::{Acquired, Queue, Request, StoreResult};
 use crate::backends::polling::wait_by_polling;
 
-/// How long a waiter or an observer trusts what it saw.
+/// How often a waiter or an observer polls.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 pub(super) async fn wait(
@@ -17,5 +17,5 @@ pub(super) async fn wait(
     limit: Moment,
 ) -> StoreResult<Acquired> {
     let poll = |limit| locks::poll(store, &request, Queue::Join, limit);
-    wait_by_polling(&*store.clock, &store.ears, &request.grant, limit, poll).await
+    wait_by_polling(&*store.clock, &store.waiters, &request.grant, limit, poll).await
 }

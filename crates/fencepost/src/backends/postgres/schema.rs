@@ -1,4 +1,4 @@
-//! What lies in the database, in parts that are made and brought up to date one by one.
+//! The components in the database, which are created and updated one by one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,25 +6,36 @@ use std::sync::atomic::Ordering;
 use tokio::runtime::Handle;
 
 use super::Postgres;
-use super::server_info::Found;
+use super::server_info::ServerInfo;
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
-use crate::postgres::Pool;
 use crate::postgres::error::no_schema;
 use crate::postgres::install::Component;
+use crate::postgres::{Pool, Server};
 use crate::store_error::StoreError;
-use crate::store_url::StoreUrl;
+use crate::store_options::{StoreKind, StoreOptions};
 
-/// How to make what is missing.
+/// How to create what is missing.
 const INSTALL: &str = "fencepost backend install --on URL";
-/// What locks need in the database.
-pub(super) const LOCKS: Component =
-    Component { name: "locks", migrations: &[include_str!("locks_1.sql")], how: INSTALL };
-/// What elections and records need.
-pub(super) const RECORDS: Component =
-    Component { name: "records", migrations: &[include_str!("records_1.sql")], how: INSTALL };
+/// The component for locks.
+pub(super) const LOCKS: Component = Component {
+    name: "locks",
+    version: 2,
+    sql: include_str!("locks.sql"),
+    how: INSTALL,
+    older: "drop it as docs/layouts/postgres.md says, and keep the sequence fencepost.tokens, so that tokens go on from \
+            the last one",
+};
+/// The component for elections and records.
+pub(super) const RECORDS: Component = Component {
+    name: "records",
+    version: 2,
+    sql: include_str!("records.sql"),
+    how: INSTALL,
+    older: "drop it as docs/layouts/postgres.md says. Work that is recorded there would run again",
+};
 
-/// Sees that the component "records" is there, or makes it, once.
+/// Makes sure that the component "records" exists, once.
 pub(super) async fn records_ready(store: &Postgres) -> Result<(), StoreError> {
     if store.records_there.load(Ordering::Acquire) {
         return Ok(());
@@ -32,40 +43,40 @@ pub(super) async fn records_ready(store: &Postgres) -> Result<(), StoreError> {
     if store.create {
         let done = RECORDS.ready(&store.pool).await?;
         if done.before != done.now {
-            let read = Found::read(&store.pool).await?;
-            let mut found = store.found.lock();
-            *found = read.after(&found);
+            let read = ServerInfo::read(&store.pool).await?;
+            let mut server_info = store.server_info.lock();
+            *server_info = read.after(&server_info);
         }
-    } else if RECORDS.found(&store.pool).await? == 0 {
+    } else if RECORDS.installed_version(&store.pool).await? == 0 {
         return Err(no_schema(store.pool.shown()));
     }
     store.records_there.store(true, Ordering::Release);
     Ok(())
 }
 
-/// A part of what a store keeps on a server, as it was found and as it is left: versions, 0 for nothing.
+/// A component of a store on a server, before and after an installation: versions, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {
-    /// Which part.
+    /// The name of the component.
     pub component: &'static str,
-    /// What was there.
+    /// The version before.
     pub before: u32,
-    /// What is there now.
+    /// The version now.
     pub now: u32,
 }
 
-/// Makes what locks, elections and records need in the database, or brings it up to date. Clients do so as well when
-/// they need it: this is for a role that may, on behalf of those that may not. On a tokio runtime.
-pub async fn install(url: &str) -> Result<Vec<Installed>> {
-    let StoreUrl::Postgres(url) = StoreUrl::parse(url)? else {
+/// Creates or updates the components for locks, elections and records in a database. Clients do so as well when they
+/// need it: this is for a role that may, on behalf of roles that may not. Needs a tokio runtime.
+pub async fn install(store: impl Into<StoreOptions>) -> Result<Vec<Installed>> {
+    let StoreKind::Postgres(options) = store.into().0? else {
         return Err(Error::invalid(
-            "there is nothing to install: only a postgres: store keeps anything that has to be made first",
+            "there is nothing to install: only a postgres: store has a schema to create",
         ));
     };
     crate::clock::start()?;
-    let pool = Pool::new(*url, Arc::new(BootClock), Handle::current());
-    let found = Found::read(&pool).await?;
-    found.check(pool.shown())?;
+    let pool = Pool::new(Server::new(*options)?, Arc::new(BootClock), Handle::current());
+    let server_info = ServerInfo::read(&pool).await?;
+    server_info.check(pool.shown())?;
     let version = |number: i32| u32::try_from(number).unwrap_or(0);
     let mut installed = Vec::new();
     for part in [LOCKS, RECORDS] {

@@ -1,5 +1,5 @@
-//! What kind of server this is: read when we connect and every few seconds, since it decides what a lock
-//! on it is worth.
+//! The server's version and settings: read when we connect and every few seconds, since they decide what a lock on it
+//! guarantees.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::maintenance::TIDYING;
+use super::maintenance::GC_CALLS;
 use super::reply;
 use crate::backend::short;
 use crate::clock::wall;
@@ -16,14 +16,14 @@ use crate::guarantees::Correctness;
 use crate::postgres::Pool;
 use crate::store_error::StoreError;
 
-/// How far the server's clock may be off ours before we do not trust it with correctness.
+/// How far the server's clock may differ from ours and still be fit for correctness.
 const CLOCKS_AGREE: Duration = Duration::from_secs(1);
-/// The oldest server that is used: the fence needs `pg_current_xact_id()`, which came with 13, and what is older is
-/// not cared for any more.
+/// The oldest supported server: the fence needs `pg_current_xact_id()`, which came with 13, and PostgreSQL no longer
+/// supports older versions.
 const OLDEST: i32 = 130_000;
 
-/// A logical subscriber is no standby, and neither is a program that only copies the log or takes a backup. The
-/// state of another's connection is hidden from a role that may not see it.
+/// A logical subscriber is no standby, and neither is a program that only copies the log or takes a backup. A role
+/// without the right does not see the state of other connections.
 const READ: &str = "
 SELECT pg_catalog.current_setting('server_version') AS version,
        pg_catalog.current_setting('server_version_num')::pg_catalog.int4 AS number,
@@ -61,43 +61,43 @@ SELECT pg_catalog.current_setting('server_version') AS version,
 
 /// What was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ServerInfo {
     version: String,
     number: i32,
     recovering: bool,
     fsync: String,
     synchronous_commit: String,
     full_page_writes: String,
-    /// Of a standby, if it may be known.
+    /// The address of a standby's primary, if it is readable.
     primary: Option<String>,
     /// Which standbys a commit waits for: the setting `synchronous_standby_names`.
     demanded: String,
-    /// Those that are connected and have every commit before it is answered.
+    /// Standbys that are connected and have every commit before the reply.
     in_step: Vec<String>,
-    /// Those that are not, or of which we may not know, whether they are connected now or were since we began to
-    /// look.
+    /// Standbys that do not, or whose state is hidden from us, and that are connected now or were since this client
+    /// connected.
     behind: BTreeSet<String>,
-    /// Those of which this role may know no more.
+    /// Standbys whose state is hidden from this role.
     hidden: u64,
-    /// Those that the server keeps its log for, and that are not there.
+    /// Standbys for which the server keeps its log, and that are not connected.
     absent: u64,
     /// Tables and sequences of ours that a crash empties.
     unlogged: Vec<String>,
-    /// By how much the server's clock is off ours, ahead or behind.
+    /// The difference between the server's clock and ours, in either direction.
     off: Duration,
-    /// The functions of ours that are there and that this role may call.
+    /// Our functions that exist and that this role may call.
     callable: BTreeSet<String>,
 }
 
-impl Found {
+impl ServerInfo {
     pub(super) async fn read(pool: &Pool) -> Result<Self, StoreError> {
         let before = wall();
-        let heard = pool.call_outside(READ, &[]).await?;
-        let row = heard.value.first().ok_or_else(|| reply::odd("what it is"))?;
+        let received = pool.call_outside(READ, &[]).await?;
+        let row = received.value.first().ok_or_else(|| reply::odd("what it is"))?;
         Self::of(row, before, wall()).map_err(|_| reply::odd("what it is"))
     }
 
-    /// `before` and `after` are our wall clock when we asked and when the answer came.
+    /// `before` and `after` are our wall clock at the request and at the reply.
     fn of(row: &Row, before: Duration, after: Duration) -> Result<Self, tokio_postgres::Error> {
         let count = |column| reply::number(row, column).unwrap_or(0);
         let time: i64 = row.try_get("time")?;
@@ -116,14 +116,14 @@ impl Found {
             hidden: count("hidden"),
             absent: count("absent"),
             unlogged: row.try_get("unlogged")?,
-            // A slow answer is no wrong clock.
+            // A slow reply is not a clock difference.
             off: before.saturating_sub(theirs).max(theirs.saturating_sub(after)),
             callable: row.try_get::<_, Vec<String>>("callable")?.into_iter().collect(),
         })
     }
 
-    /// Keeps in mind what was found before: a standby that lagged and is away now can still be promoted. It is
-    /// forgotten when it comes back in step, unless another had that name all the time.
+    /// Remembers earlier findings: a standby that lagged and is disconnected now can still be promoted. It is forgotten
+    /// when it is synchronous again, unless another standby had that name all the time.
     pub(super) fn after(mut self, before: &Self) -> Self {
         let back = |name| self.in_step.contains(name) && !before.in_step.contains(name);
         let away: Vec<_> = before.behind.iter().filter(|name| !back(name)).cloned().collect();
@@ -131,17 +131,17 @@ impl Found {
         self
     }
 
-    /// Whether a function of ours is there, and may be called.
+    /// Whether one of our functions exists, and this role may call it.
     pub(super) fn may(&self, function: &str) -> bool {
         self.callable.contains(function)
     }
 
-    /// How to remove what nobody uses any more, as far as this role may.
-    pub(super) fn tidies(&self) -> Vec<&'static str> {
-        TIDYING.iter().filter(|(function, _)| self.may(function)).map(|(_, sql)| *sql).collect()
+    /// The gc calls that this role may make.
+    pub(super) fn gc_calls(&self) -> Vec<&'static str> {
+        GC_CALLS.iter().filter(|(function, _)| self.may(function)).map(|(_, sql)| *sql).collect()
     }
 
-    /// Refuses servers that can not arbitrate.
+    /// Refuses servers that cannot grant locks.
     pub(super) fn check(&self, shown: &str) -> Result<()> {
         if self.number < OLDEST {
             return Err(Error::refused(format!(
@@ -156,7 +156,7 @@ impl Found {
                 None => "its primary".into(),
             };
             return Err(Error::refused(format!(
-                "{shown} is a read-only standby and takes no locks: name {primary}"
+                "{shown} is a read-only standby and grants no locks: name {primary}"
             )));
         }
         Ok(())
@@ -170,18 +170,18 @@ impl Found {
             && self.unlogged.is_empty()
     }
 
-    /// Whether nobody could take over from this server.
+    /// Whether no standby could take over from this server.
     pub(super) fn alone(&self) -> bool {
         self.in_step.is_empty() && self.demanded.is_empty() && self.none_astray()
     }
 
-    /// Whether whoever could take over has all that was granted.
+    /// Whether every standby that could take over has all grants.
     pub(super) fn in_step(&self) -> bool {
         let waits = ["on", "remote_apply"].contains(&self.synchronous_commit.as_str());
         waits && demands_all(&self.demanded) && self.none_astray()
     }
 
-    /// Whether we know of none that could be without the last commits.
+    /// Whether no known standby could lack the last commits.
     fn none_astray(&self) -> bool {
         self.behind.is_empty() && self.absent == 0
     }
@@ -213,9 +213,7 @@ impl Found {
             );
         }
         if self.hidden > 0 {
-            why.push(
-                "it has standbys of which this role may not know whether they are in step".into(),
-            );
+            why.push("this role may not see whether its standbys are synchronous".into());
             remedies.push("allow it: GRANT pg_read_all_stats TO this role".into());
         } else if !self.alone() && !self.in_step() {
             why.push(
@@ -239,7 +237,7 @@ impl Found {
         Correctness::Unfit { why: why.join("; "), remedy: remedies.join("; ") }
     }
 
-    /// For `explain`: what decided.
+    /// The settings that decided, for `explain`.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let synchronous = self.in_step.len();
         let seen = synchronous + self.behind.len();
@@ -293,12 +291,12 @@ fn demands_all(names: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, demands_all};
+    use super::{ServerInfo, demands_all};
     use crate::guarantees::Correctness;
 
-    fn found(demanded: &str, in_step: &[&str], behind: &[&str]) -> Found {
+    fn server_info(demanded: &str, in_step: &[&str], behind: &[&str]) -> ServerInfo {
         let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        Found {
+        ServerInfo {
             version: "15.0".into(),
             number: 150_000,
             recovering: false,
@@ -318,39 +316,42 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_that_lagged_is_kept_in_mind_until_it_is_in_step() {
-        let alone = found("", &[], &[]);
+    fn standby_that_lagged_is_remembered_until_it_is_in_step() {
+        let alone = server_info("", &[], &[]);
         assert_eq!(alone.correctness(), Correctness::Fit);
-        let seen = found("", &[], &["second"]).after(&alone);
+        let seen = server_info("", &[], &["second"]).after(&alone);
         assert_ne!(seen.correctness(), Correctness::Fit);
-        let away = found("", &[], &[]).after(&seen);
+        let away = server_info("", &[], &[]).after(&seen);
         assert!(!away.alone());
         assert_ne!(away.correctness(), Correctness::Fit);
-        let twin = found("second", &["second"], &["second"]).after(&away);
-        assert_ne!(found("second", &["second"], &[]).after(&twin).correctness(), Correctness::Fit);
-        let back = found("second", &["second"], &[]).after(&away);
+        let twin = server_info("second", &["second"], &["second"]).after(&away);
+        assert_ne!(
+            server_info("second", &["second"], &[]).after(&twin).correctness(),
+            Correctness::Fit
+        );
+        let back = server_info("second", &["second"], &[]).after(&away);
         assert_eq!(back.correctness(), Correctness::Fit);
         assert!(back.in_step());
     }
 
     #[test]
-    fn what_a_role_may_not_call_is_not_called() {
-        let mut locks_alone = found("", &[], &[]);
-        assert!(locks_alone.tidies().is_empty());
-        locks_alone.callable = ["acquire", "tidy"].map(str::to_owned).into();
-        assert_eq!(locks_alone.tidies(), ["SELECT fencepost.tidy(3600000)"]);
+    fn functions_that_the_role_may_not_call_are_not_called() {
+        let mut locks_alone = server_info("", &[], &[]);
+        assert!(locks_alone.gc_calls().is_empty());
+        locks_alone.callable = ["acquire", "gc_locks"].map(str::to_owned).into();
+        assert_eq!(locks_alone.gc_calls(), ["SELECT fencepost.gc_locks(3600000)"]);
     }
 
     #[test]
-    fn one_that_may_be_away_is_not_in_step() {
-        assert_ne!(found("FIRST 1 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
-        assert_eq!(found("FIRST 2 (a, b)", &["a", "b"], &[]).correctness(), Correctness::Fit);
-        // Nothing is answered until they are back.
-        assert_eq!(found("FIRST 2 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+    fn standby_that_can_be_absent_is_not_in_step() {
+        assert_ne!(server_info("FIRST 1 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
+        assert_eq!(server_info("FIRST 2 (a, b)", &["a", "b"], &[]).correctness(), Correctness::Fit);
+        // Commits wait until the missing standbys are back.
+        assert_eq!(server_info("FIRST 2 (a, b)", &["a"], &[]).correctness(), Correctness::Fit);
     }
 
     #[test]
-    fn a_setting_that_waits_for_all_is_told_from_one_that_does_not() {
+    fn synchronous_standby_names_that_demand_all_are_recognized() {
         for all in ["second", "\"Second\"", "FIRST 1 (a)", "first 2 ( a , \"b c\" )", "2 (a, b)"] {
             assert!(demands_all(all), "{all}");
         }

@@ -1,8 +1,8 @@
 //! The connection to one server: how a request reaches it and its reply comes back.
 //!
-//! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A request that finds the
-//! socket cut is sent again on the next one, since every script is idempotent by owner. What was sent on the old
-//! socket may still arrive there, late: unanswered.rs keeps track of it, and the scripts refuse it (release.lua).
+//! What must hold: no call hangs for ever, and none waits for a server that is known to be gone. A request whose socket
+//! broke is retried on the next one, since every script is idempotent by owner. A request that was sent on the old
+//! socket may still arrive late: unanswered.rs keeps track of it, and the scripts refuse it (release.lua).
 //! maintenance.rs keeps the socket up. A busy caller has one of its own (`caller_socket.rs`).
 
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use super::address::Address;
 use super::caller_socket::CallerSocket;
-use super::config::Address;
-use super::drift::Drift;
+use super::clock_skew::ClockSkew;
 use super::error::classify;
 use super::reply::ScriptReply;
 use super::scripts::{Call, Step};
-use super::server_info::Found;
+use super::server_info::ServerInfo;
 use super::socket::Socket;
 use super::subscriber::Subscriber;
-use crate::backend::{Reply, StoreError, StoreResult, Surroundings, short};
+use crate::backend::{BackendContext, Reply, StoreError, StoreResult, short};
 use crate::clock::Clock;
 use crate::race::{First, race};
 use crate::retry::retry;
 
-/// How long a server may take to answer our own question, once calls seem to hang, or when we connect.
+/// The timeout of our own probe, when calls seem to hang or when we connect.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
-/// How long one attempt waits for a socket. Less than the attempt may take: so it can say that nothing was sent.
+/// How long one attempt waits for a socket. Less than the attempt may take, so that it can report that nothing was sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The connection to one server.
@@ -44,20 +44,20 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) subscriber: Arc<Subscriber>,
     pub(super) state: watch::Sender<State>,
-    /// What was last read of the server, and when: also while it is away.
-    found: Mutex<Option<(Found, Moment)>>,
-    drift: Drift,
+    /// The server info that was last read, and when: kept during an outage.
+    server_info: Mutex<Option<(ServerInfo, Moment)>>,
+    clock_skew: ClockSkew,
     pub(super) caller_socket: CallerSocket,
-    /// The maintenance has something to do.
+    /// Wakes the maintenance task.
     pub(super) nudge: Notify,
 }
 
 #[derive(Clone)]
 pub(super) enum State {
-    /// The first attempt to connect is under way, or the one after a cut.
+    /// The first attempt to connect is under way, or the first one after a broken connection.
     Opening,
     Up(Arc<Socket>),
-    /// The last attempt failed. The next one is on its way.
+    /// The last attempt failed. The next one is under way.
     Down(StoreError),
 }
 
@@ -65,20 +65,20 @@ impl Connection {
     /// Starts to connect, and stays connected as long as it lives.
     pub(in crate::backends) fn open(
         address: Address,
-        around: &Surroundings,
+        context: &BackendContext,
         subscriber: &Arc<Subscriber>,
     ) -> Self {
         let shared = Arc::new(Shared {
             address,
-            clock: Arc::clone(&around.clock),
+            clock: Arc::clone(&context.clock),
             subscriber: Arc::clone(subscriber),
             state: watch::Sender::new(State::Opening),
-            found: Mutex::default(),
-            drift: Drift::default(),
+            server_info: Mutex::default(),
+            clock_skew: ClockSkew::default(),
             caller_socket: CallerSocket::default(),
             nudge: Notify::new(),
         });
-        let maintenance = around.runtime.spawn(Arc::clone(&shared).maintain()).abort_handle();
+        let maintenance = context.runtime.spawn(Arc::clone(&shared).maintain()).abort_handle();
         Self { shared, maintenance }
     }
 
@@ -86,19 +86,19 @@ impl Connection {
         &self.shared.address.shown
     }
 
-    /// There is a grant now: breaks are subscribed to, soon.
+    /// There is a grant now: the client soon subscribes to breaks.
     pub(in crate::backends) fn subscribe_to_breaks(&self) {
         self.shared.nudge.notify_one();
     }
 
     /// How often the server's clock has jumped.
     pub(in crate::backends) fn jumps(&self) -> u32 {
-        self.shared.drift.jumps()
+        self.shared.clock_skew.jumps()
     }
 
     /// What was last read of the server.
-    pub(in crate::backends) fn found(&self) -> Option<Found> {
-        self.shared.found().as_ref().map(|(found, _)| found.clone())
+    pub(in crate::backends) fn server_info(&self) -> Option<ServerInfo> {
+        self.shared.server_info().as_ref().map(|(server_info, _)| server_info.clone())
     }
 
     /// Why there is no connection, if there is none.
@@ -115,7 +115,7 @@ impl Connection {
         self.shared.socket(limit).await.map(drop)
     }
 
-    /// Runs a script. Scripts are idempotent by owner, so a request that was cut off is sent again.
+    /// Runs a script. Scripts are idempotent by owner, so a request whose connection broke is retried.
     pub(in crate::backends) async fn call(
         &self,
         call: &Call,
@@ -134,9 +134,9 @@ impl Connection {
         self.send(command, None, limit).await
     }
 
-    /// Runs a script once, on the socket that is up, if the server has been up for long enough. A restart cuts the
-    /// socket, so a server that forgot what it knew can not answer in between. `limit` is for the connection: the reply
-    /// is waited for as long as the socket lasts.
+    /// Runs a script once, on the current socket, if the server has been up for long enough. A restart breaks the
+    /// socket, so a server that lost its data cannot answer in between. `limit` is for the connection: the call waits for
+    /// the reply as long as the socket lasts.
     pub(in crate::backends) async fn call_once(
         &self,
         call: &Call,
@@ -178,7 +178,7 @@ impl Drop for Connection {
 }
 
 impl Shared {
-    /// The socket, once there is one; or why there is none. Nothing was sent then.
+    /// The socket, once there is one; otherwise why there is none, and nothing was sent.
     async fn socket(&self, limit: Moment) -> Result<Arc<Socket>, StoreError> {
         let start = self.clock.now();
         let mut state = self.state.borrow().clone();
@@ -204,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Sends once. Gives the reply, and when the request left.
+    /// Sends once. Returns the reply, and when the request left.
     async fn send_over(
         &self,
         socket: &Arc<Socket>,
@@ -216,20 +216,20 @@ impl Shared {
         reply.map(|value| (value, sent)).map_err(|error| self.failed(socket, &error))
     }
 
-    /// What an error means, also to the socket that it came from.
+    /// Classifies an error, and gives up the socket if it broke.
     fn failed(&self, socket: &Arc<Socket>, error: &RedisError) -> StoreError {
         let failed = classify(error, &self.address.shown);
         if failed.is_interrupted() {
             self.lose(socket, &failed);
         } else if error.code() == Some("READONLY") && !self.lose(socket, &failed) {
-            // A primary that was demoted stays one. The name may lead to the new one by now: the connection's own
-            // socket is asked.
+            // This server was demoted. The name may resolve to the new primary by now: the retry uses the connection's
+            // own socket.
             return StoreError::busy(failed.message());
         }
         failed
     }
 
-    /// This socket is of no use any more. Whether it was the connection's own, and nobody has said so before.
+    /// Gives up this socket. Returns whether it was the connection's own, and was not given up before.
     pub(super) fn lose(&self, socket: &Arc<Socket>, why: &StoreError) -> bool {
         socket.end();
         let lost = self.state.send_if_modified(|state| {
@@ -249,11 +249,12 @@ impl Shared {
         lost
     }
 
-    /// Reads a script's reply, and takes note of the server's time in it.
+    /// Reads a script's reply, and notes the server's time in it.
     fn read(&self, reply: Reply<Value>, call: &Call) -> StoreResult<ScriptReply> {
         let reply = reply.try_map(|value| ScriptReply::read(value, call.step.verb))?;
         if reply.value.time > 0
-            && let Some(jump) = self.drift.saw(reply.value.time, reply.sent, self.clock.now())
+            && let Some(jump) =
+                self.clock_skew.observe(reply.value.time, reply.sent, self.clock.now())
         {
             let by = short(Duration::from_micros(jump.unsigned_abs()));
             let way = if jump > 0 { "forwards" } else { "backwards" };
@@ -265,22 +266,22 @@ impl Shared {
         Ok(reply)
     }
 
-    pub(super) fn found(&self) -> MutexGuard<'_, Option<(Found, Moment)>> {
-        self.found.lock()
+    pub(super) fn server_info(&self) -> MutexGuard<'_, Option<(ServerInfo, Moment)>> {
+        self.server_info.lock()
     }
 
-    /// How long the server has been up, at least. One that does not say counts as just started.
+    /// The server's minimum uptime. A server that does not report it counts as just started.
     fn uptime(&self) -> Duration {
-        match &*self.found() {
-            Some((found, read)) => {
-                found.uptime().unwrap_or_default() + self.clock.now().since(*read)
+        match &*self.server_info() {
+            Some((server_info, read)) => {
+                server_info.uptime().unwrap_or_default() + self.clock.now().since(*read)
             }
             None => Duration::ZERO,
         }
     }
 }
 
-/// How every socket is set up. Limits are ours.
+/// The settings of every socket. Timeouts are our own.
 pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)

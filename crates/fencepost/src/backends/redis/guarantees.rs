@@ -1,71 +1,73 @@
-//! What one server keeps under which fault, by the settings that were read of it.
-
-use fencepost_core::Ttl;
+//! What one server guarantees under which fault, by its settings.
 
 use super::Redis;
-use super::server_info::Found;
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use super::error::LAYOUT;
+use super::server_info::ServerInfo;
+use crate::guarantees::{Correctness, Faults, Guarantees, Kept, Records};
 
 pub(super) fn read(redis: &Redis) -> Guarantees {
-    let found = redis.connection.found();
-    let (synced, alone) =
-        found.as_ref().map_or((false, false), |found| (found.synced(), found.alone()));
-    let correctness = found.as_ref().map_or_else(
+    let server_info = redis.connection.server_info();
+    let (synced, alone) = server_info
+        .as_ref()
+        .map_or((false, false), |server_info| (server_info.synced(), server_info.alone()));
+    let correctness = server_info.as_ref().map_or_else(
         || Correctness::Unfit {
             why: format!(
-                "{} can not be reached, so nobody knows what it keeps",
+                "{} cannot be reached, so its guarantees are unknown",
                 redis.connection.shown()
             ),
-            remedy: "try again when it is back".into(),
+            remedy: "retry when it is back".into(),
         },
-        Found::correctness,
+        ServerInfo::correctness,
     );
-    let mut lines = found.map_or_else(Vec::new, |found| found.lines(redis.connection.jumps()));
+    let mut lines = server_info
+        .map_or_else(Vec::new, |server_info| server_info.lines(redis.connection.jumps()));
     lines.extend(redis.subscriber.lines());
     let records = Records::like(&correctness);
-    Guarantees { correctness, records, found: lines, ..guarantees(synced, alone) }
+    guarantees(synced, alone)
+        .with_correctness(correctness)
+        .with_records(records)
+        .with_server_info(lines)
 }
 
-/// What a server keeps that syncs every write, or does not, and that has no replicas, or may have.
+/// The guarantees of a server, by whether it syncs every write and whether it has no replicas.
 fn guarantees(synced: bool, alone: bool) -> Guarantees {
-    let tokens_only = |note| Kept { exclusion: Holds::No, tokens: Holds::Yes, note };
-    let neither = |note| Kept { exclusion: Holds::No, tokens: Holds::No, note };
-    Guarantees {
-        backend: "redis",
-        scope: "all who use this server and database, other makes of client included",
-        correctness: Correctness::Fit,
-        fifo: true,
-        wake: "a release tells the first in line; all look again every 250 ms; other makes of client \
-               poll, and may overtake",
-        clock: "the server's wall clock",
-        longest: Ttl::MAX,
-        lengthens: true,
-        records: Records::Kept,
-        found: Vec::new(),
-        under: [
-            Kept::both("the lock is free when the lease has run out"),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            if synced {
-                Kept::both("every write is synced before it is answered")
-            } else {
-                tokens_only(
-                    "held locks are forgotten; tokens rise unless the clock is behind as well",
-                )
-            },
-            if alone {
-                Kept::none_such("it has no replicas")
-            } else {
-                neither(
-                    "a replica without the last writes grants again; tokens fall if its clock is behind",
-                )
-            },
-            neither(
-                "leases end early or late; ahead past the retention, then back: tokens can fall",
-            ),
-            Kept::both(
-                "a holder that is cut off is told before its lease ends; nobody else is granted",
-            ),
-            tokens_only("held locks are forgotten; tokens rise unless the clock is behind as well"),
-        ],
-    }
+    let faults = Faults {
+        holder_crash: Kept::both("the lock is free when the lease has ended"),
+        holder_pause: Kept::both(
+            "the lease ends, and the guard learns it on waking; fence the resource",
+        ),
+        store_crash: if synced {
+            Kept::both("every write is synced before it is answered")
+        } else {
+            Kept::tokens_only("held locks are lost; tokens rise unless the clock is behind as well")
+        },
+        failover: if alone {
+            Kept::not_applicable("it has no replicas")
+        } else {
+            Kept::neither(
+                "a replica without the last writes grants again; tokens fall if its clock is behind",
+            )
+        },
+        clock_jump: Kept::neither(
+            "leases end early or late; ahead past the retention, then back: tokens can fall",
+        ),
+        partition: Kept::both(
+            "a holder that is cut off turns lost before its lease ends; nobody else is granted",
+        ),
+        data_loss: Kept::tokens_only(
+            "held locks are lost; tokens rise unless the clock is behind as well",
+        ),
+    };
+    Guarantees::new("redis", faults)
+        .with_layout(LAYOUT)
+        .with_scope("every client of this server and database, third-party clients included")
+        .with_correctness(Correctness::Fit)
+        .with_fifo(true)
+        .with_wake(
+            "a release notifies the first waiter; all poll every 250 ms; third-party clients may overtake",
+        )
+        .with_clock("the server's wall clock")
+        .with_can_extend(true)
+        .with_records(Records::Kept)
 }

@@ -1,7 +1,8 @@
-//! Looking at locks: one, or all that a server has anything of ours of.
+//! Reads of one lock, or of all locks with keys of ours on the server.
 
 use std::collections::BTreeSet;
 
+use fencepost_base::redis::error::{RECORDS_LOST, is_wrong_type, layout_error};
 use fencepost_core::{LockName, Moment};
 use futures_util::future::join_all;
 use redis::from_redis_value;
@@ -9,11 +10,11 @@ use redis::from_redis_value;
 use super::Redis;
 use super::connection::Connection;
 use super::layout::{Keys, Prefix};
-use super::reply::{Seen, odd};
+use super::reply::{LockSnapshot, odd};
 use super::scripts::STEPS;
 use crate::backend::{LockInfo, Reply, StoreError, StoreResult};
 
-/// How many names are asked about at once: one after the other is slow, all at once would flood the server.
+/// How many names are looked up at once: one after the other is slow, all at once would flood the server.
 pub(super) const BATCH: usize = 64;
 
 pub(super) async fn inspect(
@@ -24,7 +25,7 @@ pub(super) async fn inspect(
     limit: Moment,
 ) -> StoreResult<LockInfo> {
     let reply = redis.connection.call(&STEPS.inspect.on(keys).arg(shown), limit).await?;
-    reply.try_map(|reply| Ok(Seen::read(&reply)?.into_info(name)))
+    reply.try_map(|reply| Ok(LockSnapshot::read(&reply)?.into_info(name)))
 }
 
 pub(super) async fn list(redis: &Redis, limit: Moment) -> StoreResult<Vec<LockInfo>> {
@@ -32,50 +33,65 @@ pub(super) async fn list(redis: &Redis, limit: Moment) -> StoreResult<Vec<LockIn
     let names = lock_names(&redis.connection, &redis.prefix, limit).await?;
     let mut locks = Vec::new();
     for batch in names.into_iter().collect::<Vec<_>>().chunks(BATCH) {
-        let asked = batch
-            .iter()
-            .map(|name| inspect(redis, redis.prefix.found(name), shown_name(name), 0, limit));
+        let asked = batch.iter().map(|name| {
+            inspect(redis, redis.prefix.keys_unchecked(name), shown_name(name), 0, limit)
+        });
         for info in join_all(asked).await {
-            locks.extend(listed(info.map(|reply| reply.value))?);
+            match info {
+                Ok(info) => locks.extend(listed(info.value)),
+                // A key with another type by now is not a lock.
+                Err(error) if is_wrong_type(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(Reply::new(locks, sent))
 }
 
-/// A lock as it stands in a list, if it does.
-pub(in crate::backends) fn listed(
-    info: Result<LockInfo, StoreError>,
-) -> Result<Option<LockInfo>, StoreError> {
-    match info {
-        Ok(info) => Ok(Some(info).filter(|info| info.holder.is_some() || info.waiting > 0)),
-        Err(error) if error.is_transient() => Err(error),
-        // A name that holds something else by now is no lock.
-        Err(_) => Ok(None),
-    }
+/// A lock in a list, if it belongs there.
+pub(in crate::backends) fn listed(info: LockInfo) -> Option<LockInfo> {
+    Some(info).filter(|info| info.holder.is_some() || info.waiting > 0)
 }
 
-/// A lock's name as it was found on the server, to be shown.
+/// A lock's name as found on the server, for display.
 pub(in crate::backends) fn shown_name(found: &str) -> LockName {
     LockName::new(found).unwrap_or_else(|_| LockName::escaped(found))
 }
 
-/// The names of all locks that a server has anything of ours of, in order, as they are on the server.
+/// The names of all locks with keys of ours on the server, in order, as stored there.
 pub(in crate::backends) async fn lock_names(
     connection: &Connection,
     prefix: &Prefix,
     limit: Moment,
 ) -> Result<BTreeSet<String>, StoreError> {
+    refuse_layout_1(connection, &prefix.layout_1_locks(), LAYOUT_1_LOCKS, limit).await?;
     let mut names = BTreeSet::new();
     for pattern in prefix.patterns() {
-        names.extend(scan(connection, &pattern, |key| prefix.name_in(key), limit).await?);
+        names.extend(scan(connection, &pattern, None, |key| prefix.name_in(key), limit).await?);
     }
     Ok(names)
 }
 
-/// The names of all keys that fit a pattern and are of something, in order.
+/// The type of the keys of layout 1, and what would be lost with them.
+const LAYOUT_1_LOCKS: (&str, &str) = ("string", "tokens must start above those in these keys");
+pub(super) const LAYOUT_1_RECORDS: (&str, &str) = ("hash", RECORDS_LOST);
+
+/// Refuses to list a server with keys of layout 1, which the list would leave out.
+pub(super) async fn refuse_layout_1(
+    connection: &Connection,
+    pattern: &str,
+    (kind, lost): (&'static str, &str),
+    limit: Moment,
+) -> Result<(), StoreError> {
+    let found = scan(connection, pattern, Some(kind), |key| Some(key.to_owned()), limit).await?;
+    if found.is_empty() { Ok(()) } else { Err(layout_error("1", lost, connection.shown())) }
+}
+
+/// The names in all keys that match a pattern and have this type, in order.
 pub(super) async fn scan<T: Ord>(
     connection: &Connection,
     pattern: &str,
+    kind: Option<&'static str>,
     name_of: impl Fn(&str) -> Option<T>,
     limit: Moment,
 ) -> Result<BTreeSet<T>, StoreError> {
@@ -84,6 +100,9 @@ pub(super) async fn scan<T: Ord>(
     loop {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        if let Some(kind) = kind {
+            scan.arg("TYPE").arg(kind);
+        }
         let reply = connection.command(&scan, limit).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
             from_redis_value(reply.value).map_err(|_| odd("list"))?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, Token, Ttl};
 
 use super::connection::Connection;
-use super::error::is_wrong_type;
-use super::layout::note_of;
-use super::reply::{Broke, Seen};
+use super::error::is_not_ours;
+use super::layout::Keys;
+use super::reply::{Broke, LockSnapshot};
 use super::scripts::STEPS;
 use super::{REMEMBER, Redis};
 use crate::backend::{
@@ -17,7 +17,7 @@ use crate::backends::polling::Polled;
 use crate::clock::Clock;
 use crate::race::{First, race};
 
-/// How often a break looks for the holder's confirmation.
+/// How often a break checks for the holder's confirmation.
 const CONFIRM_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs `acquire.lua` once. `try_acquire` is this without `poll_after`; `wait` repeats it.
@@ -29,12 +29,12 @@ pub(super) async fn poll(
 ) -> StoreResult<Polled> {
     let Request { grant: GrantId { name, owner }, ttl, label, value, .. } = request;
     let (id, ttl_ms) = (owner.reveal(), ttl.as_millis());
-    let record = format!(" 0 - {id} {ttl_ms} 0 {label}");
+    let state = format!(" 0 - {id} {ttl_ms} 0 {label}");
     let client = if queue == Queue::Join { &*redis.subscriber.client } else { "" };
     let call = STEPS.acquire.on(redis.prefix.keys(name)?);
-    let mut call = call.arg(&id).arg(ttl_ms).arg(record).arg(client).arg(redis.retention);
+    let mut call = call.arg(&id).arg(ttl_ms).arg(state).arg(client).arg(redis.retention);
     if let Some(value) = value {
-        call = call.arg("said").arg(value.as_bytes());
+        call = call.arg("value").arg(value.as_bytes());
     } else if u64::from(ttl_ms) > redis.retention {
         call = call.arg("long");
     }
@@ -81,7 +81,7 @@ pub(super) async fn release(
         call = call.arg("unanswered");
     }
     match redis.connection.call(&call, limit).await {
-        Err(error) if is_wrong_type(&error) => Ok(Reply::new(Err(NotHeld(None)), sent)),
+        Err(error) if is_not_ours(&error) => Ok(Reply::new(Err(NotHeld(None)), sent)),
         Err(error) => Err(error),
         Ok(reply) => {
             redis.unanswered.clear(*owner);
@@ -98,9 +98,9 @@ pub(super) async fn break_lock(
     limit: Moment,
 ) -> StoreResult<Option<Broken>> {
     let keys = redis.prefix.keys(&name)?;
-    // Whom it is to hit is looked up first: sent again after a cut, it must not hit the next one.
+    // The holder is looked up first: a retry after a broken connection must not break the next grant.
     let seen = redis.connection.call(&STEPS.inspect.on(keys).arg(0), limit).await?;
-    let seen = seen.try_map(|reply| Seen::read(&reply))?;
+    let seen = seen.try_map(|reply| LockSnapshot::read(&reply))?;
     let (nothing, seen) = (Reply::new(None, seen.sent), seen.value);
     let Some(value) = seen.value.clone() else { return Ok(nothing) };
     let Some(holder) = seen.into_info(name.clone()).holder else { return Ok(nothing) };
@@ -112,45 +112,46 @@ pub(super) async fn break_lock(
     let reply = redis.connection.call(&call, limit).await?;
     let after = holder.token.and_then(|token| Token::new(token.get() + 1).ok());
     let floor = match (reply.value.broke()?, after) {
-        // What the first of two drew is not known any more. Next to the broken token nothing was granted, so that
-        // does as well.
+        // The floor that the first request drew is unknown. The broken token plus one was not granted to anybody,
+        // so it works as well.
         (Broke::Now(floor), _) | (Broke::Before, Some(floor)) => floor,
         (Broke::Before | Broke::Nothing, _) => return Ok(nothing),
     };
     let (label, token) = (holder.label, holder.token);
-    // A third-party client has no token, and knows nothing of confirmations.
+    // A third-party client has no token, and sends no confirmation.
     let confirmed = token.is_some()
-        && until_confirmed([&redis.connection], &value, &*redis.clock, confirm_until).await;
+        && until_confirmed([&redis.connection], keys, &value, &*redis.clock, confirm_until).await;
     Ok(reply.map(|_| Some(Broken { label, token, floor, confirmed })))
 }
 
-/// The number of what a holder says of itself at this moment: it rises, so that the last value stays the last
-/// even if an earlier one arrives late. Scripts count up to 2^53.
+/// The number of a value that a holder publishes now: it rises, so that an older value that arrives late does not
+/// replace a newer one. Scripts count up to 2^53.
 pub(in crate::backends) fn value_number(now: Moment) -> u64 {
     now.as_nanos() / 1000
 }
 
-/// How long an owner is remembered that was released before its acquire came, in milliseconds.
+/// How long the server remembers an owner that was released before its acquire came, in milliseconds.
 pub(in crate::backends) fn remember_ms(retention: u64) -> u64 {
     retention.min(REMEMBER.as_millis() as u64)
 }
 
-/// Waits for a holder that was broken to release: that leaves a note of it at one of these servers. An outage meanwhile
-/// changes nothing about the break.
+/// Waits for a broken holder to release, which leaves its key `withdrawn` at one of these servers. An outage meanwhile
+/// does not undo the break.
 pub(in crate::backends) async fn until_confirmed(
     connections: impl IntoIterator<Item = &Connection>,
+    keys: Keys<'_>,
     owner: &[u8],
     clock: &dyn Clock,
     limit: Moment,
 ) -> bool {
     let Ok(owner) = std::str::from_utf8(owner) else { return false };
-    let note = redis::cmd("EXISTS").arg(note_of(owner)).clone();
+    let withdrawn = redis::cmd("EXISTS").arg(keys.withdrawn(owner)).clone();
     let asked = connections.into_iter().map(|connection| {
-        let note = &note;
+        let withdrawn = &withdrawn;
         Box::pin(async move {
             loop {
                 clock.alarm(clock.now() + CONFIRM_EVERY).await;
-                let reply = connection.command(note, limit).await.map_err(drop)?;
+                let reply = connection.command(withdrawn, limit).await.map_err(drop)?;
                 if reply.value == redis::Value::Int(1) {
                     return Ok::<(), ()>(());
                 }

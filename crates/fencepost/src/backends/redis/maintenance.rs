@@ -1,6 +1,6 @@
-//! Keeps a connection up: a task on the client's own thread connects, watches the socket, and connects again.
+//! Keeps a connection up: a task on the client's own thread connects, watches the socket, and reconnects.
 //!
-//! A call that has no reply for long takes the socket down, if a question of our own has none either.
+//! If a call has no reply for long, and our own probe has none either, the socket is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value, from_redis_value};
 
-use super::config::answers_like;
+use super::address::answers_like;
 use super::connection::{ANSWER, Shared, State, config};
 use super::error::classify;
-use super::server_info::{self, Found};
+use super::server_info::{self, ServerInfo};
 use super::socket::{End, Socket};
 use crate::backend::{StoreError, StoreErrorKind, short};
 use crate::clock::wall;
 use crate::race::{First, race};
 use crate::retry::{MAX_RETRY_DELAY, RETRY_DELAY};
 
-/// A socket that has lived for this long was a good one.
+/// After this long without a failure, the pause before a reconnect is short again.
 const SETTLED: Duration = Duration::from_secs(1);
-/// How often the socket is looked at while somebody waits for a reply.
+/// How often the socket is checked while a call waits for a reply.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often the server's settings are read again.
 const REFRESH: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Connects, watches the socket, connects again; until it is aborted.
+    /// Connects, watches the socket, reconnects; until it is aborted.
     pub(super) async fn maintain(self: Arc<Self>) {
         let mut delay = RETRY_DELAY;
         loop {
@@ -61,9 +61,9 @@ impl Shared {
                 self.subscribe_to_breaks(&socket).await;
             }
             let callers = self.caller_socket.current();
-            // Both are asked, or one of them would not nudge when it should.
+            // Check both, since each check also arms its own wake-up.
             let awaited = [Some(&socket), callers.as_ref()].into_iter().flatten();
-            let awaited = awaited.filter(|socket| socket.pulse.is_awaited()).count() > 0;
+            let awaited = awaited.filter(|socket| socket.activity.is_awaited()).count() > 0;
             let look = if awaited { self.clock.now() + LOOK } else { refresh };
             race(self.nudge.notified(), self.clock.alarm(look.min(refresh))).await;
             let now = self.clock.now();
@@ -71,23 +71,23 @@ impl Shared {
                 self.lose(&socket, &StoreError::no_reply("the connection was cut"));
                 return;
             }
-            if callers.is_some_and(|callers| callers.pulse.hangs(now)) {
+            if callers.is_some_and(|callers| callers.activity.hangs(now)) {
                 self.caller_socket.close();
             }
-            if !socket.pulse.hangs(now) && now < refresh {
+            if !socket.activity.hangs(now) && now < refresh {
                 continue;
             }
             // A call also looks stuck when its caller is not polled. Probe the server before closing the socket.
             refresh = now + REFRESH;
             let asked = look_around(&socket.connection);
             let lost = match race(asked, self.clock.alarm(now + ANSWER)).await {
-                First::Left(Ok(found)) => {
-                    socket.pulse.beat(self.clock.now());
-                    self.learn(found).err()
+                First::Left(Ok(server_info)) => {
+                    socket.activity.record_reply(self.clock.now());
+                    self.learn(server_info).err()
                 }
-                // It says no, so it is there: busy, or loading.
+                // An error is a reply too: the server is busy, or loading.
                 First::Left(Err(error)) => {
-                    socket.pulse.beat(self.clock.now());
+                    socket.activity.record_reply(self.clock.now());
                     Some(classify(&error, &self.address.shown)).filter(StoreError::is_interrupted)
                 }
                 First::Right(()) => Some(StoreError::no_reply(format!(
@@ -103,7 +103,7 @@ impl Shared {
         }
     }
 
-    /// From now on a break is heard of at once. Without that, a broken holder learns of it at its next renewal.
+    /// Subscribes to breaks. Without that, a broken holder learns of it at its next renewal.
     async fn subscribe_to_breaks(&self, socket: &Socket) {
         let mut connection = socket.connection.clone();
         let subscribed = connection.subscribe(&*self.subscriber.break_channel);
@@ -120,8 +120,8 @@ impl Shared {
     async fn connect(self: &Arc<Self>) -> Result<Socket, StoreError> {
         let limit = self.clock.alarm(self.clock.now() + ANSWER);
         match race(self.establish(), limit).await {
-            First::Left(Err(error)) if error.is_interrupted() && self.found().is_none() => {
-                // Nothing of a Redis was seen yet: the URL may name something else.
+            First::Left(Err(error)) if error.is_interrupted() && self.server_info().is_none() => {
+                // No Redis reply was seen yet: the URL may name something else.
                 let limit = self.clock.alarm(self.clock.now() + ANSWER / 2);
                 match race(answers_like(&self.address), limit).await {
                     First::Left(Some(what)) => Err(StoreError::unavailable(what)),
@@ -167,27 +167,27 @@ impl Shared {
         let mut connection = opened.await.map_err(failed)?;
         if let Err(error) = connection.subscribe(self.subscriber.wake_channel()).await {
             let error = failed(error);
-            // One who may not listen can still wait; a server that is busy may be heard in a moment.
+            // A user without that right can still wait; a busy server is retried later.
             if error.kind() != StoreErrorKind::Refused {
                 return Err(error);
             }
-            tracing::warn!(why = %error, "waiters are not woken at once: they look every 250 ms");
+            tracing::warn!(why = %error, "waiters are not woken at once: they poll every 250 ms");
         }
-        let found = look_around(&connection).await.map_err(failed)?;
-        self.learn(found)?;
+        let server_info = look_around(&connection).await.map_err(failed)?;
+        self.learn(server_info)?;
         Ok(Socket::new(connection, end))
     }
 
-    /// Takes note of what the server is, and refuses one that can not be used.
-    fn learn(&self, found: Found) -> Result<(), StoreError> {
-        let checked = found.check(&self.address.shown);
-        // Read after the answer: a server's age is not to be counted twice.
-        *self.found() = Some((found, self.clock.now()));
+    /// Reads the server info, and refuses a server that cannot be used.
+    fn learn(&self, server_info: ServerInfo) -> Result<(), StoreError> {
+        let checked = server_info.check(&self.address.shown);
+        // Read after the reply, so that the server's uptime is not overstated.
+        *self.server_info() = Some((server_info, self.clock.now()));
         Ok(checked?)
     }
 }
 
-async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<Found> {
+async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<ServerInfo> {
     let mut pipeline = redis::pipe();
     let questions = server_info::questions();
     let count = questions.len();
@@ -196,12 +196,12 @@ async fn look_around(connection: &MultiplexedConnection) -> redis::RedisResult<F
     }
     let answers = connection.clone().send_packed_commands(&pipeline, 0, count).await?;
     for answer in &answers {
-        // What this user may not read is left open; a server that can not answer now is asked again.
+        // A setting that this user may not read stays unknown; a server that cannot answer now is retried.
         if let Value::ServerError(error) = answer
             && ["BUSY", "LOADING", "MASTERDOWN"].contains(&error.code())
         {
             return Err(error.clone().into());
         }
     }
-    Ok(Found::read(answers, wall()))
+    Ok(ServerInfo::read(answers, wall()))
 }

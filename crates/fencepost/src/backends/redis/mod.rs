@@ -1,8 +1,8 @@
-//! `redis://HOST:PORT/DB` a Redis that is there already. `rediss://` for TLS, `redis+unix:///PATH` for a socket.
+//! `redis://HOST:PORT/DB` an existing Redis. `rediss://` for TLS, `redis+unix:///PATH` for a socket.
 //!
-//! The lock is the key that every Redis lock client uses: its name, a string with the holder's id, set only
+//! The lock is the key that every Redis lock client uses: its name, a string with the owner id, set only
 //! if absent, with an expiry, deleted only by compare (layout.rs). So redis-py's `Lock`, npm `redlock` and
-//! others exclude us, and we them.
+//! others exclude us, and we exclude them.
 //!
 //! *Why grants exclude:* each step is one script, and the server runs one script at a time. A grant is made
 //! only where the key is absent, and the key stays for the TTL from then on. A guard counts its deadline
@@ -11,31 +11,32 @@
 //! beside the lock until the server's clock has passed it by the retention. If it is lost before, with
 //! all the data or by a failover, the time alone is higher than any token drawn so far.
 //! *Where that ends:* exclusion ends with the key: a server that restarts or fails over without its last
-//! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the record is lost and
+//! writes, FLUSHALL, an eviction, a jump of the server's clock. Tokens fall only if the state is lost and
 //! the clock is behind where it was: that of a replica that took over, or one that was ahead for longer than the
 //! retention and was then set back. So a lock here is for correctness only on a server that syncs every
 //! write, has no replicas, evicts nothing, and has a clock like ours (`server_info.rs`).
 //!
-//! *Waiting:* who waits stands in a queue beside the lock, by arrival, and keeps its place with a word every
-//! 250 ms. A release tells the first of them, and only that one; a free lock is given to nobody else of
-//! ours while the first one's place is kept. Other makes of client see neither queue nor word: they poll
-//! and may overtake. They publish nothing either, which is one reason to look every 250 ms.
-//! *Elections:* what a candidate says of itself lies beside the lock, under its owner's id, and ends with the
-//! lease. It is written in the script that grants or renews, so it is never another leader's.
-//! *Lateness:* a request may arrive after the one that should undo it, when it was sent on a connection that
-//! broke, on another one, or behind it in a batch. A release that finds nothing, or that undoes an acquire whose
-//! outcome is unknown (unanswered.rs), leaves a note for its owner, and a late acquire finds it.
-//! *Breaking:* a break publishes (name, token), and the holder renews at once and learns the rest from the answer. Its
-//! release leaves the same note, which confirms to whoever broke it that the holder knows.
+//! *Waiting:* waiters are in a queue beside the lock, by arrival, and each poll, every 250 ms, keeps a position alive. A
+//! release notifies the first waiter only; while its position is kept, no other Fencepost client gets the free lock.
+//! Third-party clients see neither the queue nor the notifications: they poll, and may overtake. They publish nothing
+//! either, which is one reason to poll every 250 ms.
+//! *Elections:* a candidate's value is beside the lock, with its owner's id, and expires with the lease. The script that
+//! grants or renews writes it, so it is never another leader's.
+//! *Late requests:* a request may arrive after the one that should undo it, if it was sent on a connection that broke,
+//! on another one, or behind it in a batch. A release that finds nothing, or that undoes an acquire whose outcome is
+//! unknown (unanswered.rs), leaves a note for its owner, and a late acquire finds it.
+//! *Breaking:* a break publishes (name, token). The holder renews at once and learns the rest from the reply. Its
+//! release leaves the same note, which confirms the break.
 //!
-//! config.rs, error.rs and `server_info.rs` are in `fencepost_base::redis`: the fence uses them too. There is no queue.rs
-//! (polling.rs waits) and no values.rs (the script that grants or renews writes the value). Beyond the
-//! files that every backend has: reply.rs reads what scripts answer; pipeline.rs, socket.rs, `caller_socket.rs` and
-//! maintenance.rs are below the connection; subscriber.rs is what the server publishes to us, drift.rs its clock.
+//! config.rs (with options.rs and address.rs), error.rs and `server_info.rs` are in `fencepost_base::redis`: the fence uses
+//! them too. There is no queue.rs (polling.rs waits) and no values.rs (the script that grants or renews writes the value).
+//! Beyond the files that every backend has: reply.rs reads what scripts answer; pipeline.rs, socket.rs,
+//! `caller_socket.rs` and maintenance.rs are below the connection; subscriber.rs is what the server publishes to us,
+//! `clock_skew.rs` its clock.
 
 mod caller_socket;
+mod clock_skew;
 mod connection;
-mod drift;
 mod guarantees;
 mod inspect;
 mod layout;
@@ -54,40 +55,51 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencepost_base::redis::{RedisUrl, config, error, server_info};
+/// ```no_run
+/// # async fn connect(secret: String) -> fencepost::Result<()> {
+/// use fencepost::Fencepost;
+/// use fencepost::backends::redis::RedisOptions;
+///
+/// let options = RedisOptions::new("cache.internal").password(secret).prefix("shop:").tls(true);
+/// let fp = Fencepost::connect(options).await?;
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use fencepost_base::redis::RedisOptions;
+use fencepost_base::redis::{RedisConfig, address, error, server_info};
 use fencepost_core::{LockName, Moment, Token};
-use futures_util::future::join_all;
 
 pub(in crate::backends) use self::{
-    config::Address,
+    address::Address,
     connection::Connection,
-    error::is_wrong_type,
+    error::{LAYOUT, is_not_ours},
     inspect::{listed, lock_names, shown_name},
     layout::{Keys, Prefix},
     locks::{remember_ms, until_confirmed, value_number},
-    reply::{Ballot, KeyHolder, Listed, ScriptReply, Seen},
+    reply::{Ballot, KeyHolder, Listed, LockSnapshot, ScriptReply},
     scripts::{Call, STEPS},
     subscriber::Subscriber,
 };
-use super::polling::wait_by_polling;
+use super::polling::{join_by_polling, wait_by_polling};
+use super::renew_each;
 use super::unanswered::Unanswered;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Request, StoreCall, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 use crate::retry::CALL_TIMEOUT;
 
-/// How long a waiter or an observer trusts what it saw.
+/// How often a waiter or an observer polls.
 pub(in crate::backends) const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long the first in line waits for a third-party client, which notifies nobody when it releases.
-pub(in crate::backends) const LOOK_AT_STRANGERS: Duration = Duration::from_millis(50);
-/// How long after it left an acquire may arrive: as long as a server keeps its note, and time to send it.
+/// How often the first waiter polls while a third-party client holds, which notifies nobody when it releases.
+pub(in crate::backends) const THIRD_PARTY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// For how long after it left an acquire may arrive: as long as a server keeps its note, and the time to send it.
 pub(in crate::backends) const LATE: Duration = REMEMBER.saturating_mul(2);
-/// How long an owner is remembered that was released before it came, at most.
+/// The longest time that the server remembers an owner that was released before its acquire came.
 const REMEMBER: Duration = Duration::from_mins(1);
 
 /// A store on one Redis server.
@@ -95,19 +107,20 @@ pub struct Redis {
     connection: Connection,
     clock: Arc<dyn Clock>,
     prefix: Prefix,
-    /// In milliseconds, as the scripts are told.
+    /// In milliseconds, as the scripts take it.
     retention: u64,
     subscriber: Arc<Subscriber>,
     unanswered: Unanswered,
 }
 
 impl Redis {
-    pub(crate) async fn open(url: RedisUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let (clock, prefix) = (Arc::clone(&around.clock), Prefix::new(url.options.prefix.clone())?);
-        let subscriber = Subscriber::new(url.address.db(), &prefix)?;
-        let connection = Connection::open(url.address, around, &subscriber);
+    pub(crate) async fn open(options: RedisOptions, context: &BackendContext) -> Result<Arc<Self>> {
+        let RedisConfig { address, prefix, retention } = RedisConfig::new(options)?;
+        let (clock, prefix) = (Arc::clone(&context.clock), Prefix::new(prefix)?);
+        let subscriber = Subscriber::new(address.db(), &prefix)?;
+        let connection = Connection::open(address, context, &subscriber);
         connection.connected(clock.now() + CALL_TIMEOUT).await?;
-        let retention = url.options.token_retention().as_millis() as u64;
+        let retention = retention.as_millis() as u64;
         let unanswered = Unanswered::new(LATE);
         Ok(Arc::new(Self { connection, clock, prefix, retention, subscriber, unanswered }))
     }
@@ -121,7 +134,14 @@ impl Backend for Redis {
         limit: Moment,
     ) -> StoreCall<'_, Acquired> {
         Box::pin(async move {
-            Ok(locks::poll(self, &request, queue, limit).await?.map(|polled| polled.acquired))
+            let poll = locks::poll(self, &request, queue, limit);
+            match queue {
+                Queue::Skip => Ok(poll.await?.map(|polled| polled.acquired)),
+                Queue::Join => {
+                    let waiters = &self.subscriber.waiters;
+                    join_by_polling(&*self.clock, waiters, request.grant.owner, poll).await
+                }
+            }
         })
     }
 
@@ -135,8 +155,8 @@ impl Backend for Redis {
 
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
-            // All are under way at once; the connection keeps their order.
-            join_all(batch.iter().map(|renewal| locks::renew(self, renewal, limit))).await
+            // The connection keeps their order.
+            renew_each(&batch, |renewal| locks::renew(self, renewal, limit)).await
         })
     }
 
@@ -171,7 +191,7 @@ impl Observe for Redis {
         Box::pin(inspect::list(self, limit))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(inspect_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
     }
 }

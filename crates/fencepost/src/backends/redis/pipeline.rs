@@ -1,9 +1,9 @@
-//! Sends the requests of several callers in one go.
+//! Sends the requests of several callers as one batch.
 //!
-//! A connection writes a request as soon as it is given one, and wakes the server for it. Callers that were woken
-//! together send together, one after the other; one by one they cost a write, a wake-up and a reply each, which is more
-//! than the scripts cost. So the first one starts a task that lets the others have their turn, and sends what has
-//! gathered by then.
+//! A connection writes a request as soon as it gets one, and wakes the server for it. Callers that were woken together
+//! send at almost the same time; one by one they would cost a write, a wake-up and a reply each, which is more than the
+//! scripts cost. So the first one starts a task that lets the others run first, and then sends all requests that have
+//! gathered.
 
 use std::sync::Arc;
 
@@ -13,6 +13,9 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::socket::End;
+use crate::race::race;
+
 /// The requests that wait to be sent on one connection.
 #[derive(Default)]
 pub(super) struct Pipeline(Mutex<Vec<Request>>);
@@ -20,12 +23,14 @@ pub(super) struct Pipeline(Mutex<Vec<Request>>);
 type Request = (Cmd, oneshot::Sender<RedisResult<Value>>);
 
 impl Pipeline {
-    /// Sends a command with whatever others send now. It is sent also if the reply is dropped.
+    /// Sends a command in a batch with those of other callers. It is sent even if the reply is dropped. No batch outlasts
+    /// `end`, since it would keep an unused connection open.
     pub(super) fn send(
         self: &Arc<Self>,
         command: Cmd,
         connection: &MultiplexedConnection,
         home: &Handle,
+        end: &Arc<End>,
     ) -> oneshot::Receiver<RedisResult<Value>> {
         let (sender, reply) = oneshot::channel();
         let first = {
@@ -34,16 +39,17 @@ impl Pipeline {
             waiting.len() == 1
         };
         if first {
-            let (pipeline, connection) = (Arc::clone(self), connection.clone());
+            let (pipeline, connection, end) =
+                (Arc::clone(self), connection.clone(), Arc::clone(end));
             home.spawn(async move {
                 tokio::task::yield_now().await;
-                pipeline.flush(connection).await;
+                race(pipeline.flush(connection), end.wait()).await;
             });
         }
         reply
     }
 
-    /// A caller may be gone when its reply comes; the server has its request all the same.
+    /// A caller may be gone when its reply comes; the server still has its request.
     async fn flush(&self, mut connection: MultiplexedConnection) {
         let mut waiting = std::mem::take(&mut *self.0.lock());
         if let [_] = waiting.as_slice() {

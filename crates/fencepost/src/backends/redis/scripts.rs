@@ -1,4 +1,4 @@
-//! One script per step, run by its digest; the body travels only when the server does not know it yet.
+//! One script per operation, run by its digest; the body is sent only if the server does not know it yet.
 
 use std::sync::LazyLock;
 
@@ -9,9 +9,9 @@ use super::layout::Keys;
 /// The scripts, prepared once.
 pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);
 
-/// A step at one server.
+/// An operation at one server.
 pub(in crate::backends) struct Step {
-    /// What it does, for messages.
+    /// Its name, for messages.
     pub(super) verb: &'static str,
     digest: String,
     body: String,
@@ -19,7 +19,7 @@ pub(in crate::backends) struct Step {
 
 macro_rules! steps {
     ($($(#[$about:meta])* $field:ident = $verb:literal, $file:literal;)+) => {
-        /// The steps that locks are made of.
+        /// The operations of locks.
         pub(in crate::backends) struct Steps {
             $($(#[$about])* pub(in crate::backends) $field: Step,)+
         }
@@ -33,19 +33,19 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Takes the lock, draws its token, or stands in line.
+    /// Takes the lock and draws its token, or takes a position.
     acquire = "acquire", "scripts/acquire.lua";
     renew = "renew", "scripts/renew.lua";
     release = "release", "scripts/release.lua";
     break_lock = "break", "scripts/break.lua";
     inspect = "inspect", "scripts/inspect.lua";
-    /// The steps at one node of several.
+    /// The operations at one node of Redlock.
     vote = "vote", "scripts/vote.lua";
     accept = "accept", "scripts/accept.lua";
     undo = "undo", "scripts/undo.lua";
     extend = "extend", "scripts/extend.lua";
     floor = "floor", "scripts/floor.lua";
-    /// The steps of a record of what was done.
+    /// The operations of records.
     claim = "claim", "scripts/claim.lua";
     finish = "finish", "scripts/finish.lua";
     look_up = "look up", "scripts/look_up.lua";
@@ -54,20 +54,20 @@ steps! {
 
 impl Step {
     fn new(verb: &'static str, text: &str) -> Self {
-        let body = text.replace("--SLOW--", include_str!("scripts/slow.lua"));
-        let body = body.replace("--BOOK--", include_str!("scripts/book.lua"));
+        let body = text.replace("--COMMON--", include_str!("scripts/common.lua"));
+        let body = body.replace("--RECORD--", include_str!("scripts/record.lua"));
         let digest = Script::new(&body).get_hash().to_owned();
         Self { verb, digest, body }
     }
 
-    /// Starts a call of this step on a lock; its arguments follow.
+    /// Starts a call of this operation on a lock; its arguments follow.
     pub(in crate::backends) fn on(&'static self, keys: Keys<'_>) -> Call {
         let mut command = Cmd::with_capacity(16, 512);
         command.arg("EVALSHA").arg(&self.digest).arg(Keys::COUNT).arg(keys);
         Call { step: self, command }
     }
 
-    /// The command by which a server learns the step.
+    /// The command that loads the script.
     pub(super) fn load(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(&self.body);
@@ -75,7 +75,7 @@ impl Step {
     }
 }
 
-/// A step with its keys and arguments, ready to be sent, to several servers if need be.
+/// An operation with its keys and arguments, ready to be sent to one or several servers.
 #[derive(Clone)]
 pub(in crate::backends) struct Call {
     pub(super) step: &'static Step,

@@ -15,7 +15,7 @@ use super::pipeline::Pipeline;
 use super::scripts::Step;
 use crate::race::{First, race};
 
-/// After so long without a reply to anybody, the server is asked whether it is there.
+/// After this long without any reply, the server is probed.
 const HANG: Duration = Duration::from_millis(1500);
 
 /// One physical connection.
@@ -25,10 +25,10 @@ pub(super) struct Socket {
     home: Handle,
     pipeline: Arc<Pipeline>,
     end: Arc<End>,
-    pub(super) pulse: Pulse,
+    pub(super) activity: Activity,
 }
 
-/// Set once, when the socket is of no use any more.
+/// Set once, when the socket is given up.
 #[derive(Default)]
 pub(super) struct End {
     ended: AtomicBool,
@@ -40,27 +40,39 @@ impl End {
         self.ended.store(true, Ordering::SeqCst);
         self.notify.notify_waiters();
     }
+
+    fn is_set(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    pub(super) async fn wait(&self) {
+        // Created before the check, so that an end in between is not missed.
+        let ended = self.notify.notified();
+        if !self.is_set() {
+            ended.await;
+        }
+    }
 }
 
-/// Whether replies come.
+/// Tracks whether replies arrive.
 #[derive(Default)]
-pub(super) struct Pulse {
+pub(super) struct Activity {
     /// How many requests wait for a reply.
     waiting: AtomicUsize,
     /// When the last reply came, or the first request began to wait after a silence; in nanoseconds.
     last: AtomicU64,
-    /// The maintenance looks at it from time to time.
+    /// The maintenance task checks it regularly.
     watched: AtomicBool,
 }
 
 impl Socket {
-    /// A connection that was made on the runtime on which this is called.
+    /// A connection that was opened on the current runtime.
     pub(super) fn new(connection: MultiplexedConnection, end: Arc<End>) -> Self {
-        let (pipeline, pulse) = (Arc::default(), Pulse::default());
-        Self { connection, home: Handle::current(), pipeline, end, pulse }
+        let (pipeline, activity) = (Arc::default(), Activity::default());
+        Self { connection, home: Handle::current(), pipeline, end, activity }
     }
 
-    /// Sends a command. If it is a script that the server does not know, the server learns it first.
+    /// Sends a command. If it is a script that the server does not know, loads it first.
     pub(super) async fn send(
         &self,
         command: &Cmd,
@@ -77,23 +89,22 @@ impl Socket {
     }
 
     async fn send_once(&self, command: &Cmd, shared: &Shared) -> redis::RedisResult<Value> {
-        let _waiting = self.pulse.begin(shared);
-        // Made before the check, so that an end in between is not missed.
-        let ended = self.end.notify.notified();
+        let _waiting = self.activity.begin(shared);
         if self.has_ended() {
             return Err(cut());
         }
         let reply = async {
             // A single request is sent at once: there is nothing to batch.
-            if self.pulse.waiting.load(Ordering::Relaxed) == 1 {
+            if self.activity.waiting.load(Ordering::Relaxed) == 1 {
                 return self.connection.clone().send_packed_command(command).await;
             }
-            let reply = self.pipeline.send(command.clone(), &self.connection, &self.home);
+            let reply =
+                self.pipeline.send(command.clone(), &self.connection, &self.home, &self.end);
             reply.await.unwrap_or_else(|_| Err(cut()))
         };
-        match race(reply, ended).await {
+        match race(reply, self.end.wait()).await {
             First::Left(reply) => {
-                self.pulse.beat(shared.clock.now());
+                self.activity.record_reply(shared.clock.now());
                 reply.and_then(Value::extract_error)
             }
             First::Right(()) => Err(cut()),
@@ -105,7 +116,7 @@ impl Socket {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.end.ended.load(Ordering::SeqCst)
+        self.end.is_set()
     }
 }
 
@@ -114,7 +125,7 @@ fn cut() -> redis::RedisError {
     std::io::Error::new(kind, "the server did not answer in time, or the connection was cut").into()
 }
 
-impl Pulse {
+impl Activity {
     fn begin(&self, shared: &Shared) -> Waiting<'_> {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             self.last.store(shared.clock.now().as_nanos(), Ordering::SeqCst);
@@ -127,7 +138,7 @@ impl Pulse {
     }
 
     /// A reply came.
-    pub(super) fn beat(&self, now: Moment) {
+    pub(super) fn record_reply(&self, now: Moment) {
         self.last.store(now.as_nanos(), Ordering::SeqCst);
     }
 
@@ -137,19 +148,19 @@ impl Pulse {
             && now.since(Moment::from_nanos(self.last.load(Ordering::SeqCst))) >= HANG
     }
 
-    /// Whether somebody waits. If not, the next one who does will nudge.
+    /// Whether a call waits. If not, the next one wakes the maintenance task.
     pub(super) fn is_awaited(&self) -> bool {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             return true;
         }
         self.watched.store(false, Ordering::SeqCst);
-        // Somebody may have come between the two.
+        // A call may have come between the two.
         self.waiting.load(Ordering::SeqCst) > 0 && !self.watched.swap(true, Ordering::SeqCst)
     }
 }
 
 /// Counts a request until it is answered or given up.
-struct Waiting<'a>(&'a Pulse);
+struct Waiting<'a>(&'a Activity);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! What a batch does to the order of requests, step by step: on one thread a future moves only when it is polled.
+//! How a batch changes the order of requests, step by step: on one thread a future only advances when it is polled.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -8,38 +8,27 @@ use fencepost_core::{Label, LockName, OwnerId, Ttl};
 use fencepost_testkit::Redis as Server;
 use tokio::runtime::Handle;
 
-use tokio_util::task::TaskTracker;
-
 use super::*;
-use crate::backend::{Liveness, LossSignal};
 use crate::clock::BootClock;
 
-/// Polls a future once. It is not ready: its answer takes a moment.
+/// Polls a future once. It is not ready, because a reply takes a round trip.
 async fn send(future: &mut (impl Future + Unpin)) {
     let ready =
         poll_fn(|context| Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_ready()));
     assert!(!ready.await, "an answer without a round trip");
 }
 
-/// A waiter's poll stands in a batch when its caller goes, and the release is sent at once, since nobody else waits for
-/// an answer by then. `noted`: the client knows that a poll is open.
+/// A waiter's poll is in a batch when its caller goes. The release is sent at once, because no other caller waits for
+/// a reply. `noted`: the client knows that a poll is open.
 async fn release_overtakes_the_batch(noted: bool) {
     let server = Server::builder().start().unwrap();
-    let url = RedisUrl::parse("redis", &format!("//{}", server.address())).unwrap();
+    let options = RedisOptions::new(server.address().to_string());
     let clock = Arc::new(BootClock);
-    let around =
-        Surroundings { clock, runtime: Handle::current(), tasks: TaskTracker::new(), create: true };
-    let redis = Redis::open(url, &around).await.unwrap();
+    let context = BackendContext::new(clock, Handle::current());
+    let redis = Redis::open(options, &context).await.unwrap();
     let name = LockName::new("x").unwrap();
     let grant = |owner| GrantId { name: name.clone(), owner: OwnerId::from_bits(owner) };
-    let request = Request {
-        grant: grant(7),
-        ttl: Ttl::MAX,
-        label: Label::new("waiter").unwrap(),
-        value: None,
-        liveness: Liveness::Process,
-        loss: LossSignal::unheard(),
-    };
+    let request = Request::new(grant(7), Ttl::MAX, Label::new("waiter").unwrap());
     server.command(&["SET", "x", "theirs", "PX", "60000"]).unwrap().text().unwrap();
     let limit = BootClock.now() + CALL_TIMEOUT;
     let queued = redis.try_acquire(request.clone(), Queue::Join, limit).await.unwrap();
@@ -63,12 +52,12 @@ async fn release_overtakes_the_batch(noted: bool) {
 }
 
 #[tokio::test]
-async fn acquire_in_a_batch_that_its_release_overtook_is_refused() {
+async fn acquire_in_a_batch_after_its_release_is_refused() {
     release_overtakes_the_batch(true).await;
 }
 
-/// The control: without the note it is granted to nobody.
+/// Control: without the note the lock is granted to nobody.
 #[tokio::test]
-async fn without_the_note_an_acquire_in_a_batch_is_granted_to_nobody() {
+async fn control_acquire_in_a_batch_without_the_note_is_granted() {
     release_overtakes_the_batch(false).await;
 }

@@ -1,43 +1,43 @@
-//! One attempt at a majority of independent nodes: whom to believe, what to propose, when to give up. No
-//! I/O and no clock; the driver sends the messages, keeps the time and undoes what failed.
+//! One attempt at a majority of independent nodes: which answers count, what to propose, when to give up. No
+//! I/O and no clock; the driver sends the messages, keeps the time and undoes failed attempts.
 //!
-//! A node keeps two things for a name: the *key*, which has one owner until it runs out on the node's own
-//! clock, and the *mark*, the highest token it has accepted and whose that was. Phase 1 asks every node for
-//! its key; a node that gives it tells its mark and its time. With a quorum of votes the attempt proposes
-//! `max(marks, times) + 1`, or what a quorum has accepted from this owner before. Phase 2 takes that to every node; a node accepts it iff its key is still this
-//! attempt's and the token is above its mark, or is its mark and ours already. A quorum of acceptances is a
-//! grant.
+//! A node keeps two things for a name: the *key*, which has one owner until it expires on the node's own
+//! clock, and the *last token*: the highest that it has accepted, and from which owner. Phase 1 requests the key from
+//! every node; a node that gives it reports its last token and its time. With a quorum of votes the attempt proposes
+//! one more than the highest of these tokens and times, or the token that a quorum has accepted from this owner before.
+//! Phase 2 sends that to every node; a node accepts it iff its key is still this attempt's and the token is above its
+//! last one, or is its last one and ours already. A quorum of acceptances is a grant.
 //!
-//! *Why a token is granted once.* A mark only rises, and a node accepts the number that is its mark from
-//! nobody but the one who put it there: so a node accepts a token from one owner at most. Two grants have a
-//! quorum each, two quorums share a node, and that node would have to have accepted the token twice.
+//! *Why a token is granted once.* The last token only rises, and a node accepts it again only from the owner that it
+//! came from: so a node accepts a token from one owner at most. Two grants have a quorum each, two quorums share a
+//! node, and that node would have to have accepted the token twice.
 //!
-//! *Why tokens rise.* Say that grant A was told before attempt B began. A quorum had marks of at least A's
-//! token by then, and marks do not fall. B needs a quorum as well, and the node that they share accepts
-//! nothing but what is above its mark. No clock has a part in this, nor has what the votes tell: marks and
-//! times are there to propose what will be accepted, and the times also serve when marks are gone. A vote
-//! that lies costs an attempt or some numbers, never the order.
+//! *Why tokens rise.* Say that grant A was reported before attempt B began. By then the last token of a quorum was A's
+//! or higher, and it does not fall. B needs a quorum as well, and the node that they share accepts only tokens above
+//! its last one. Neither clocks nor the contents of the votes matter for this: last tokens and times only help to
+//! propose a token that will be accepted, and the times also help when last tokens are lost. A wrong vote costs an
+//! attempt or some numbers, never the order.
 //!
-//! *Why phase 2 looks at the key again.* Keys are lost early when a clock leaps, a node forgets or an
+//! *Why phase 2 checks the key again.* Keys are lost early when a clock jumps, a node loses data or an
 //! operator breaks the lock. A client that had its votes, lost its keys and slept may wake with a proposal
-//! above the token of whoever came after it: a clock ran ahead, or one of its voters had already accepted
-//! the other. Without the second look it would be granted and shut out a holder whose keys all stand. With
+//! above the token of a later holder: a clock ran ahead, or one of its voters had already accepted the later
+//! token. Without the second check it would be granted, and would shut out a holder whose keys all exist. With
 //! it, A's token is above B's only if A had the key of a node after that node had accepted B: at the node
-//! that both quorums share B came first, because the mark would have refused it otherwise, and A had the key
-//! when it came. So nobody is told a higher token while the keys that made a grant stand.
+//! that both quorums share B came first, because A's token would have refused it otherwise, and A had the key
+//! when its own proposal came. So no higher token is reported while the keys that made a grant exist.
 //!
-//! *What it needs.* Nodes keep what they answered: marks for the retention, over restarts too, and nobody
-//! compares older tokens. And attempts of one owner that nodes can tell apart: the key names the attempt, an
+//! *What it needs.* Nodes keep what they answered: last tokens for the retention, over restarts too, and nobody
+//! compares older tokens. And nodes can distinguish the attempts of one owner: the key names the attempt, an
 //! undo deletes the key of its own attempt only, and a vote that comes after that of a later attempt is
-//! refused. Else an undo that is still on its way when the next attempt begins deletes the keys of that one,
-//! behind the back of a holder, and no clock had to leap for that.
+//! refused. Otherwise an undo that is still under way when the next attempt begins would delete that attempt's
+//! keys while its grant is held, without any clock jump.
 //!
-//! *What it does not give.* Exclusion in time when clocks leap or nodes forget. A key that is gone early is
-//! there for the next to take while the first still counts its time; the fence tells them apart by their
-//! tokens, this does not. Nor does a grant say that a majority of keys stands at the moment it is told,
-//! only that each of a quorum stood when it was asked.
+//! *What it does not give.* Exclusion when clocks jump or nodes lose data. If a key is lost early, the next client can
+//! take it while the first one still relies on it; the fence distinguishes them by their tokens, this does not. Nor does
+//! a grant prove that a majority of keys exists at the moment it is reported, only that each key of a quorum existed
+//! when its node answered.
 //!
-//! All of this is tried against losses, duplicates, pauses and leaping clocks in `model`.
+//! `model` tests all of this against lost and duplicate messages, pauses and jumping clocks.
 
 use fencepost_core::Token;
 
@@ -46,43 +46,43 @@ pub(super) const fn quorum(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// What a node answered in phase 1.
+/// The answer of a node in phase 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vote {
     /// Its key is ours.
     Ours {
         /// The highest token it has accepted for the name; 0 if none.
-        mark: u64,
+        last: u64,
         /// Its time, in microseconds.
         time: u64,
-        /// It accepted its mark from this owner: there was an attempt before, whose answer may be lost.
+        /// Its last token came from this owner: there was an earlier attempt, whose reply may be lost.
         mine: bool,
     },
-    /// Its key is somebody else's.
+    /// Its key belongs to another owner.
     Theirs,
 }
 
-/// What the driver does next.
+/// The next step of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Goes on listening; after the end: nothing.
+    /// Wait for more answers; after the end: nothing.
     Wait,
-    /// Phase 1 is won: takes this token to every node, those that did not vote too.
+    /// Phase 1 is won: send this token to every node, those that did not vote too.
     Propose(Token),
-    /// Phase 2 is won. It is a grant if there is time left of it.
+    /// Phase 2 is won. It is a grant if the lease has time left.
     Granted(Token),
-    /// It can not be won any more: undoes it on every node.
+    /// It cannot be won any more: undo it on every node.
     Failed(Failure),
 }
 
-/// Why an attempt can not be won.
+/// Why an attempt cannot be won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Others have the keys that were missing: try again later.
+    /// Other owners have the missing keys: retry later.
     Held,
-    /// Fewer nodes than a quorum answer, whatever the others would say.
+    /// Fewer nodes than a quorum answer, whatever their answers are.
     Unreachable,
-    /// The keys were lost, or a higher token came, between the phases: try again.
+    /// The keys were lost, or a higher token came, between the phases: retry.
     Outrun,
     /// There is no token left below 2^53.
     Exhausted,
@@ -92,11 +92,11 @@ pub(super) enum Failure {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Attempt {
     phase: Phase,
-    /// What each node had to say in this phase.
-    heard: Vec<Heard>,
-    /// The highest time of the votes, the highest mark, and the highest that is this owner's own.
+    /// The reply of each node in this phase.
+    replies: Vec<NodeReply>,
+    /// The highest time of the votes, the highest last token, and the highest that is this owner's own.
     time: u64,
-    mark: u64,
+    last: u64,
     own: u64,
     own_votes: usize,
 }
@@ -109,21 +109,21 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Heard {
-    Nothing,
-    Silence,
+enum NodeReply {
+    Pending,
+    None,
     Yes,
     No,
 }
 
 impl Attempt {
-    /// An attempt at `nodes` nodes, of which nothing has been heard yet.
+    /// An attempt at `nodes` nodes, none of which has answered yet.
     pub(super) fn new(nodes: usize) -> Self {
         Self {
             phase: Phase::Voting,
-            heard: vec![Heard::Nothing; nodes],
+            replies: vec![NodeReply::Pending; nodes],
             time: 0,
-            mark: 0,
+            last: 0,
             own: 0,
             own_votes: 0,
         }
@@ -131,70 +131,71 @@ impl Attempt {
 
     /// How many votes, and how many acceptances, it takes.
     pub(super) const fn quorum(&self) -> usize {
-        quorum(self.heard.len())
+        quorum(self.replies.len())
     }
 
-    /// What `node` answered in phase 1. A second answer counts for nothing, and so does one that comes when
-    /// the votes of others have already decided.
+    /// Handles the answer of `node` in phase 1. Ignores a second answer, and one that comes after the other votes have
+    /// decided.
     pub(super) fn voted(&mut self, node: usize, vote: Vote) -> Next {
         if self.phase != Phase::Voting {
             return Next::Wait;
         }
-        let heard = if vote == Vote::Theirs { Heard::No } else { Heard::Yes };
-        if !self.hear(node, heard) {
+        let reply = if vote == Vote::Theirs { NodeReply::No } else { NodeReply::Yes };
+        if !self.note_reply(node, reply) {
             return Next::Wait;
         }
-        if let Vote::Ours { mark, time, mine } = vote {
+        if let Vote::Ours { last, time, mine } = vote {
             self.time = self.time.max(time);
-            self.mark = self.mark.max(mark);
-            if mine && mark > self.own {
-                (self.own, self.own_votes) = (mark, 1);
-            } else if mine && mark == self.own {
+            self.last = self.last.max(last);
+            if mine && last > self.own {
+                (self.own, self.own_votes) = (last, 1);
+            } else if mine && last == self.own {
                 self.own_votes += 1;
             }
         }
         self.next()
     }
 
-    /// What `node` answered in phase 2.
+    /// Handles the answer of `node` in phase 2.
     pub(super) fn answered(&mut self, node: usize, accepted: bool) -> Next {
         if !matches!(self.phase, Phase::Accepting(_)) {
             return Next::Wait;
         }
-        let heard = if accepted { Heard::Yes } else { Heard::No };
-        if self.hear(node, heard) { self.next() } else { Next::Wait }
+        let reply = if accepted { NodeReply::Yes } else { NodeReply::No };
+        if self.note_reply(node, reply) { self.next() } else { Next::Wait }
     }
 
-    /// Nothing is to be expected of `node` in the phase that is on: it failed, took too long, or may not
-    /// vote. Should it answer after all, and in time, the answer counts. Phase 2 asks all nodes anew, so a
-    /// node that may not vote is to be called silent in each.
+    /// `node` will not answer in this phase: it failed, took too long, or may not vote. If it answers in time after
+    /// all, the answer counts. Phase 2 includes all nodes again, so call this for a node that may not vote in each
+    /// phase.
     pub(super) fn silent(&mut self, node: usize) -> Next {
-        if self.hear(node, Heard::Silence) { self.next() } else { Next::Wait }
+        if self.note_reply(node, NodeReply::None) { self.next() } else { Next::Wait }
     }
 
-    /// Whether that is news.
-    fn hear(&mut self, node: usize, what: Heard) -> bool {
-        let Some(heard) = self.heard.get_mut(node) else { return false };
-        let news = match *heard {
-            Heard::Nothing => true,
-            Heard::Silence => what != Heard::Silence,
-            Heard::Yes | Heard::No => false,
+    /// Whether that is new.
+    fn note_reply(&mut self, node: usize, reply: NodeReply) -> bool {
+        let Some(noted) = self.replies.get_mut(node) else { return false };
+        let news = match *noted {
+            NodeReply::Pending => true,
+            NodeReply::None => reply != NodeReply::None,
+            NodeReply::Yes | NodeReply::No => false,
         };
         if news {
-            *heard = what;
+            *noted = reply;
         }
         news
     }
 
     fn next(&mut self) -> Next {
-        let count = |what| self.heard.iter().filter(|heard| **heard == what).count();
-        let (won, open, silent) = (count(Heard::Yes), count(Heard::Nothing), count(Heard::Silence));
+        let count = |what| self.replies.iter().filter(|reply| **reply == what).count();
+        let (won, open, silent) =
+            (count(NodeReply::Yes), count(NodeReply::Pending), count(NodeReply::None));
         let (quorum, phase) = (self.quorum(), self.phase);
         if phase == Phase::Over || (won < quorum && won + open >= quorum) {
             return Next::Wait;
         }
         // Some have accepted a token from this owner: if a quorum has, this is a retry of a grant. The voters so far may
-        // be too few to tell, so the others are waited for while they can.
+        // be too few to know, so wait for the others while they may still answer.
         let own = self.own_votes;
         if phase == Phase::Voting && (1..quorum).contains(&own) && own + open >= quorum {
             return Next::Wait;
@@ -203,25 +204,25 @@ impl Attempt {
         match phase {
             Phase::Accepting(token) if won >= quorum => Next::Granted(token),
             Phase::Voting if won >= quorum => self.propose(),
-            // It is an outage only if the silent alone would have been too many. Those that are still to
-            // answer get the benefit of the doubt: if they are down as well, the next attempt says so, at
-            // the latest when the key that stood in the way has run out.
-            _ if self.heard.len() - silent < quorum => Next::Failed(Failure::Unreachable),
+            // It is an outage only if the silent nodes alone prevent a quorum. Nodes that have not answered yet count
+            // as up: if they are down as well, the next attempt reports it, at the latest when the key that was in the
+            // way has expired.
+            _ if self.replies.len() - silent < quorum => Next::Failed(Failure::Unreachable),
             Phase::Voting => Next::Failed(Failure::Held),
             Phase::Accepting(_) | Phase::Over => Next::Failed(Failure::Outrun),
         }
     }
 
     fn propose(&mut self) -> Next {
-        // A retry of what was granted gets the same token: a quorum has it as its mark, from this owner.
-        // Less than that is no grant, and its token may be below one that forgetful nodes have lost.
+        // A retry of a grant gets the same token: it is the last token of a quorum, from this owner. With fewer nodes
+        // it was no grant, and its token may be below one that nodes have lost with their data.
         let again = self.own_votes >= self.quorum();
-        let next = if again { Some(self.own) } else { self.mark.max(self.time).checked_add(1) };
+        let next = if again { Some(self.own) } else { self.last.max(self.time).checked_add(1) };
         let Some(token) = next.and_then(|next| Token::new(next).ok()) else {
             return Next::Failed(Failure::Exhausted);
         };
         self.phase = Phase::Accepting(token);
-        self.heard.fill(Heard::Nothing);
+        self.replies.fill(NodeReply::Pending);
         Next::Propose(token)
     }
 }
@@ -232,15 +233,15 @@ mod tests {
 
     const OURS: Vote = ours(0, 0);
 
-    const fn ours(mark: u64, time: u64) -> Vote {
-        Vote::Ours { mark, time, mine: false }
+    const fn ours(last: u64, time: u64) -> Vote {
+        Vote::Ours { last, time, mine: false }
     }
 
     fn token(value: u64) -> Token {
         Token::new(value).unwrap()
     }
 
-    /// An attempt at `nodes` nodes that has proposed token 1.
+    /// An attempt on `nodes` nodes that has proposed token 1.
     fn proposed(nodes: usize) -> Attempt {
         let mut attempt = Attempt::new(nodes);
         let last = (0..attempt.quorum()).map(|node| attempt.voted(node, OURS)).last();
@@ -249,19 +250,19 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_is_more_than_half() {
+    fn quorum_is_more_than_half() {
         assert_eq!([1, 2, 3, 4, 5, 6, 7].map(quorum), [1, 2, 2, 3, 3, 4, 4]);
     }
 
     #[test]
-    fn it_proposes_above_all_marks_and_times_of_its_voters_and_waits_for_no_more() {
+    fn proposal_is_above_all_marks_and_times_of_a_quorum() {
         let mut attempt = Attempt::new(5);
         assert_eq!(attempt.voted(3, ours(40, 7)), Next::Wait);
         assert_eq!(attempt.voted(0, Vote::Theirs), Next::Wait);
         assert_eq!(attempt.voted(1, ours(0, 90)), Next::Wait);
         let vote = ours(12, 3);
         assert_eq!(attempt.voted(2, vote), Next::Propose(token(91)));
-        // Too late to matter: phase 2 goes there all the same.
+        // Too late for the proposal, but phase 2 includes this node too.
         assert_eq!(attempt.voted(4, ours(500, 0)), Next::Wait);
         assert_eq!(attempt.answered(4, true), Next::Wait);
         assert_eq!(attempt.answered(0, true), Next::Wait);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_counts_once() {
+    fn node_counts_once() {
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, OURS), Next::Wait);
         assert_eq!(attempt.voted(0, OURS), Next::Wait);
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_is_told_as_soon_as_it_is_certain() {
+    fn contention_is_reported_as_soon_as_it_is_certain() {
         let mut attempt = Attempt::new(5);
         assert_eq!(attempt.voted(0, Vote::Theirs), Next::Wait);
         assert_eq!(attempt.voted(1, Vote::Theirs), Next::Wait);
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_beside_a_minority_that_is_down_is_still_contention() {
+    fn contention_with_a_minority_down_is_still_contention() {
         let mut attempt = Attempt::new(5);
         assert_eq!(attempt.silent(0), Next::Wait);
         assert_eq!(attempt.silent(1), Next::Wait);
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_an_outage_whatever_the_rest_says() {
+    fn outage_is_reported_whatever_the_other_nodes_reply() {
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, OURS), Next::Wait);
         assert_eq!(attempt.silent(1), Next::Wait);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_given_up_may_still_answer() {
+    fn node_that_timed_out_may_still_vote() {
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.silent(0), Next::Wait);
         assert_eq!(attempt.voted(1, OURS), Next::Wait);
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_and_silence_in_phase_2_are_told_apart() {
+    fn refusals_and_silence_in_phase_2_are_distinguished() {
         let mut refused = proposed(3);
         assert_eq!(refused.answered(0, false), Next::Wait);
         assert_eq!(refused.answered(2, false), Next::Failed(Failure::Outrun));
@@ -352,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_of_a_grant_proposes_its_token_again() {
-        let mine = Vote::Ours { mark: 41, time: 90, mine: true };
+    fn retry_of_a_grant_proposes_its_token_again() {
+        let mine = Vote::Ours { last: 41, time: 90, mine: true };
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, mine), Next::Wait);
         assert_eq!(attempt.voted(1, mine), Next::Propose(token(41)));
-        // What less than a quorum accepted was no grant.
+        // A token that less than a quorum accepted was no grant.
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, mine), Next::Wait);
         assert_eq!(attempt.voted(1, ours(7, 80)), Next::Wait, "the third may have accepted it too");
@@ -365,13 +366,13 @@ mod tests {
         let mut attempt = Attempt::new(3);
         assert_eq!(attempt.voted(0, mine), Next::Wait);
         assert_eq!(attempt.voted(1, ours(7, 80)), Next::Wait);
-        assert_eq!(attempt.silent(2), Next::Propose(token(91)), "it will not tell");
+        assert_eq!(attempt.silent(2), Next::Propose(token(91)), "it will not answer");
     }
 
-    /// The nodes that were slow to accept a grant may be the first to answer its retry.
+    /// The nodes that were slow to accept a grant may be the first to reply to its retry.
     #[test]
-    fn retry_of_a_grant_gets_its_token_whoever_answers_first() {
-        let mine = Vote::Ours { mark: 41, time: 90, mine: true };
+    fn retry_of_a_grant_gets_its_token_whichever_node_replies_first() {
+        let mine = Vote::Ours { last: 41, time: 90, mine: true };
         let mut attempt = Attempt::new(5);
         assert_eq!(attempt.voted(3, ours(7, 80)), Next::Wait);
         assert_eq!(attempt.voted(4, ours(7, 80)), Next::Wait);

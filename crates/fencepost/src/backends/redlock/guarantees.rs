@@ -1,67 +1,64 @@
-//! What several servers keep under which fault.
-
-use fencepost_core::Ttl;
+//! What several servers guarantee under which fault.
 
 use super::Redlock;
-use crate::guarantees::{Correctness, Guarantees, Holds, Kept, Records};
+use crate::backends::redis::LAYOUT;
+use crate::guarantees::{Correctness, Faults, Guarantees, Kept, Records};
 
 pub(super) fn read(redlock: &Redlock) -> Guarantees {
     let nodes = redlock.nodes.connections().map(|connection| {
         let state = connection.down().unwrap_or_else(|| "connected".to_owned());
         ("node", format!("{}: {state}", connection.shown()))
     });
-    let mut found: Vec<_> = nodes.collect();
-    found.extend(redlock.even().map(|warning| ("warning", warning)));
-    found.extend(redlock.subscriber.lines());
-    Guarantees { found, longest: redlock.max_ttl, ..guarantees() }
+    let mut server_info: Vec<_> = nodes.collect();
+    server_info.extend(redlock.even().map(|warning| ("warning", warning)));
+    server_info.extend(redlock.subscriber.lines());
+    guarantees().with_server_info(server_info).with_max_ttl(redlock.max_ttl)
 }
 
 fn guarantees() -> Guarantees {
-    let neither = |note| Kept { exclusion: Holds::No, tokens: Holds::No, note };
-    Guarantees {
-        backend: "redlock",
-        scope: "all who use these servers, other Redlock clients included",
-        correctness: Correctness::Unfit {
+    let faults = Faults {
+        holder_crash: Kept::both("the lock is free when the lease has ended"),
+        holder_pause: Kept::both(
+            "the lease ends, and the guard learns it on waking; fence the resource",
+        ),
+        store_crash: Kept::both(
+            "up to (N-1)/2 nodes: the others decide; a restarted one does not vote for max_ttl",
+        ),
+        failover: Kept::neither(
+            "a replica in a node's place may lack a vote and its last token; tokens can fall",
+        ),
+        clock_jump: Kept::neither(
+            "keys of nodes that jump end early; ahead past the retention, then back: tokens can fall",
+        ),
+        partition: Kept::both(
+            "without a majority nobody is granted; a holder that is cut off loses in time",
+        ),
+        data_loss: Kept::neither(
+            "a majority that is wiped grants again; tokens rise only if its clocks are right",
+        ),
+    };
+    Guarantees::new("redlock", faults)
+        .with_layout(LAYOUT)
+        .with_scope("every client of these servers, other Redlock clients included")
+        .with_correctness(Correctness::Unfit {
             why:
-                "its exclusion rests on the clocks and the memory of several servers, and nothing \
-                  tells when they fail it"
+                "its exclusion depends on the clocks and the memory of several servers, and it \
+                  cannot detect when they fail"
                     .into(),
             remedy:
-                "fence the resource with the token, or use a store that is fit: sqlite: on one \
-                     host, or one synced redis:"
+                "fence the resource with the token, or use a store that is fit: one synced redis:, \
+                     or sqlite: on one host"
                     .into(),
-        },
-        fifo: false,
-        wake: "a release tells who waited first at each node; all try again after a random time, 250 \
-               ms at most",
-        clock: "the wall clocks of a majority of the nodes",
-        longest: Ttl::MAX,
-        lengthens: true,
-        records: Records::None {
+        })
+        .with_wake(
+            "each node notifies its first waiter of a release; all retry after a random time, 250 ms at most",
+        )
+        .with_clock("the wall clocks of a majority of the nodes")
+        .with_can_extend(true)
+        .with_records(Records::None {
             why:
-                "its servers know nothing of each other, so none has the last word on what was done"
+                "its servers are independent, so none of them can decide what was done"
                     .into(),
             remedy: "use one synced redis:, or any other store".into(),
-        },
-        found: Vec::new(),
-        under: [
-            Kept::both("the lock is free when the lease has run out"),
-            Kept::both("the lease ends and the guard is told on waking; fence the resource"),
-            Kept::both(
-                "up to (N-1)/2 nodes: the others decide; a restarted one does not vote for max_ttl",
-            ),
-            neither(
-                "a replica in a node's place may lack a vote and its mark; then tokens can fall",
-            ),
-            neither(
-                "keys of nodes that jump end early; ahead past the retention, then back: tokens can fall",
-            ),
-            Kept::both(
-                "without a majority nobody is granted; a holder that is cut off is told in time",
-            ),
-            neither(
-                "a majority that is wiped grants again; tokens rise only if its clocks are right",
-            ),
-        ],
-    }
+        })
 }

@@ -1,23 +1,25 @@
-//! Looking at locks that lie on several nodes.
+//! Reads of locks on several nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fencepost_base::redis::error::is_wrong_type;
 use fencepost_core::{LockName, Moment};
 
 use super::Redlock;
+use super::nodes::NodeReplies;
 use crate::backend::{HolderInfo, LockInfo, StoreError};
-use crate::backends::redis::{Keys, Listed, STEPS, Seen, listed, lock_names, shown_name};
+use crate::backends::redis::{Keys, Listed, LockSnapshot, STEPS, listed, lock_names, shown_name};
 
-/// A lock as a majority shows it.
+/// A lock as a majority reports it.
 pub(super) struct Look {
     pub(super) info: LockInfo,
-    /// What a majority has as the lock's value.
+    /// The lock's value at a majority.
     pub(super) value: Option<Vec<u8>>,
-    /// Above every mark and every time that was seen.
+    /// Above every last token and every time that was seen.
     pub(super) floor: u64,
 }
 
-/// What a majority says of a lock.
+/// A majority's answers about a lock.
 pub(super) async fn look(
     redlock: &Redlock,
     keys: Keys<'_>,
@@ -25,22 +27,34 @@ pub(super) async fn look(
     shown: usize,
     limit: Moment,
 ) -> Result<Look, StoreError> {
-    let call = STEPS.inspect.on(keys).arg(shown);
-    let looks = redlock
-        .nodes
-        .connections()
-        .map(|connection| async { Seen::read(&connection.call(&call, limit).await?.value) });
-    let (seen, words) = redlock.nodes.most(looks, "answered", limit).await;
+    let (seen, node_replies) = snapshots(redlock, keys, shown, limit).await;
     if seen.len() < redlock.nodes.quorum() {
-        return Err(words.error(&format!("\"{name}\" can not be looked at")));
+        return Err(node_replies.error(&cannot_inspect(name)));
     }
     Ok(sum_up(redlock, name, seen))
 }
 
-fn sum_up(redlock: &Redlock, name: &LockName, seen: Vec<Seen>) -> Look {
+async fn snapshots(
+    redlock: &Redlock,
+    keys: Keys<'_>,
+    shown: usize,
+    limit: Moment,
+) -> (Vec<LockSnapshot>, NodeReplies) {
+    let call = STEPS.inspect.on(keys).arg(shown);
+    let looks = redlock.nodes.connections().map(|connection| async {
+        LockSnapshot::read(&connection.call(&call, limit).await?.value)
+    });
+    redlock.nodes.most(looks, "answered", limit).await
+}
+
+fn cannot_inspect(name: &LockName) -> String {
+    format!("\"{name}\" cannot be inspected")
+}
+
+fn sum_up(redlock: &Redlock, name: &LockName, seen: Vec<LockSnapshot>) -> Look {
     let quorum = redlock.nodes.quorum();
-    let marks = seen.iter().filter_map(|look| Some(Listed::parse(look.record.as_deref()?)?.last));
-    let floor = marks.chain(seen.iter().map(|look| look.time)).max().unwrap_or(0) + 1;
+    let tokens = seen.iter().filter_map(|look| Some(Listed::parse(look.state.as_deref()?)?.last));
+    let floor = tokens.chain(seen.iter().map(|look| look.time)).max().unwrap_or(0) + 1;
     let mut values: BTreeMap<&[u8], usize> = BTreeMap::new();
     for value in seen.iter().filter_map(|look| look.value.as_deref()) {
         *values.entry(value).or_default() += 1;
@@ -48,9 +62,11 @@ fn sum_up(redlock: &Redlock, name: &LockName, seen: Vec<Seen>) -> Look {
     let value = values.into_iter().find(|(_, count)| *count >= quorum);
     let value = value.map(|(value, _)| value.to_vec());
     let waiting = seen.iter().map(|look| look.waiting).max().unwrap_or(0);
-    // Not every node has heard the holder's last word, but one of any majority has.
-    let said = seen.iter().filter(|look| value.is_some() && look.value == value);
-    let said = said.filter_map(|look| look.said.clone()).max_by_key(|said| said.number);
+    // Not every node has the holder's latest value, but one of any majority has.
+    let candidate_value = seen.iter().filter(|look| value.is_some() && look.value == value);
+    let candidate_value = candidate_value
+        .filter_map(|look| look.candidate_value.clone())
+        .max_by_key(|candidate_value| candidate_value.number);
     let mut holders: Vec<HolderInfo> = Vec::new();
     let mut waiters = Vec::new();
     for look in seen {
@@ -61,33 +77,37 @@ fn sum_up(redlock: &Redlock, name: &LockName, seen: Vec<Seen>) -> Look {
             waiters = info.waiters;
         }
     }
-    let value_said = said.map(|said| said.value);
+    let value_said = candidate_value.map(|candidate_value| candidate_value.value);
     let holder = agreed(&holders, quorum);
-    let holder = holder.map(|holder| HolderInfo { value: value_said, ..holder });
-    let info = LockInfo { name: name.clone(), holder, waiting, waiters };
+    let holder = holder.map(|holder| holder.with_value(value_said));
+    let info = LockInfo::free(name.clone()).with_holder(holder).with_waiters(waiting, waiters);
     Look { info, value, floor }
 }
 
-/// Every lock that a majority has, or that is waited for.
+/// Every lock that a majority has, or that has waiters.
 pub(super) async fn list(redlock: &Redlock, limit: Moment) -> Result<Vec<LockInfo>, StoreError> {
     let lists = redlock.nodes.connections();
     let lists = lists.map(|connection| lock_names(connection, &redlock.prefix, limit));
-    let (lists, words) = redlock.nodes.most(lists, "answered", limit).await;
+    let (lists, node_replies) = redlock.nodes.most(lists, "answered", limit).await;
     if lists.len() < redlock.nodes.quorum() {
-        return Err(words.error("the locks can not be listed"));
+        return Err(node_replies.error("the locks cannot be listed"));
     }
     let names: BTreeSet<String> = lists.into_iter().flatten().collect();
     let mut locks = Vec::new();
     for name in names {
-        let keys = redlock.prefix.found(&name);
-        let look = look(redlock, keys, &shown_name(&name), 0, limit).await;
-        locks.extend(listed(look.map(|look| look.info))?);
+        let (keys, name) = (redlock.prefix.keys_unchecked(&name), shown_name(&name));
+        let (seen, node_replies) = snapshots(redlock, keys, 0, limit).await;
+        if seen.len() >= redlock.nodes.quorum() {
+            locks.extend(listed(sum_up(redlock, &name, seen).info));
+        } else if !node_replies.refused_since(is_wrong_type) {
+            return Err(node_replies.error(&cannot_inspect(&name)));
+        }
     }
     Ok(locks)
 }
 
-/// The holder as a majority describes it: the token that enough of them have accepted, and the lease that
-/// enough of them will keep.
+/// The holder as a majority reports it: the token that enough of them have accepted, and the lease that enough of them
+/// will keep.
 fn agreed(holders: &[HolderInfo], quorum: usize) -> Option<HolderInfo> {
     let count = |token| holders.iter().filter(|holder| holder.token == token).count();
     let mut holder = holders.iter().max_by_key(|holder| count(holder.token))?.clone();

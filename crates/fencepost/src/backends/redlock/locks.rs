@@ -7,7 +7,7 @@ use fencepost_core::{LockName, Moment, Token, Ttl};
 
 use super::Redlock;
 use super::inspect::look;
-use super::nodes::{LOOK, Message, Of, Way};
+use super::nodes::{Delivery, LOOK, Message, Of};
 use super::vote::{Ended, attempt};
 use crate::backend::{
     Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Outcome, Queue, Renewal, Renewed, Reply,
@@ -15,31 +15,31 @@ use crate::backend::{
 };
 use crate::backends::polling::Polled;
 use crate::backends::redis::{
-    Connection, LOOK_AGAIN, LOOK_AT_STRANGERS, STEPS, is_wrong_type, remember_ms, until_confirmed,
-    value_number,
+    Connection, LOOK_AGAIN, STEPS, THIRD_PARTY_POLL_INTERVAL, is_not_ours, remember_ms,
+    until_confirmed, value_number,
 };
+use crate::random::part_of;
 
-/// Two who met at the nodes try again after a random part of this, doubled each time they meet again.
+/// Two callers that collided at the nodes retry after a random part of this, doubled with each collision.
 const JITTER: Duration = Duration::from_millis(8);
-/// How often a caller that does not wait tries again if it met others.
+/// How often a caller that does not wait retries after a collision.
 const TRIES: u32 = 3;
-/// How often a break that was overtaken by a grant is tried again.
+/// How often a break that was overtaken by a grant is retried.
 const BREAK_TRIES: usize = 5;
 
-/// How often in a row a caller met others at the nodes.
+/// How many times in a row a caller collided with others.
 pub(super) type Met = AtomicU32;
 
-/// Tries until it is decided who has the lock: a caller that does not wait is given a few tries against others who are at
-/// it.
+/// Tries until it is decided who has the lock: a caller that does not wait makes a few attempts against concurrent
+/// callers.
 pub(super) async fn try_acquire(
     redlock: &Redlock,
     request: &Request,
-    queue: Queue,
     limit: Moment,
 ) -> StoreResult<Acquired> {
     let met = Met::default();
     loop {
-        let reply = poll(redlock, request, queue, &met, limit).await?;
+        let reply = poll(redlock, request, Queue::Skip, &met, limit).await?;
         let again = redlock.clock.now() + reply.value.poll_after;
         match reply.value.acquired {
             Acquired::Held(None) if met.load(Ordering::Relaxed) <= TRIES && again < limit => {
@@ -50,18 +50,18 @@ pub(super) async fn try_acquire(
     }
 }
 
-/// Polls for a waiter. Not at once: the first node notifies it before the others have heard of the release.
+/// Polls for a waiter. Not at once: the first node notifies it before the other nodes have the release.
 pub(super) async fn poll_again(
     redlock: &Redlock,
     request: &Request,
     met: &Met,
     limit: Moment,
 ) -> StoreResult<Polled> {
-    redlock.clock.alarm(redlock.clock.now() + random(JITTER / 4)).await;
+    redlock.clock.alarm(redlock.clock.now() + part_of(JITTER / 4)).await;
     poll(redlock, request, Queue::Join, met, limit).await
 }
 
-async fn poll(
+pub(super) async fn poll(
     redlock: &Redlock,
     request: &Request,
     queue: Queue,
@@ -74,37 +74,28 @@ async fn poll(
             if redlock.subscriber.granted(request, token) {
                 redlock.nodes.connections().for_each(Connection::subscribe_to_breaks);
             }
-            let grant = Grant { token, ttl: request.ttl, queued: false, presence: None };
-            let acquired = Acquired::Granted(grant);
+            let acquired = Acquired::Granted(Grant::new(token, request.ttl));
             return Ok(Reply::new(Polled { acquired, poll_after: Duration::ZERO }, sent));
         }
         Ended::Held(Some(holder)) => {
             met.store(0, Ordering::Relaxed);
             // Nobody notifies us when a third-party client releases.
-            let look = if holder.token.is_none() { LOOK_AT_STRANGERS } else { LOOK_AGAIN };
+            let look = if holder.token.is_none() { THIRD_PARTY_POLL_INTERVAL } else { LOOK_AGAIN };
             // Not all at once, and not much later than the lease ends.
-            let poll_after = holder.remaining.unwrap_or(look).min(look) + random(JITTER);
+            let poll_after = holder.remaining.unwrap_or(look).min(look) + part_of(JITTER);
             (Some(holder), poll_after)
         }
         Ended::Held(None) | Ended::Outrun => {
             let times = met.fetch_add(1, Ordering::Relaxed) + 1;
-            (None, random(JITTER * (1 << times.min(5))))
+            (None, part_of(JITTER * (1 << times.min(5))))
         }
     };
     let acquired = match queue {
-        // The nodes' lists need not agree, so they give no position.
+        // The nodes' lists can differ, so they give no position.
         Queue::Join => Acquired::Queued { ahead: 0 },
         Queue::Skip => Acquired::Held(holder),
     };
     Ok(Reply::new(Polled { acquired, poll_after }, sent))
-}
-
-/// A random part of `span`.
-fn random(span: Duration) -> Duration {
-    let mut bits = [0; 4];
-    // Without random numbers nothing was acquired to begin with.
-    let _ = getrandom::fill(&mut bits);
-    span.mul_f64(f64::from(u32::from_ne_bytes(bits)) / f64::from(u32::MAX))
 }
 
 pub(super) async fn renew(
@@ -115,7 +106,7 @@ pub(super) async fn renew(
     let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
     if let Some(ttl) = ttl.filter(|ttl| *ttl > redlock.max_ttl) {
         return Err(StoreError::invalid(format!(
-            "a TTL of {} is longer than the redlock store takes: give at most {}",
+            "a TTL of {} is longer than the redlock store allows: give at most {}",
             short(ttl.as_duration()),
             short(redlock.max_ttl.as_duration())
         )));
@@ -129,23 +120,23 @@ pub(super) async fn renew(
     }
     let timeout = (ttl.unwrap_or(redlock.max_ttl).as_duration() / 6).min(LOOK);
     let timeout = timeout.min(limit.since(sent));
-    let mut answers = redlock.nodes.ask(call, Way::Vote(Duration::ZERO), timeout);
+    let mut answers = redlock.nodes.ask(call, Delivery::Vote(Duration::ZERO), timeout);
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
     let (count, quorum) = (redlock.nodes.count(), redlock.nodes.quorum());
-    let mut words = redlock.nodes.words();
+    let mut node_replies = redlock.nodes.node_replies();
     while let Some((node, answer)) = answers.recv().await {
         match answer.and_then(|reply| reply.value.renewed()) {
             Ok(Ok(renewed)) => {
-                words.answered(node, "extended");
+                node_replies.answered(node, "extended");
                 kept.push(renewed);
             }
             Ok(Err(NotHeld(cause))) => {
-                words.answered(node, "not held");
+                node_replies.answered(node, "not held");
                 gone.push(cause);
             }
-            Err(error) => words.failed(node, error),
+            Err(error) => node_replies.failed(node, error),
         }
-        // The token that a majority has accepted; a node may have kept one of a failed attempt.
+        // The token that a majority has accepted; a node may have one of a failed attempt.
         for Renewed { token, .. } in &kept {
             let same: Vec<_> = kept.iter().filter(|other| other.token == *token).collect();
             if let Some(ttl) = same.iter().map(|renewed| renewed.ttl).min()
@@ -159,13 +150,13 @@ pub(super) async fn renew(
             let cause = cause.into_iter().find(|cause| gone.contains(&Some(*cause)));
             return Ok(Reply::new(Err(NotHeld(cause)), sent));
         }
-        // Neither can be had any more.
-        let open = words.open();
+        // Neither a majority for nor one against is possible any more.
+        let open = node_replies.open();
         if kept.len() + open < quorum && gone.len() + open <= count - quorum {
             break;
         }
     }
-    Err(words.error(&format!("\"{name}\" can not be renewed")))
+    Err(node_replies.error(&format!("\"{name}\" cannot be renewed")))
 }
 
 pub(super) async fn release(
@@ -178,52 +169,54 @@ pub(super) async fn release(
     let call = call.arg(redlock.retention).arg(remember_ms(redlock.retention));
     let sent = redlock.clock.now();
     redlock.subscriber.released(*owner);
-    // Whoever can not hear it now is told until its lease must be over.
-    let way = Way::Surely(sent + redlock.max_ttl.as_duration());
+    // Retry at nodes that cannot be reached now, until the lease must have ended.
+    let delivery = Delivery::Surely(sent + redlock.max_ttl.as_duration());
     let message = Message { call, of: Of::Release(*owner) };
-    let mut answers = redlock.nodes.ask(message, way, LOOK.min(limit.since(sent)));
-    let mut words = redlock.nodes.words();
+    let mut answers = redlock.nodes.ask(message, delivery, LOOK.min(limit.since(sent)));
+    let mut node_replies = redlock.nodes.node_replies();
     let (mut ended, mut gone, mut why) = (0, 0, None);
     let (count, quorum) = (redlock.nodes.count(), redlock.nodes.quorum());
     while let Some((node, answer)) = answers.recv().await {
         match answer.map(|reply| (reply.retried, reply.value.released())) {
             Ok((_, Ok(()))) => {
-                words.answered(node, "released");
+                node_replies.answered(node, "released");
                 ended += 1;
             }
-            // The connection broke after the node had done it; somebody may have the key by now.
+            // The connection broke after the node had executed it; another owner may have the key by now.
             Ok((true, Err(NotHeld(cause)))) if cause != Some(LossCause::Broken) => {
-                words.answered(node, "released");
+                node_replies.answered(node, "released");
                 ended += 1;
             }
             Ok((_, Err(NotHeld(cause)))) => {
-                words.answered(node, "not held");
+                node_replies.answered(node, "not held");
                 why = why.or(cause);
                 gone += 1;
             }
-            Err(error) if is_wrong_type(&error) => {
-                words.answered(node, "not a lock");
+            Err(error) if is_not_ours(&error) => {
+                node_replies.answered(node, "not a lock of ours");
                 gone += 1;
             }
-            Err(error) => words.failed(node, error),
+            Err(error) => node_replies.failed(node, error),
         }
-        if ended >= quorum || gone > count - quorum || words.open() == 0 {
+        if ended >= quorum || gone > count - quorum || node_replies.open() == 0 {
             break;
         }
     }
     let released = match (ended, gone) {
         (ended, _) if ended >= quorum => Ok(()),
-        // A majority has given it to somebody else, or an operator broke it there.
+        // A majority has given it to another owner, or an operator broke it there.
         (_, gone) if gone > count - quorum && why.is_some() => Err(NotHeld(why)),
-        // Less than a majority is no grant; but a place in line, or a vote, is something to give up.
+        // Less than a majority is no grant; but a position, or a vote, is something to give up.
         (ended, gone) if ended > 0 && ended + gone >= quorum => Ok(()),
         (_, gone) if gone > count - quorum => Err(NotHeld(why)),
-        _ => return Err(words.error(&format!("\"{name}\" can not be released on a majority"))),
+        _ => {
+            return Err(node_replies.error(&format!("\"{name}\" cannot be released on a majority")));
+        }
     };
     Ok(Reply::new(released, sent))
 }
 
-/// Ends the grant on every node, and raises the mark of a majority above it.
+/// Ends the grant on every node, and raises the last token of a majority above it.
 pub(super) async fn break_lock(
     redlock: &Redlock,
     name: &LockName,
@@ -244,38 +237,43 @@ pub(super) async fn break_lock(
             .map_err(|_| StoreError::refused(format!("\"{name}\" has no tokens left")))?;
         let call = STEPS.floor.on(keys).arg(&value).arg(floor.get()).arg(redlock.retention);
         let call = call.arg(&redlock.subscriber.break_channel);
-        // A node that is away is told when it is back, as long as the lease may last there.
+        // Retry at a node that is down, for as long as the lease may last there.
         let now = redlock.clock.now();
-        let way = Way::Surely(now + redlock.max_ttl.as_duration());
-        let mut answers = redlock.nodes.ask(call, way, LOOK.min(limit.since(now)));
-        let (mut raised, mut heard, mut words) = (0, 0, redlock.nodes.words());
-        while words.open() > 0
+        let delivery = Delivery::Surely(now + redlock.max_ttl.as_duration());
+        let mut answers = redlock.nodes.ask(call, delivery, LOOK.min(limit.since(now)));
+        let (mut raised, mut received, mut node_replies) = (0, 0, redlock.nodes.node_replies());
+        while node_replies.open() > 0
             && let Some((node, answer)) = answers.recv().await
         {
             match answer {
                 Ok(reply) => {
-                    words.answered(node, "answered");
-                    heard += 1;
+                    node_replies.answered(node, "answered");
+                    received += 1;
                     raised += usize::from(reply.value.is_done());
                 }
-                Err(error) => words.failed(node, error),
+                Err(error) => node_replies.failed(node, error),
             }
             if raised >= redlock.nodes.quorum() {
                 let (label, token, nodes) = (holder.label, holder.token, &redlock.nodes);
-                // The note of any node will do: nobody but the holder's release makes it.
+                // The note of any node is enough: only the holder's release creates it.
                 let confirmed = token.is_some()
-                    && until_confirmed(nodes.connections(), &value, &*redlock.clock, confirm_until)
-                        .await;
+                    && until_confirmed(
+                        nodes.connections(),
+                        keys,
+                        &value,
+                        &*redlock.clock,
+                        confirm_until,
+                    )
+                    .await;
                 return Ok(Some(Broken { label, token, floor, confirmed }));
             }
         }
-        if heard < redlock.nodes.quorum() {
-            return Err(words.error(&format!("\"{name}\" can not be broken")));
+        if received < redlock.nodes.quorum() {
+            return Err(node_replies.error(&format!("\"{name}\" cannot be broken")));
         }
-        // A token above the floor was accepted meanwhile: look again, and higher.
+        // A token above the floor was accepted meanwhile: read again, and propose a higher floor.
     }
-    let error = StoreError::unavailable(format!(
-        "\"{name}\" changes hands too fast to be broken: try again"
-    ));
+    let error =
+        StoreError::unavailable(format!("\"{name}\" changes hands too fast to be broken: retry"));
     Err(error.with_outcome(Outcome::Unknown))
 }

@@ -1,4 +1,4 @@
-//! `redlock://HOST,HOST,HOST` several Redis servers that know nothing of each other, and a majority of them.
+//! `redlock://HOST,HOST,HOST` a majority of several independent Redis servers.
 //!
 //! The lock is the same key with the same value on each node, as other Redlock clients keep it: npm
 //! `redlock`, redlock-py and we exclude each other. A client with one server does not take part.
@@ -7,20 +7,19 @@
 //! node keeps the key for the TTL, and the guard counts from before the first request of the attempt that
 //! was granted, less a margin for clocks that run at different rates. A node that was restarted does not
 //! vote until every lease from before is over (`max_ttl`), since it may have forgotten it.
-//! *Why tokens rise:* two phases, see attempt.rs, and the model beside it. No clock has a part in it.
-//! *Where that ends:* it stays an efficiency lock. A node whose clock leaps, that is wiped, or that is
-//! replaced by a replica gives its key to the next while the first holder still counts its time; with
-//! enough of them there are two holders. Nothing on the nodes can tell. The tokens still rise then, as
-//! long as the nodes keep their marks, so a fenced resource stays right. A node forgets a mark when its clock
-//! has passed it by the retention.
+//! *Why tokens rise:* two phases, see attempt.rs, and the model beside it. They do not depend on clocks.
+//! *Where that ends:* it stays an efficiency lock. A node whose clock jumps, that is wiped, or that is replaced by a
+//! replica gives its key to the next client while the first holder still relies on it; with enough such nodes there are
+//! two holders. Nothing on the nodes shows it. Tokens still rise then, as long as the nodes keep the last one, so a fenced
+//! resource stays correct. A node forgets it when its clock has passed it by the retention.
 //!
-//! *Waiting:* each node has a list of who waits, and a release tells the first on it. The lists need not
-//! agree, so they give no right: whoever is told, or has waited its time, tries again after a random
-//! moment. A failed attempt is taken back on every node, by its own number, so that it can not take back
-//! a later one.
+//! *Waiting:* each node has a list of waiters, and a release notifies the first of them. The lists can differ, so a
+//! position gives no right to the lock: a waiter that is notified, or has waited long enough, retries after a random
+//! delay. A failed attempt is undone on every node, by its own number, so that the undo cannot hit a later one.
 //!
 //! URLs, connections, layout, scripts and errors are those of redis/. There is no queue.rs (polling.rs waits), no
-//! values.rs and no records.rs (no records are kept). attempt.rs decides, vote.rs and nodes.rs carry its messages.
+//! values.rs, no records.rs (no records are kept) and no `server_info.rs`. attempt.rs decides, vote.rs and nodes.rs carry
+//! its messages.
 
 mod attempt;
 mod guarantees;
@@ -37,29 +36,40 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use fencepost_base::redis::RedlockUrl;
+use fencepost_base::redis::RedlockConfig;
+/// ```no_run
+/// # async fn connect(secret: String) -> fencepost::Result<()> {
+/// use fencepost::Fencepost;
+/// use fencepost::backends::redlock::RedlockOptions;
+///
+/// let servers = ["redis-1", "redis-2", "redis-3"];
+/// let fp = Fencepost::connect(RedlockOptions::new(servers).password(secret)).await?;
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use fencepost_base::redis::RedlockOptions;
 use fencepost_core::{LockName, Moment, Token, Ttl};
-use futures_util::future::join_all;
 
 use self::nodes::Nodes;
-use super::polling::wait_by_polling;
+use super::polling::{join_by_polling, wait_by_polling};
 use super::redis::{Address, LOOK_AGAIN, Prefix, Subscriber};
+use super::renew_each;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Reply, Request, StoreCall, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::guarantees::Guarantees;
-use crate::retry::CALL_TIMEOUT;
+use crate::retry::{CALL_TIMEOUT, replied};
 
 /// A store on several Redis servers.
 pub struct Redlock {
     nodes: Nodes,
     clock: Arc<dyn Clock>,
     prefix: Prefix,
-    /// In milliseconds, as the scripts are told.
+    /// In milliseconds, as the scripts take it.
     retention: u64,
     max_ttl: Ttl,
     /// How long a node must have been up to vote.
@@ -70,20 +80,23 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    pub(crate) async fn open(url: RedlockUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let options = url.options;
-        let db = url.addresses.first().map_or(0, Address::db);
-        let prefix = Prefix::new(options.prefix.clone())?;
+    pub(crate) async fn open(
+        options: RedlockOptions,
+        context: &BackendContext,
+    ) -> Result<Arc<Self>> {
+        let config = RedlockConfig::new(options)?;
+        let db = config.addresses.first().map_or(0, Address::db);
+        let prefix = Prefix::new(config.prefix)?;
         let subscriber = Subscriber::new(db, &prefix)?;
-        let nodes = Nodes::open(url.addresses, around, &subscriber);
+        let nodes = Nodes::open(config.addresses, context, &subscriber);
         let up_for =
-            if options.restarted_vote { Duration::ZERO } else { options.max_ttl.as_duration() };
+            if config.restarted_vote { Duration::ZERO } else { config.max_ttl.as_duration() };
         let store = Self {
             nodes,
-            clock: Arc::clone(&around.clock),
-            retention: options.token_retention().as_millis() as u64,
+            clock: Arc::clone(&context.clock),
+            retention: config.retention.as_millis() as u64,
             prefix,
-            max_ttl: options.max_ttl,
+            max_ttl: config.max_ttl,
             up_for,
             subscriber,
             attempts: AtomicU64::new(0),
@@ -95,24 +108,24 @@ impl Redlock {
         Ok(Arc::new(store))
     }
 
-    /// What to say of an even number of nodes.
+    /// The warning about an even number of nodes.
     fn even(&self) -> Option<String> {
         let count = self.nodes.count();
         count.is_multiple_of(2).then(|| {
             format!(
-                "{count} nodes bear the loss of no more than {} would: take an odd number",
+                "{count} nodes tolerate no more failures than {} would: use an odd number",
                 count - 1
             )
         })
     }
 
-    /// Waits until a majority is connected, or it is clear that none will be.
+    /// Waits until a majority is connected, or cannot be.
     async fn gather(&self) -> Result<()> {
         let limit = self.clock.now() + CALL_TIMEOUT;
         let connected = self.nodes.connections().map(|connection| connection.connected(limit));
-        let (up, words) = self.nodes.most(connected, "connected", limit).await;
+        let (up, node_replies) = self.nodes.most(connected, "connected", limit).await;
         if up.len() < self.nodes.quorum() {
-            return Err(words.error("can not connect").into());
+            return Err(node_replies.error("cannot connect").into());
         }
         self.check_that_they_differ()
     }
@@ -121,12 +134,13 @@ impl Redlock {
     fn check_that_they_differ(&self) -> Result<()> {
         let mut known = HashMap::new();
         for node in self.nodes.connections() {
-            let Some(run) = node.found().and_then(|found| found.run_id().map(str::to_owned)) else {
+            let Some(run) = node.server_info().and_then(|found| found.run_id().map(str::to_owned))
+            else {
                 continue;
             };
             if let Some(other) = known.insert(run, node.shown()) {
                 return Err(Error::invalid(format!(
-                    "{other} and {} in the redlock: URL are the same server: its vote would count \
+                    "{other} and {} of the redlock: store are the same server: its vote would count \
                      twice",
                     node.shown()
                 )));
@@ -143,7 +157,16 @@ impl Backend for Redlock {
         queue: Queue,
         limit: Moment,
     ) -> StoreCall<'_, Acquired> {
-        Box::pin(async move { locks::try_acquire(self, &request, queue, limit).await })
+        Box::pin(async move {
+            match queue {
+                Queue::Skip => locks::try_acquire(self, &request, limit).await,
+                Queue::Join => {
+                    let (waiters, met) = (&self.subscriber.waiters, locks::Met::default());
+                    let poll = locks::poll(self, &request, queue, &met, limit);
+                    join_by_polling(&*self.clock, waiters, request.grant.owner, poll).await
+                }
+            }
+        })
     }
 
     fn wait(&self, request: Request, limit: Moment) -> StoreCall<'_, Acquired> {
@@ -156,9 +179,9 @@ impl Backend for Redlock {
     }
 
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
-        Box::pin(async move {
-            join_all(batch.iter().map(|renewal| locks::renew(self, renewal, limit))).await
-        })
+        Box::pin(
+            async move { renew_each(&batch, |renewal| locks::renew(self, renewal, limit)).await },
+        )
     }
 
     fn release(&self, grant: GrantId, limit: Moment) -> StoreCall<'_, Result<(), NotHeld>> {
@@ -173,9 +196,8 @@ impl Backend for Redlock {
         limit: Moment,
     ) -> StoreCall<'_, Option<Broken>> {
         Box::pin(async move {
-            let sent = self.clock.now();
-            let broken = locks::break_lock(self, &name, token, confirm_until, limit).await?;
-            Ok(Reply::new(broken, sent))
+            let broken = locks::break_lock(self, &name, token, confirm_until, limit);
+            replied(&*self.clock, broken).await
         })
     }
 
@@ -187,21 +209,17 @@ impl Backend for Redlock {
 impl Observe for Redlock {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
         Box::pin(async move {
-            let sent = self.clock.now();
             let (keys, shown) = (self.prefix.keys(&name)?, LockInfo::SHOWN_WAITERS);
-            let look = inspect::look(self, keys, &name, shown, limit).await?;
-            Ok(Reply::new(look.info, sent))
+            let look = replied(&*self.clock, inspect::look(self, keys, &name, shown, limit));
+            Ok(look.await?.map(|look| look.info))
         })
     }
 
     fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(async move {
-            let sent = self.clock.now();
-            Ok(Reply::new(inspect::list(self, limit).await?, sent))
-        })
+        Box::pin(replied(&*self.clock, inspect::list(self, limit)))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(inspect_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
     }
 }

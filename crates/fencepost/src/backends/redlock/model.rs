@@ -1,89 +1,91 @@
-//! A model of Redlock: the real [`Attempt`](super::attempt::Attempt) against simulated nodes, a simulated
-//! network and simulated time. Messages are late, lost, doubled and out of order; nodes are cut off; clients
-//! freeze, crash and renew; and by the [`Weather`], clocks leap, keys are deleted by hand, nodes forget.
+//! A model of Redlock: the real [`Attempt`](super::attempt::Attempt) against simulated nodes, network and time.
+//! Messages are delayed, lost, duplicated and reordered; nodes are partitioned; clients freeze, crash and renew.
+//! Depending on the [`FaultProfile`], clocks jump, operators delete keys, and nodes lose their data.
 //!
-//! What must hold is in `checks`. A check that never fails proves nothing, so every rule that is there for
-//! a reason is left out once, as a [`Variant`], and the checks must notice.
+//! What must hold is in `checks`. A check that never fails proves nothing, so each rule is left out once, as a
+//! [`Variant`], and the checks must notice.
 //!
-//! A failure prints its seed. `FENCEPOST_MODEL_SEED=n` repeats that run and no other;
-//! `FENCEPOST_MODEL_RUNS=n` makes every test do `n` runs, if that is more than what CI has time for.
+//! A failure prints its seed. `FENCEPOST_MODEL_SEED=n` repeats only that run; `FENCEPOST_MODEL_RUNS=n` makes every
+//! test do at least `n` runs.
 
 mod checks;
 mod client;
-mod dice;
 mod exhaustive;
 mod node;
+mod rng;
 mod world;
 
 use std::env;
 
-use checks::{EXCLUSION, Grant, NO_REVENANT, Predicate, REAL_TIME_ORDER, TOKENS, UNIQUE, broken};
+use checks::{
+    EXCLUSION, Grant, NO_GRANT_WITHOUT_KEYS, Predicate, REAL_TIME_ORDER, TOKENS, UNIQUE, broken,
+};
 use fencepost_core::invariants::{Held, p1_no_overlap, p2_tokens_rise};
 use fencepost_core::{LockName, Moment, Token};
 
-/// A lease, in microseconds; there are no longer ones.
+/// The lease, in microseconds. It is also the longest one.
 const TTL: u64 = 1_000_000;
 const MAX_TTL: u64 = TTL;
-/// What is taken off a lease because clocks do not run alike.
+/// Taken off a lease because clocks run at different rates.
 const DRIFT: u64 = TTL / 100 + 2_000;
 /// How long a node remembers a release that found nothing.
 const TOMBSTONE: u64 = 6 * TTL;
-/// When a run ends. Many short runs find more than a few long ones: once a clock that runs ahead has told
-/// its time, the marks carry it, and no clock makes a difference any more.
+/// When a run ends. Many short runs find more than a few long ones: once a fast clock has been read, the
+/// last tokens carry its time, and clocks make no difference any more.
 const END: u64 = 8 * TTL;
 
-/// Runs in CI, for what must hold and for what must not.
+/// Runs in CI: of the rules as they are, and of the controls.
 const SLICE: u64 = 400;
 const CONTROL: u64 = 200;
 
-/// The rules as they are, or one left out.
+/// The rules as they are, or with one left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Variant {
     AsBuilt,
     /// No phase 2: each node counts its votes, and the token is the highest count of a majority.
     MaxOfCounters,
-    /// Phase 2 looks at the mark only.
+    /// Phase 2 checks only the last token.
     NoOwnerCheck,
-    /// A node that has just started empty votes like any other.
+    /// A node that has just restarted empty votes at once.
     VotesAtOnce,
-    /// The lease is counted from the moment the grant is told (proposed in node-redlock#167).
+    /// The lease counts from the grant (proposed in node-redlock#167).
     CountsFromTheGrant,
-    /// What is left of the lease is looked at after first use (node-redlock#296).
+    /// The remaining lease is checked only after the first use (node-redlock#296).
     NotCheckedAfterPhase2,
-    /// The undo of an attempt deletes any key of its owner; a tombstone would stop the next attempt.
+    /// The undo of an attempt deletes any key of its owner.
     UndoByOwner,
     /// A vote of an earlier attempt takes the key of a later one of the same owner.
     OldVotesCount,
 }
 
-/// What may befall the nodes. Messages and clients fare badly in all of them.
+/// Faults of the nodes. Messages are lost and clients freeze in all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weather {
-    /// Nodes keep their data, and their clocks run alike within the drift.
-    Fair,
-    /// Clocks leap both ways, and their time is anything; keys are deleted by hand.
-    Leaping,
-    /// Nodes restart empty.
-    Forgetful,
-    LeapingAndForgetful,
+enum FaultProfile {
+    /// Nodes keep their data, and their clock rates differ by the drift.
+    Stable,
+    /// Clocks jump both ways and show any time; operators delete keys.
+    ClockJumps,
+    /// Nodes lose their data and restart.
+    DataLoss,
+    ClockJumpsAndDataLoss,
 }
 
-impl Weather {
-    const fn leaps(self) -> bool {
-        matches!(self, Self::Leaping | Self::LeapingAndForgetful)
+impl FaultProfile {
+    const fn clocks_jump(self) -> bool {
+        matches!(self, Self::ClockJumps | Self::ClockJumpsAndDataLoss)
     }
 
-    const fn forgets(self) -> bool {
-        matches!(self, Self::Forgetful | Self::LeapingAndForgetful)
+    const fn loses_data(self) -> bool {
+        matches!(self, Self::DataLoss | Self::ClockJumpsAndDataLoss)
     }
 }
 
-/// How much of what has happened.
+/// How often each event happened.
 #[derive(Debug, Default)]
-struct Tally {
+struct Counters {
     attempts: u64,
     grants: u64,
-    /// Attempts that failed, by cause.
+    /// Failed attempts, by cause.
     held: u64,
     unreachable: u64,
     outrun: u64,
@@ -93,19 +95,19 @@ struct Tally {
     releases: u64,
     crashes: u64,
     pauses: u64,
-    leaps: u64,
+    clock_jumps: u64,
     deletions: u64,
     restarts: u64,
-    /// Grants that were told when fewer keys stood than a quorum.
-    hollow: u64,
+    /// Grants that were reported when fewer than a quorum of keys existed.
+    below_quorum: u64,
 }
 
-/// How many pairs of grants broke what.
+/// How many pairs of grants violate each check.
 #[derive(Debug, Default)]
-struct Faults {
+struct Violations {
     repeated: usize,
     fallen: usize,
-    revenants: usize,
+    without_keys: usize,
     overlaps: usize,
 }
 
@@ -114,7 +116,7 @@ fn variable(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} is a number, not {value:?}")))
 }
 
-/// The one run that is to be repeated.
+/// The seed of the one run to repeat.
 fn repeated() -> Option<u64> {
     variable("FENCEPOST_MODEL_SEED")
 }
@@ -124,34 +126,34 @@ fn seeds(slice: u64) -> Vec<u64> {
     repeated().map_or_else(|| (0..runs).collect(), |seed| vec![seed])
 }
 
-/// Runs the rules as they are and panics at the first pair of grants that breaks one of `predicates`.
-fn must_hold(weather: Weather, predicates: &[Predicate]) -> Tally {
-    let mut tally = Tally::default();
+/// Runs the rules as they are and panics at the first pair of grants that violates one of `predicates`.
+fn must_hold(fault_profile: FaultProfile, predicates: &[Predicate]) -> Counters {
+    let mut counters = Counters::default();
     for seed in seeds(SLICE) {
-        let grants = world::run(seed, weather, Variant::AsBuilt, &mut tally);
+        let grants = world::run(seed, fault_profile, Variant::AsBuilt, &mut counters);
         for predicate in predicates {
             if let Some((a, b)) = broken(predicate, &grants).first() {
                 let name = predicate.name;
                 panic!(
-                    "\"{name}\" is broken in {weather:?}, FENCEPOST_MODEL_SEED={seed}:\n{a:?}\n{b:?}"
+                    "\"{name}\" is broken in {fault_profile:?}, FENCEPOST_MODEL_SEED={seed}:\n{a:?}\n{b:?}"
                 );
             }
         }
-        if weather == Weather::Fair {
+        if fault_profile == FaultProfile::Stable {
             as_seen_from_outside(seed, &grants);
         }
     }
-    println!("{weather:?}: {tally:?}");
-    tally
+    println!("{fault_profile:?}: {counters:?}");
+    counters
 }
 
-/// The promises that every backend is judged by.
+/// Checks the promises that every backend makes.
 fn as_seen_from_outside(seed: u64, grants: &[Grant]) {
     let name = LockName::new("model").unwrap();
     let held = |grant: &Grant| Held {
         name: name.clone(),
         token: Token::new(grant.token).unwrap(),
-        from: Moment::from_nanos(grant.told * 1_000),
+        from: Moment::from_nanos(grant.reported * 1_000),
         until: Moment::from_nanos(grant.until * 1_000),
     };
     let history: Vec<Held> = grants.iter().map(held).collect();
@@ -162,111 +164,131 @@ fn as_seen_from_outside(seed: u64, grants: &[Grant]) {
     }
 }
 
-/// Runs a negative control and counts what breaks; nothing if one seed is repeated.
-fn faults(weather: Weather, variant: Variant) -> Option<Faults> {
+/// Runs a negative control and counts the violations; `None` if a seed is repeated.
+fn violations(fault_profile: FaultProfile, variant: Variant) -> Option<Violations> {
     if repeated().is_some() {
         return None;
     }
-    let (mut tally, mut faults) = (Tally::default(), Faults::default());
+    let (mut counters, mut violations) = (Counters::default(), Violations::default());
     for seed in seeds(CONTROL) {
-        let grants = world::run(seed, weather, variant, &mut tally);
-        faults.repeated += broken(&UNIQUE, &grants).len();
-        faults.fallen += broken(&REAL_TIME_ORDER, &grants).len();
-        faults.revenants += broken(&NO_REVENANT, &grants).len();
-        faults.overlaps += broken(&EXCLUSION, &grants).len();
+        let grants = world::run(seed, fault_profile, variant, &mut counters);
+        violations.repeated += broken(&UNIQUE, &grants).len();
+        violations.fallen += broken(&REAL_TIME_ORDER, &grants).len();
+        violations.without_keys += broken(&NO_GRANT_WITHOUT_KEYS, &grants).len();
+        violations.overlaps += broken(&EXCLUSION, &grants).len();
     }
-    println!("{variant:?} in {weather:?}: {} grants, {faults:?}", tally.grants);
-    Some(faults)
+    println!("{variant:?} in {fault_profile:?}: {} grants, {violations:?}", counters.grants);
+    Some(violations)
 }
 
-/// That the runs were about something.
-fn was_eventful(tally: &Tally) {
+/// Checks that the runs were eventful.
+fn was_eventful(counters: &Counters) {
     if repeated().is_some() {
         return;
     }
-    assert!(tally.grants > 2_500, "{tally:?}");
-    assert!(tally.held > tally.grants, "{tally:?}");
-    let often = [tally.unreachable, tally.outrun, tally.renewals, tally.releases, tally.pauses];
-    assert!(often.iter().all(|count| *count > 300), "{tally:?}");
-    assert!(tally.crashes > 100 && tally.late > 10, "{tally:?}");
+    assert!(counters.grants > 2_500, "{counters:?}");
+    assert!(counters.held > counters.grants, "{counters:?}");
+    let often = [
+        counters.unreachable,
+        counters.outrun,
+        counters.renewals,
+        counters.releases,
+        counters.pauses,
+    ];
+    assert!(often.iter().all(|count| *count > 300), "{counters:?}");
+    assert!(counters.crashes > 100 && counters.late > 10, "{counters:?}");
 }
 
 #[test]
-fn while_clocks_leap_tokens_stay_unique_and_in_order_and_no_revenant_is_granted() {
-    let tally = must_hold(Weather::Leaping, &TOKENS);
-    was_eventful(&tally);
+fn tokens_stay_unique_and_ordered_while_clocks_jump() {
+    let counters = must_hold(FaultProfile::ClockJumps, &TOKENS);
+    was_eventful(&counters);
     if repeated().is_none() {
-        assert!(tally.leaps > 1_000 && tally.deletions > 1_000, "{tally:?}");
-        assert!(tally.exhausted > 10 && tally.hollow > 10, "{tally:?}");
+        assert!(counters.clock_jumps > 1_000 && counters.deletions > 1_000, "{counters:?}");
+        assert!(counters.exhausted > 10 && counters.below_quorum > 10, "{counters:?}");
     }
 }
 
 #[test]
-fn in_fair_weather_grants_exclude_each_other_too() {
+fn grants_do_not_overlap_without_clock_jumps() {
     let mut all = TOKENS.to_vec();
     all.push(EXCLUSION);
-    was_eventful(&must_hold(Weather::Fair, &all));
+    was_eventful(&must_hold(FaultProfile::Stable, &all));
 }
 
-/// The tokens live by the clocks here: a node that has forgotten its mark votes with its time, a full lease
-/// later, and the clocks differ by less than that.
+/// Here tokens depend on the clocks: a node that lost its last token votes with its time one lease later, and the clocks
+/// differ by less than that.
 #[test]
-fn nodes_that_forget_and_then_wait_before_they_vote_do_no_harm() {
+fn nodes_that_lose_data_and_wait_before_they_vote_are_safe() {
     let mut all = TOKENS.to_vec();
     all.push(EXCLUSION);
-    let tally = must_hold(Weather::Forgetful, &all);
-    was_eventful(&tally);
-    assert!(tally.restarts > 1_000 || repeated().is_some(), "{tally:?}");
+    let counters = must_hold(FaultProfile::DataLoss, &all);
+    was_eventful(&counters);
+    assert!(counters.restarts > 1_000 || repeated().is_some(), "{counters:?}");
 }
 
 #[test]
-fn the_highest_of_several_counters_repeats_and_falls() {
-    let Some(faults) = faults(Weather::Fair, Variant::MaxOfCounters) else { return };
-    assert!(faults.repeated > 0 && faults.fallen > 0, "{faults:?}");
+fn control_highest_of_several_counters_repeats_and_falls() {
+    let Some(violations) = violations(FaultProfile::Stable, Variant::MaxOfCounters) else { return };
+    assert!(violations.repeated > 0 && violations.fallen > 0, "{violations:?}");
 }
 
 #[test]
-fn without_the_owner_check_a_revenant_is_granted() {
-    let Some(faults) = faults(Weather::Leaping, Variant::NoOwnerCheck) else { return };
-    assert!(faults.revenants > 0, "{faults:?}");
-    assert_eq!((faults.repeated, faults.fallen), (0, 0), "the marks alone see to that");
+fn control_without_the_owner_check_an_expired_attempt_is_granted() {
+    let Some(violations) = violations(FaultProfile::ClockJumps, Variant::NoOwnerCheck) else {
+        return;
+    };
+    assert!(violations.without_keys > 0, "{violations:?}");
+    assert_eq!(
+        (violations.repeated, violations.fallen),
+        (0, 0),
+        "the last tokens alone ensure that"
+    );
 }
 
 #[test]
-fn leaping_clocks_end_exclusion() {
-    let Some(faults) = faults(Weather::Leaping, Variant::AsBuilt) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
+fn control_clock_jumps_cause_overlaps() {
+    let Some(violations) = violations(FaultProfile::ClockJumps, Variant::AsBuilt) else { return };
+    assert!(violations.overlaps > 0, "{violations:?}");
 }
 
 #[test]
-fn nodes_that_forget_and_vote_at_once_end_exclusion() {
-    let Some(faults) = faults(Weather::Forgetful, Variant::VotesAtOnce) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
+fn control_nodes_that_lose_data_and_vote_at_once_cause_overlaps() {
+    let Some(violations) = violations(FaultProfile::DataLoss, Variant::VotesAtOnce) else {
+        return;
+    };
+    assert!(violations.overlaps > 0, "{violations:?}");
 }
 
 #[test]
-fn nodes_that_forget_while_clocks_lie_end_the_order_of_tokens() {
-    let Some(faults) = faults(Weather::LeapingAndForgetful, Variant::AsBuilt) else { return };
-    assert!(faults.fallen > 0, "{faults:?}");
+fn control_data_loss_with_clock_jumps_breaks_the_token_order() {
+    let Some(violations) = violations(FaultProfile::ClockJumpsAndDataLoss, Variant::AsBuilt) else {
+        return;
+    };
+    assert!(violations.fallen > 0, "{violations:?}");
 }
 
-/// node-redlock#169 counted from the first attempt and was only too careful; the cure that was proposed in
-/// its #167 is what hurts.
+/// node-redlock#169 counted from the first attempt, which is only too careful. The fix that its #167 proposed causes
+/// overlaps.
 #[test]
-fn a_lease_that_is_counted_from_the_grant_ends_exclusion() {
-    let Some(faults) = faults(Weather::Fair, Variant::CountsFromTheGrant) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
+fn control_lease_counted_from_the_grant_causes_overlaps() {
+    let Some(violations) = violations(FaultProfile::Stable, Variant::CountsFromTheGrant) else {
+        return;
+    };
+    assert!(violations.overlaps > 0, "{violations:?}");
 }
 
 #[test]
-fn a_lease_that_is_not_checked_after_phase_2_ends_exclusion() {
-    let Some(faults) = faults(Weather::Fair, Variant::NotCheckedAfterPhase2) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
+fn control_lease_not_checked_after_phase_2_causes_overlaps() {
+    let Some(violations) = violations(FaultProfile::Stable, Variant::NotCheckedAfterPhase2) else {
+        return;
+    };
+    assert!(violations.overlaps > 0, "{violations:?}");
 }
 
-/// It arrives during the next attempt and deletes its keys.
+/// The undo arrives during the next attempt and deletes its keys.
 #[test]
-fn an_undo_that_goes_by_the_owner_ends_exclusion() {
-    let Some(faults) = faults(Weather::Fair, Variant::UndoByOwner) else { return };
-    assert!(faults.overlaps > 0, "{faults:?}");
+fn control_undo_by_owner_causes_overlaps() {
+    let Some(violations) = violations(FaultProfile::Stable, Variant::UndoByOwner) else { return };
+    assert!(violations.overlaps > 0, "{violations:?}");
 }

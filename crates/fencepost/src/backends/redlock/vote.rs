@@ -7,7 +7,7 @@ use fencepost_core::{LockName, Moment, Token};
 
 use super::Redlock;
 use super::attempt::{Attempt, Failure, Next, Vote};
-use super::nodes::{Message, Of, Way, Words};
+use super::nodes::{Delivery, Message, NodeReplies, Of};
 use crate::backend::{GrantId, HolderInfo, Outcome, Queue, Request, StoreError};
 use crate::backends::redis::{Ballot, KeyHolder, STEPS, remember_ms};
 use crate::clock::wall;
@@ -16,7 +16,7 @@ use crate::clock::wall;
 pub(super) enum Ended {
     /// With the token, and when the attempt began.
     Granted(Token, Moment),
-    /// Others have it, or were at it at the same time.
+    /// Other owners have it, or several attempts collided.
     Held(Option<HolderInfo>),
     /// The attempt was overtaken, or took too long.
     Outrun,
@@ -31,37 +31,37 @@ pub(super) async fn attempt(
 ) -> Result<Ended, StoreError> {
     let Request { grant: GrantId { name, owner }, ttl, label, value, .. } = request;
     let (keys, start, number) = (redlock.prefix.keys(name)?, redlock.clock.now(), number(redlock));
-    let (id, way) = (owner.reveal(), Way::Vote(redlock.up_for));
+    let (id, delivery) = (owner.reveal(), Delivery::Vote(redlock.up_for));
     let count = redlock.nodes.count();
     let mut attempt = Attempt::new(count);
-    let mut words = redlock.nodes.words();
+    let mut node_replies = redlock.nodes.node_replies();
     let mut holders = Vec::new();
-    // Whether a node may have something of this attempt.
+    // Whether a node may have a key of this attempt.
     let mut touched = vec![true; count];
 
     let client = if queue == Queue::Join { &*redlock.subscriber.client } else { "" };
     let call = STEPS.vote.on(keys).arg(&id).arg(number).arg(ttl.as_millis());
     let call = call.arg(label.as_str()).arg(client);
     let message = Message { call, of: Of::Acquire(*owner) };
-    let mut answers = redlock.nodes.ask(message, way, redlock.nodes.vote_timeout(*ttl, limit));
+    let mut answers = redlock.nodes.ask(message, delivery, redlock.nodes.vote_timeout(*ttl, limit));
     let token = loop {
         let Some((node, answer)) = answers.recv().await else {
             break Err(Failure::Unreachable);
         };
         let next = match answer.and_then(|reply| reply.value.ballot()) {
-            Ok(Ballot::Ours { mark, time, mine }) => {
-                words.answered(node, "free");
-                attempt.voted(node, Vote::Ours { mark, time, mine })
+            Ok(Ballot::Ours { last, time, mine }) => {
+                node_replies.answered(node, "free");
+                attempt.voted(node, Vote::Ours { last, time, mine })
             }
             Ok(Ballot::Theirs(holder)) => {
-                words.answered(node, "held by another");
+                node_replies.answered(node, "held by another");
                 touched[node] = false;
                 holders.extend(holder);
                 attempt.voted(node, Vote::Theirs)
             }
             Err(error) => {
                 touched[node] = error.outcome() == Outcome::Unknown;
-                words.failed(node, error);
+                node_replies.failed(node, error);
                 attempt.silent(node)
             }
         };
@@ -80,12 +80,12 @@ pub(super) async fn attempt(
                 call = call.arg(value.as_bytes());
             }
             let timeout = redlock.nodes.vote_timeout(*ttl, limit);
-            let mut answers = redlock.nodes.ask(call, way, timeout);
+            let mut answers = redlock.nodes.ask(call, delivery, timeout);
             loop {
                 let next = match answers.recv().await {
                     Some((node, Ok(reply))) => attempt.answered(node, reply.value.is_done()),
                     Some((node, Err(error))) => {
-                        words.failed(node, error);
+                        node_replies.failed(node, error);
                         attempt.silent(node)
                     }
                     None => Next::Failed(Failure::Unreachable),
@@ -106,13 +106,13 @@ pub(super) async fn attempt(
     let undo = STEPS.undo.on(keys).arg(&id).arg(number).arg(remember_ms(redlock.retention));
     let undo = Arc::new(undo.into());
     for node in (0..count).filter(|node| touched[*node]) {
-        redlock.nodes.tell(node, &undo, start + ttl.as_duration());
+        redlock.nodes.send_to(node, &undo, start + ttl.as_duration());
     }
-    failed(redlock, failure, &words, &holders, name)
+    failed(redlock, failure, &node_replies, &holders, name)
 }
 
-/// Tells one attempt of an owner from the next: it rises. From the wall clock, so that it does so for an owner that tries
-/// again from another process; if that clock is wrong, the attempt fails.
+/// Distinguishes the attempts of an owner: it rises. From the wall clock, so that it also rises when the owner retries
+/// from another process; if that clock is wrong, the attempt fails.
 fn number(redlock: &Redlock) -> u64 {
     redlock.attempts.fetch_max(wall().as_micros() as u64, Ordering::Relaxed);
     redlock.attempts.fetch_add(1, Ordering::Relaxed) + 1
@@ -121,30 +121,30 @@ fn number(redlock: &Redlock) -> u64 {
 fn failed(
     redlock: &Redlock,
     failure: Failure,
-    words: &Words,
+    node_replies: &NodeReplies,
     holders: &[KeyHolder],
     name: &LockName,
 ) -> Result<Ended, StoreError> {
     match failure {
         Failure::Held => {
-            // One who keeps enough of them from us is the holder; else several met.
+            // An owner with enough keys to prevent our majority is the holder; otherwise several attempts collided.
             let enough = redlock.nodes.count() - redlock.nodes.quorum() + 1;
             let holder = holders.iter().filter(|one| same(holders, one).count() >= enough);
             let holder = holder.max_by_key(|holder| holder.info.token);
             Ok(Ended::Held(holder.map(|holder| {
-                // Not every node has heard its last word.
-                let last = same(holders, holder).max_by_key(|holder| holder.word);
+                // Not every node has its latest value.
+                let last = same(holders, holder).max_by_key(|holder| holder.value_number);
                 let value = last.and_then(|last| last.info.value.clone());
-                HolderInfo { value, ..holder.info.clone() }
+                holder.info.clone().with_value(value)
             })))
         }
         Failure::Outrun => Ok(Ended::Outrun),
-        Failure::Unreachable => Err(words.error(&format!("\"{name}\" can not be locked"))),
+        Failure::Unreachable => Err(node_replies.error(&format!("\"{name}\" cannot be locked"))),
         Failure::Exhausted => Err(StoreError::refused(format!("\"{name}\" has no tokens left"))),
     }
 }
 
-/// What each node says of this one.
+/// The nodes' replies about this name.
 fn same<'a>(holders: &'a [KeyHolder], one: &'a KeyHolder) -> impl Iterator<Item = &'a KeyHolder> {
     holders.iter().filter(|other| other.key == one.key)
 }

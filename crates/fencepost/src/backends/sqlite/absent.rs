@@ -1,55 +1,49 @@
-//! A store that is not there, for those who only look: it is not made, and answers as an empty one until it is.
+//! A store that does not exist, for clients that only read: it is not created, and answers as an empty one until it is.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use fencepost_core::{LockName, Moment, Token};
 
 use super::new_file::is_empty;
 use super::queue::LOOK_AGAIN;
-use super::{Options, Sqlite, guarantees};
+use super::{Sqlite, SqliteOptions, guarantees};
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Reply, Request, Store, StoreCall, StoreError, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Reply, Request, Store, StoreCall, StoreError,
 };
 use crate::backends::until_changed::inspect_until_changed;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
+use crate::ledger::{Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName};
 
-/// Opens the file; one that is not there is made, or waited for, as `around` says.
-pub(crate) async fn open(path: PathBuf, options: Options, around: Surroundings) -> Result<Store> {
-    if !around.create && is_empty(&path) {
-        let absent = Absent { path, options, around, found: OnceLock::new() };
+/// Opens the file; a missing one is created, or stands for an empty store, as `context` says. Waits for the disk and, at
+/// worst, for other processes: on the client's own thread, which has no guard before its store is open.
+pub(crate) fn open(options: SqliteOptions, context: BackendContext) -> Result<Store> {
+    options.check()?;
+    if !context.create && is_empty(&options.path) {
+        let absent = Absent { options, context, found: OnceLock::new() };
         return Ok(Store::from(Arc::new(absent)));
     }
-    Ok(open_now(path, options, around).await?.into())
+    Ok(Sqlite::open(&options, &context)?.into())
 }
 
-async fn open_now(path: PathBuf, options: Options, around: Surroundings) -> Result<Arc<Sqlite>> {
-    let open = move || Sqlite::open(&path, options, &around);
-    // Opening waits for the disk and, at worst, for other processes.
-    let opened = tokio::task::spawn_blocking(open).await;
-    opened.map_err(|_| Error::unreachable("opening the file panicked"))?
-}
-
-/// A file that nobody has made yet.
+/// A file that does not exist yet.
 struct Absent {
-    path: PathBuf,
-    options: Options,
-    around: Surroundings,
-    /// The store, once somebody has made it.
+    options: SqliteOptions,
+    context: BackendContext,
+    /// The store, once another client has created it.
     found: OnceLock<Arc<Sqlite>>,
 }
 
 impl Absent {
-    /// The store, if it is there by now.
+    /// The store, if it exists by now.
     async fn store(&self) -> Result<Option<&Sqlite>, StoreError> {
-        if self.found.get().is_none() && !is_empty(&self.path) {
-            let open = open_now(self.path.clone(), self.options, self.around.clone());
-            // On the client's own runtime, whoever asks.
-            let opened = self.around.runtime.spawn(open).await;
+        if self.found.get().is_none() && !is_empty(&self.options.path) {
+            let (options, context) = (self.options.clone(), self.context.clone());
+            // On the client's own thread, whichever thread calls.
+            let opened =
+                self.context.runtime.spawn(async move { Sqlite::open(&options, &context) }).await;
             let panicked = |_| StoreError::unavailable("opening the file panicked");
             let store = opened.map_err(panicked)??;
             self.found.get_or_init(|| store);
@@ -57,18 +51,18 @@ impl Absent {
         Ok(self.found.get().map(|store| &**store))
     }
 
-    /// The store, for what cannot be done without it.
+    /// The store, for calls that need it.
     async fn needed(&self) -> Result<&Sqlite, StoreError> {
         self.store().await?.ok_or_else(|| {
             StoreError::refused(format!(
-                "there is no store at {}, and this client does not make one: connect with \
+                "there is no store at {}, and this client does not create one: connect with \
                  Fencepost::connect",
-                self.path.display()
+                self.options.path.display()
             ))
         })
     }
 
-    /// The answer of the store; `empty` is that of one that is not there.
+    /// The answer of the store; `empty` if it does not exist.
     fn or<'a, T: Send + 'a>(
         &'a self,
         empty: T,
@@ -77,7 +71,7 @@ impl Absent {
         Box::pin(async move {
             match self.store().await? {
                 Some(store) => call(store).await,
-                None => Ok(Reply::new(empty, self.around.clock.now())),
+                None => Ok(Reply::new(empty, self.context.clock.now())),
             }
         })
     }
@@ -101,11 +95,11 @@ impl Backend for Absent {
         Box::pin(async move {
             match self.store().await {
                 Ok(Some(store)) => store.renew(batch, limit).await,
-                Ok(None) => {
-                    let now = self.around.clock.now();
-                    batch.iter().map(|_| Ok(Reply::new(Err(NotHeld(None)), now))).collect()
+                store => {
+                    let none = |_| Reply::new(Err(NotHeld(None)), self.context.clock.now());
+                    let answer = store.map(none);
+                    batch.into_iter().map(|renewal| (renewal.grant, answer.clone())).collect()
                 }
-                Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
             }
         })
     }
@@ -128,7 +122,8 @@ impl Backend for Absent {
         match self.found.get() {
             Some(store) => store.guarantees(),
             None => guarantees::of(
-                &std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone()),
+                &std::path::absolute(&self.options.path)
+                    .unwrap_or_else(|_| self.options.path.clone()),
                 self.options.shared.then(|| "that of its directory".into()),
             ),
         }
@@ -137,7 +132,7 @@ impl Backend for Absent {
 
 impl Observe for Absent {
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo> {
-        let empty = LockInfo { name: name.clone(), holder: None, waiting: 0, waiters: Vec::new() };
+        let empty = LockInfo::free(name.clone());
         self.or(empty, move |store| store.inspect(name, limit))
     }
 
@@ -145,8 +140,8 @@ impl Observe for Absent {
         self.or(Vec::new(), move |store| store.list(limit))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
-        Box::pin(inspect_until_changed(self, &*self.around.clock, LOOK_AGAIN, name, seen))
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
+        Box::pin(inspect_until_changed(self, &*self.context.clock, LOOK_AGAIN, name, seen))
     }
 }
 
@@ -155,30 +150,30 @@ impl Ledger for Absent {
         Box::pin(async move { self.needed().await?.claim(claim, limit).await })
     }
 
-    fn finish(&self, finish: Finish, limit: Moment) -> StoreCall<'_, bool> {
+    fn finish(&self, finish: Completion, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move { self.needed().await?.finish(finish, limit).await })
     }
 
-    fn look_up(&self, name: LockName, limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        self.or(None, move |store| store.look_up(name, limit))
+    fn look_up(&self, names: Vec<LockName>, limit: Moment) -> StoreCall<'_, RecordsByName> {
+        self.or(RecordsByName::new(), move |store| store.look_up(names, limit))
     }
 
-    fn entries(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<Entry>> {
+    fn list_records(&self, prefix: &str, limit: Moment) -> StoreCall<'_, Vec<RecordInfo>> {
         let prefix = prefix.to_owned();
-        self.or(Vec::new(), move |store| store.entries(&prefix, limit))
+        self.or(Vec::new(), move |store| store.list_records(&prefix, limit))
     }
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
         self.or(false, move |store| store.forget(name, token, limit))
     }
 
-    fn place(&self) -> Option<String> {
-        self.found.get().and_then(|store| store.place())
+    fn store_id(&self) -> Option<String> {
+        self.found.get().and_then(|store| store.store_id())
     }
 }
 
 impl fmt::Debug for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sqlite({}, not there yet)", self.path.display())
+        write!(f, "Sqlite({}, not created yet)", self.options.path.display())
     }
 }

@@ -1,14 +1,14 @@
-//! Who can change the file. Whoever can write it, or put another in its place, can grant what they like.
+//! Checks who can change the file. A user who can write or replace it can forge any grant.
 //!
 //! *The user's own* (the default): every file belongs to the user or to root and nobody else can write it; nobody else
-//! can rename anything on the way to it. *A group's* (`?shared=group`): the members of one group, that of the
-//! directory, may do both; others may not, and cannot add anything there either, for setgid would give it the group.
+//! can rename anything on the path to it. *A group's* (`?shared=group`): the members of one group, that of the
+//! directory, may do both; others may not, and cannot add files there either, since setgid would give them the group.
 //!
-//! An access control list shows in the mode as rights of the group. So where a group may write, there must be none.
+//! The mode shows an access control list as rights of the group. So where a group may write, there must be no list.
 //!
-//! The checks look at names. They still hold when SQLite opens those names, since after them only those who may write
-//! the store can change what a name means. In a sticky directory others can add files, but not replace ours: so what
-//! SQLite would make or look for there is made by us before it is opened (`new_file.rs`).
+//! The checks use paths. They still hold when SQLite opens those paths, since after the checks only users who may write
+//! the store can change what a path leads to. In a sticky directory others can add files, but not replace ours: so we
+//! create the files that SQLite would create or look for there before it opens them (`new_file.rs`).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -17,12 +17,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::users::{self, is_own_group, name_of, unmapped_user};
+use super::users::{self, is_own_group, unmapped_user};
 use crate::error::{Error, Result};
 
-/// What SQLite keeps beside a database.
+/// The files that SQLite keeps beside a database.
 pub(super) const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
-/// As many as the kernel follows.
+/// The kernel's limit of links in a path.
 const MAX_LINKS: usize = 40;
 
 /// Who may write a store.
@@ -35,22 +35,23 @@ pub(super) struct Access {
     pub(super) sticky: bool,
 }
 
-/// A path without links, and what was met on the way.
+/// A path without links, and what was found while resolving it.
 struct Walk {
     real: PathBuf,
     directories: Vec<(PathBuf, Stat)>,
-    /// Each link with the directory that it lies in.
+    /// Each link with its directory.
     links: Vec<(PathBuf, usize)>,
-    /// Something on the way is not there yet.
+    /// A part of the path does not exist yet.
     missing: bool,
 }
 
 impl Access {
-    /// Finds the file that `path` names, links followed, and refuses it if others can change the way to it.
-    /// Makes missing directories, for the user alone, if `create`.
+    /// Finds the file that `path` names, links followed, and refuses it if others can change the path to it.
+    /// Creates missing directories, for the user alone, if `create`.
     pub(super) fn resolve(path: &Path, shared: bool, create: bool) -> Result<(PathBuf, Self)> {
         let path = std::path::absolute(path).map_err(|error| {
-            Error::invalid(format!("{} is no path of a file", path.display())).because(error)
+            Error::invalid(format!("{} is not the path of a file", path.display()))
+                .with_source(error)
         })?;
         let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
             return Err(Error::invalid(format!(
@@ -60,7 +61,7 @@ impl Access {
         };
         if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(Error::invalid(format!(
-                "{} is not a regular file: name one, or one to be made (sqlite:PATH)",
+                "{} is not a regular file: name a regular file, or one to be created (sqlite:PATH)",
                 path.display()
             )));
         }
@@ -71,7 +72,7 @@ impl Access {
         let mut access = Self::judge(&walk, shared)?;
         if walk.missing && create {
             make_directory(walk.real.parent().unwrap_or(parent))?;
-            // Somebody else may have been faster.
+            // Another process may have been faster.
             walk = self::walk(&path)?;
             access = Self::judge(&walk, shared)?;
         }
@@ -102,13 +103,13 @@ impl Access {
             if has_access_list(path) {
                 return Err(refused_access_list(path));
             }
-            // Who gave the directory to the group.
+            // The user who gave the directory to the group.
             giver = Some(stat.st_uid);
         }
         for (path, stat) in &walk.directories {
             let real = walk.real.display();
             let shown = path.display();
-            // Where any user can add a directory, its owner may be anybody.
+            // If any user can add a directory there, its owner may be anybody.
             let is_givers = giver == Some(stat.st_uid)
                 && !walk
                     .directories
@@ -159,14 +160,14 @@ impl Access {
         Ok(access)
     }
 
-    /// Whether anybody writes to a directory who may not write the store.
+    /// Whether a user who may not write the store can write to a directory.
     fn others_can_write(&self, path: &Path, stat: &Stat) -> bool {
         let may_group = || self.group == Some(stat.st_gid) || is_own_group(self.user, stat.st_gid);
         let group = stat.st_mode & 0o020 != 0 && (!may_group() || has_access_list(path));
         group || stat.st_mode & 0o002 != 0
     }
 
-    /// Whether a socket in the store's own directory is of somebody who may write the store.
+    /// Whether a socket in the store's own directory belongs to a user who may write the store.
     pub(super) fn is_own_socket(&self, stat: &Stat) -> bool {
         let is_own = match self.group {
             None => stat.st_uid == self.user,
@@ -175,7 +176,7 @@ impl Access {
         is_own && FileType::from_raw_mode(stat.st_mode) == FileType::Socket
     }
 
-    /// Refuses a database that others could have written, and what SQLite keeps beside it likewise.
+    /// Refuses a database that others could have written, and the files that SQLite keeps beside it likewise.
     pub(super) fn check(&self, database: &Path) -> Result<()> {
         self.check_file(database, database)?;
         for end in BESIDE {
@@ -191,9 +192,9 @@ impl Access {
             Err(Errno::NOENT) => return Ok(()),
             Err(errno) => {
                 return Err(Error::unreachable(format!(
-                    "cannot look at {shown}: check the permissions of its directory"
+                    "cannot inspect {shown}: check the permissions of its directory"
                 ))
-                .because(std::io::Error::from(errno)));
+                .with_source(std::io::Error::from(errno)));
             }
         };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -203,7 +204,7 @@ impl Access {
         }
         if stat.st_nlink > 1 {
             return Err(Error::refused(format!(
-                "{shown} has {} names (hard links), and the others lead around its lock: remove them, \
+                "{shown} has {} names (hard links), and the others bypass its lock: remove them, \
                  or name another file (sqlite:PATH)",
                 stat.st_nlink
             )));
@@ -219,8 +220,8 @@ impl Access {
             None => {
                 if ![self.user, 0].contains(&stat.st_uid) {
                     return Err(Error::refused(format!(
-                        "{shown} belongs to {}, and a store is its user's alone: name a file of your \
-                         own, or share one with a group (sqlite:PATH?shared=group)",
+                        "{shown} belongs to {}, and a store is for its owner alone: name a file of your \
+                        own, or share one with a group (sqlite:PATH?shared=group)",
                         users::user(stat.st_uid)
                     )));
                 }
@@ -247,14 +248,9 @@ impl Access {
         }
         Ok(())
     }
-
-    /// The group that shares the store.
-    pub(super) fn group_name(&self) -> Option<String> {
-        self.group.map(|group| name_of("/etc/group", group))
-    }
 }
 
-/// Whether more than the mode says who may write. If that cannot be known, it does.
+/// Whether an access control list adds writers. True if that cannot be read.
 pub(super) fn has_access_list(path: &Path) -> bool {
     let size = rustix::fs::lgetxattr_query(path, "system.posix_acl_access");
     !matches!(size, Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS))
@@ -268,7 +264,7 @@ pub(super) fn refused_access_list(path: &Path) -> Error {
     ))
 }
 
-/// PATH-wal and the like.
+/// `PATH-wal`, `PATH-shm` and `PATH-journal`.
 pub(super) fn beside(database: &Path, end: &str) -> PathBuf {
     let mut path = database.as_os_str().to_owned();
     path.push(end);
@@ -278,7 +274,8 @@ pub(super) fn beside(database: &Path, end: &str) -> PathBuf {
 fn no_group_directory(path: &Path) -> Error {
     let path = path.display();
     Error::refused(format!(
-        "{path} is no directory that a group shares: mkdir {path}; chgrp GROUP {path}; chmod 2770 {path}"
+        "{path} is not a directory that a group shares: mkdir {path}; chgrp GROUP {path}; chmod \
+         2770 {path}"
     ))
 }
 
@@ -286,11 +283,11 @@ fn make_directory(path: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
         Error::unreachable(format!(
-            "cannot make the directory {}: make its parent writable, or name another file \
+            "cannot create the directory {}: make its parent writable, or name another file \
              (sqlite:PATH)",
             path.display()
         ))
-        .because(error)
+        .with_source(error)
     })
 }
 
@@ -301,7 +298,7 @@ fn walk(path: &Path) -> Result<Walk> {
             "cannot reach {}: check its permissions, or name another file (sqlite:PATH)",
             path.display()
         ))
-        .because(std::io::Error::from(errno))
+        .with_source(std::io::Error::from(errno))
     };
     let mut todo: VecDeque<OsString> = names(path).collect();
     let mut real = PathBuf::from("/");
@@ -314,7 +311,7 @@ fn walk(path: &Path) -> Result<Walk> {
     };
     while let Some(name) = todo.pop_front() {
         if name == ".." {
-            // Everything here is a directory that was looked at on the way in.
+            // Everything here is a directory that was checked before.
             real.pop();
             continue;
         }
@@ -322,14 +319,9 @@ fn walk(path: &Path) -> Result<Walk> {
         real.push(&name);
         let stat = match rustix::fs::lstat(&real) {
             Ok(stat) => stat,
-            Err(Errno::NOENT) => {
-                walk.missing = !todo.is_empty();
-                real.extend(todo);
-                break;
-            }
-            // Something that is no directory is in the way: making one will say so.
-            Err(Errno::NOTDIR) => {
-                walk.missing = true;
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
+                // If a file is in the way, creating the directory reports it.
+                walk.missing = errno == Errno::NOTDIR || !todo.is_empty();
                 real.extend(todo);
                 break;
             }
@@ -342,7 +334,7 @@ fn walk(path: &Path) -> Result<Walk> {
                     return Err(failed(&real, Errno::LOOP));
                 }
                 let target = std::fs::read_link(&real)
-                    .map_err(|error| Error::unreachable("cannot read a link").because(error))?;
+                    .map_err(|error| Error::unreachable("cannot read a link").with_source(error))?;
                 real.pop();
                 if target.is_absolute() {
                     real = PathBuf::from("/");
@@ -355,7 +347,7 @@ fn walk(path: &Path) -> Result<Walk> {
             _ => {}
         }
     }
-    // The last directory is the one that the file is in, whichever was seen last.
+    // The file's own directory comes last, whichever was checked last.
     if let Some(parent) = real.parent()
         && let Some(found) = walk.directories.iter().rposition(|(path, _)| path == parent)
     {

@@ -20,16 +20,16 @@ pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut db = Connection::open_with_flags(path, flags)?;
     db.busy_handler(Some(wait_for_the_file))?;
-    // A program that ends should not first copy the log back; the next one that grows it does.
+    // A program that ends should not first checkpoint the log; a later one that grows it does.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    // Else SQLite compiles a statement anew whenever a value is bound that its plan might depend on.
+    // Otherwise SQLite recompiles a statement whenever a value is bound that its plan might depend on.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     db.set_prepared_statement_cache_capacity(32);
     Ok(db)
 }
 
-/// Asked by SQLite while another process has the file. Its own handler sleeps up to 100 ms at a time; a
-/// transaction of ours takes a fraction of one.
+/// SQLite calls it while another process has the file. SQLite's own handler sleeps up to 100 ms at a time; our
+/// transactions take a fraction of a millisecond.
 fn wait_for_the_file(tries: i32) -> bool {
     if BootClock.now() >= GIVE_UP_AT.get() {
         return false;
@@ -38,7 +38,7 @@ fn wait_for_the_file(tries: i32) -> bool {
     true
 }
 
-/// How long this thread's next statements wait for the file.
-pub(super) fn wait_at_most(timeout: Duration) {
+/// How long the next statements of this thread wait for the file.
+pub(super) fn set_busy_timeout(timeout: Duration) {
     GIVE_UP_AT.set(BootClock.now() + timeout);
 }

@@ -1,4 +1,4 @@
-//! What an error of SQLite, or a file that is not the one we opened, means to the one who reads it.
+//! Explains an error of SQLite, or a file that is no longer the one that we opened.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use rusqlite::ErrorCode;
 use crate::retry::CALL_TIMEOUT;
 use crate::store_error::StoreError;
 
-/// Why a transaction came to nothing.
+/// Why a transaction failed.
 pub(super) enum Failure {
     Sqlite(rusqlite::Error),
     /// The path names another file than the one that is open.
     Replaced,
-    /// Somebody adopted the file: its times are no longer of our clock.
+    /// The file was adopted: its times are no longer of our clock.
     Adopted,
 }
 
@@ -27,7 +27,7 @@ impl Failure {
         let shown = path.display();
         match self {
             Self::Sqlite(error) => explain(path, error),
-            // Nobody is to wait for that to pass: others lock in another file by now.
+            // Waiting does not help: other clients use another file by now.
             Self::Replaced => StoreError::refused(format!(
                 "{shown} was removed or replaced while it was open: connect again"
             )),
@@ -43,39 +43,33 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// What an error of SQLite's means to the one who reads it.
+/// Explains an error of SQLite.
 pub(super) fn explain(path: &Path, error: rusqlite::Error) -> StoreError {
     let path = path.display();
-    let message = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => format!(
-            "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
-             find out who has it open (fuser {path})",
-            CALL_TIMEOUT.as_secs()
-        ),
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "{path} is damaged or no SQLite file: restore it, or move it away with its -wal and -shm and \
-             start with a new one (tokens then start at 1 again)"
-        ),
-        Some(ErrorCode::DiskFull) => {
-            format!("{path} cannot grow: the disk is full; free some space")
+    let explained = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::unavailable(format!(
+                "{path} is busy: another process has kept its write lock for {} s, perhaps a stopped one; \
+                 find out who has it open (fuser {path})",
+                CALL_TIMEOUT.as_secs()
+            ))
         }
-        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => format!(
-            "{path} cannot be opened for writing: check its permissions, or name another file \
-             (sqlite:PATH)"
-        ),
-        _ => format!("{path} cannot be used: check the disk that it lies on"),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            StoreError::unusable(format!(
+                "{path} is damaged or not a SQLite file: restore it, or move it away with its -wal and -shm and \
+                start with a new one (tokens then start at 1 again)"
+            ))
+        }
+        Some(ErrorCode::DiskFull) => StoreError::unavailable(format!(
+            "{path} cannot grow: the disk is full; free some space"
+        )),
+        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => {
+            StoreError::unusable(format!(
+                "{path} cannot be opened for writing: check its permissions, or name another file \
+                 (sqlite:PATH)"
+            ))
+        }
+        _ => StoreError::unavailable(format!("{path} cannot be used: check its disk")),
     };
-    let unusable = matches!(
-        error.sqlite_error_code(),
-        Some(
-            ErrorCode::NotADatabase
-                | ErrorCode::DatabaseCorrupt
-                | ErrorCode::CannotOpen
-                | ErrorCode::PermissionDenied
-                | ErrorCode::ReadOnly
-        )
-    );
-    let explained =
-        if unusable { StoreError::unusable(message) } else { StoreError::unavailable(message) };
     explained.with_source(error)
 }

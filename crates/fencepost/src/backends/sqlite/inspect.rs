@@ -1,55 +1,59 @@
-//! What can be seen without changing anything.
+//! Reads, which change nothing.
 
 use fencepost_core::{LockName, Moment, OwnerId, Token};
 use rusqlite::types::Type;
 
-use super::desk::Sheet;
 use super::layout::{first_waiter, holder, label, moment, nanos, unfit};
+use super::writer_thread::WriteBatch;
 use crate::backend::{LockInfo, WaiterInfo};
 
-/// What a waiter sees when it looks.
+/// What a waiter reads.
 pub(super) enum View {
-    /// Something for it to do: the lock is free, or its place is gone.
+    /// It must act: the lock is free, or its position is gone.
     Try,
-    /// The lock is free, the first in line lives, and nobody has told it yet.
-    OthersTurn,
+    /// The lock is free, the first waiter is alive, and nobody has notified it yet.
+    OthersFirst,
     /// Nothing yet.
     Wait {
         /// When the present lease ends.
         until: Moment,
-        /// The holder's process, for the first in line to keep an eye on.
+        /// The holder's process, for the first waiter to watch.
         holder: Option<(Token, i32)>,
     },
 }
 
-/// What a waiter finds when it looks, without writing anything.
-pub(super) fn look(sheet: &Sheet<'_>, name: &LockName, asking: OwnerId) -> rusqlite::Result<View> {
-    let db = sheet.db;
+/// Reads the state for a waiter, without writing anything.
+pub(super) fn look(
+    write_batch: &WriteBatch<'_>,
+    name: &LockName,
+    asking: OwnerId,
+) -> rusqlite::Result<View> {
+    let db = write_batch.db;
     let placed = db
-        .prepare_cached("SELECT 1 FROM waiters WHERE owner = ?")?
+        .prepare_cached("SELECT 1 FROM fencepost_waiters WHERE owner = ?")?
         .exists([asking.bits().to_be_bytes()])?;
     let Some(first) = first_waiter(db, name)?.filter(|_| placed) else { return Ok(View::Try) };
     let ours = first.owner == asking;
-    match holder(db, name)?.filter(|holder| holder.lives(sheet)) {
+    match holder(db, name)?.filter(|holder| holder.lives(write_batch)) {
         Some(holder) => Ok(View::Wait {
             until: holder.deadline,
             holder: holder.pid.filter(|_| ours).map(|pid| (holder.token, pid)),
         }),
-        None if ours || !first.lives(sheet) => Ok(View::Try),
-        None if first.offered.is_none() => Ok(View::OthersTurn),
+        None if ours || !first.lives(write_batch) => Ok(View::Try),
+        None if first.offered.is_none() => Ok(View::OthersFirst),
         None => Ok(View::Wait { until: Moment::NEVER, holder: None }),
     }
 }
 
-pub(super) fn inspect(sheet: &Sheet<'_>, name: &LockName) -> rusqlite::Result<LockInfo> {
-    let (db, now) = (sheet.db, sheet.now);
-    let holder = holder(db, name)?.filter(|holder| holder.lives(sheet));
+pub(super) fn inspect(write_batch: &WriteBatch<'_>, name: &LockName) -> rusqlite::Result<LockInfo> {
+    let (db, now) = (write_batch.db, write_batch.now);
+    let holder = holder(db, name)?.filter(|holder| holder.lives(write_batch));
     let placed: u32 = db
-        .prepare_cached("SELECT count(*) FROM waiters WHERE name = ? AND deadline > ?")?
+        .prepare_cached("SELECT count(*) FROM fencepost_waiters WHERE name = ? AND expires > ?")?
         .query_row((name.as_str(), nanos(now)), |row| row.get(0))?;
     let mut first = db.prepare_cached(
-        "SELECT label, since, presence FROM waiters WHERE name = ? AND deadline > ? \
-         ORDER BY ticket LIMIT ?",
+        "SELECT label, since, presence FROM fencepost_waiters WHERE name = ? AND expires > ? \
+         ORDER BY position LIMIT ?",
     )?;
     let first = first
         .query_map((name.as_str(), nanos(now), LockInfo::SHOWN_WAITERS as u32), |row| {
@@ -57,33 +61,34 @@ pub(super) fn inspect(sheet: &Sheet<'_>, name: &LockName) -> rusqlite::Result<Lo
             Ok((WaiterInfo { label: label(row, 0)?, waiting_for }, row.get::<_, String>(2)?))
         })?
         .collect::<rusqlite::Result<Vec<_>>>()?;
-    // One that died is still in the table until the line moves. Only the first are asked: each costs a
-    // look at a file.
+    // A waiter that died stays in the table until the queue moves. Only the first ones are checked: each check
+    // opens a file.
     let asked = first.len();
     let waiters: Vec<_> = first
         .into_iter()
-        .filter(|(_, presence)| !sheet.marks.is_dead(presence))
+        .filter(|(_, presence)| !write_batch.presence_dir.is_dead(presence))
         .map(|(waiter, _)| waiter)
         .collect();
     Ok(LockInfo {
         name: name.clone(),
-        holder: holder.map(|holder| holder.info(sheet, name)).transpose()?,
+        holder: holder.map(|holder| holder.info(write_batch, name)).transpose()?,
         waiting: placed as usize - (asked - waiters.len()),
         waiters,
     })
 }
 
-pub(super) fn list(sheet: &Sheet<'_>) -> rusqlite::Result<Vec<LockInfo>> {
-    let mut names = sheet
-        .db
-        .prepare_cached("SELECT name FROM locks UNION SELECT name FROM waiters ORDER BY name")?;
+pub(super) fn list(write_batch: &WriteBatch<'_>) -> rusqlite::Result<Vec<LockInfo>> {
+    let mut names = write_batch.db.prepare_cached(
+        "SELECT name FROM fencepost_locks UNION SELECT name FROM fencepost_waiters \
+             ORDER BY name",
+    )?;
     let names = names.query_map([], |row| {
         let name: String = row.get(0)?;
         LockName::new(&name).map_err(|invalid| unfit(0, Type::Text, invalid))
     })?;
     let mut locks = Vec::new();
     for name in names {
-        let mut info = inspect(sheet, &name?)?;
+        let mut info = inspect(write_batch, &name?)?;
         info.waiters.clear();
         if info.holder.is_some() || info.waiting > 0 {
             locks.push(info);

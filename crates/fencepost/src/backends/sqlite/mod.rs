@@ -1,41 +1,41 @@
 //! `sqlite:PATH` a file that many processes on one host share. The default, under the user's state
 //! directory.
 //!
-//! *Why grants exclude:* every step is one transaction, and SQLite lets one write at a time. A grant is
-//! made only where no row of that name is left whose lease runs, judged at a time that is read inside
-//! the transaction on `CLOCK_BOOTTIME`, which all processes of a host share and which no one can set. A
-//! guard counts its deadline from before its request, so it is lost before the row is.
+//! *Why grants exclude:* every step is one transaction, and SQLite allows one writer at a time. A grant is
+//! made only if no row of that name has a live lease, at a time that is read inside the transaction on
+//! `CLOCK_BOOTTIME`, which all processes of a host share and nobody can set. A guard counts its deadline from
+//! before its request, so it is lost before the lease of its row ends.
 //! *Why tokens rise:* the counter is a row of the same file, raised in the same transaction, and synced
-//! (`synchronous=FULL`) before the answer. Nothing but losing the file takes it back.
-//! *Taking over at once:* a grant's row names a file that the holder's processes have locked. Once nobody
-//! has, they are all gone, and the next need not wait for the lease (presence.rs).
+//! (`synchronous=FULL`) before the reply. Only the loss of the file can undo it.
+//! *Taking over at once:* a grant's row names a file that the holder's processes keep locked. Once it is unlocked,
+//! they are all gone, and the next waiter need not wait for the lease (presence.rs).
 //! *Values* of elections and *records* are tables of their own (values.rs, records.rs), which other steps do not touch.
-//! *Who can undo that:* whoever can write the file, or put another in its place. So it is refused unless that is the user
-//! alone, or the members of one group (access.rs).
+//! *Who can undo that:* a user who can write or replace the file. So the file is refused unless that is its owner alone,
+//! or the members of one group (access.rs).
 //! *Where that ends:* with the host. A file of another machine, or on a network file system, is refused;
 //! after a reboot every lease is void. A file restored from a backup, or copied, has its old counter:
 //! tokens can repeat. A disk that acknowledges syncs it has not done can lose the counter in a power cut.
-//! A process that is frozen inside a transaction keeps everybody out until it goes on or is killed: then
-//! nobody is granted, and guards say that renewal is failing (P5). On tmpfs or a container's layer the counter ends with
-//! the file system, so the table says that it is not for correctness (guarantees.rs).
+//! A process that is frozen inside a transaction blocks everybody until it continues or is killed: meanwhile nobody is
+//! granted, and guards report that renewal is failing (P5). On tmpfs or a container's layer the counter ends with the
+//! file system, so the guarantees say that it is not for correctness (guarantees.rs).
 //!
-//! *Waiting:* FIFO, by the waiter's ticket. Whoever frees the lock tells the oldest waiter (wake.rs), which
-//! takes it in a transaction of its own. All look again every 250 ms, and the oldest watches the holder's
-//! process, so a crash, an expiry and a lost message are found as well. A waiter that is told and does not
-//! come within a second is passed over.
+//! *Waiting:* FIFO, by the waiter's position. The process that frees the lock notifies the oldest waiter
+//! (`wake_socket.rs`), which takes the lock in a transaction of its own. All waiters poll every 250 ms, and the oldest
+//! watches the holder's process, so a crash, an expiry and a lost message are detected as well. A waiter that is notified
+//! and does not take the lock within a second is skipped.
 //!
-//! *Breaks:* the holder's client gets a datagram, renews, learns that the grant was broken, and releases it: that is its
-//! confirmation, for which the break looks in the table `broken`.
+//! *Breaks:* the holder's client gets a datagram, renews, learns that the grant was broken, and releases it: that confirms
+//! the break, which reads the confirmation from the table `fencepost_broken`.
 //!
-//! No config.rs: url.rs parses the path and its options. No `server_info.rs`: host.rs says which machine and boot a file is
-//! of. Besides: operations.rs has the lock rules as transactions, desk.rs runs them in batches; file.rs opens a file,
-//! `new_file.rs` makes one, access.rs says who may write it (users.rs: who is who); presence.rs shows that a holder lives,
-//! wake.rs reaches the processes that wait or hold; absent.rs is a file that is not there yet.
+//! No `server_info.rs`: host.rs identifies the machine and boot of a
+//! file. Also: operations.rs has the lock rules as transactions, `writer_thread.rs` runs them in batches; file.rs opens a
+//! file, `new_file.rs` creates one, access.rs checks who may write it (users.rs: names and members); presence.rs shows that
+//! a holder is alive, `wake_socket.rs` notifies waiting and holding processes; absent.rs is a file that does not exist yet.
 
 mod absent;
 mod access;
+mod config;
 mod connection;
-mod desk;
 mod error;
 mod file;
 mod guarantees;
@@ -50,69 +50,82 @@ mod queue;
 mod records;
 mod users;
 mod values;
-mod wake;
+mod wake_socket;
+mod writer_thread;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use fencepost_core::{LockName, Moment, OwnerId, Token};
 use parking_lot::Mutex;
 
 pub(crate) use self::absent::open;
-use self::desk::Desk;
+pub use self::config::SqliteOptions;
 pub use self::guarantees::guarantees_of;
 pub(crate) use self::records::finish_in;
-use self::users::user;
-use self::wake::{Bell, Post};
+use self::users::{name_of, user};
+use self::wake_socket::{RegisteredWaiter, WakeSocket};
+use self::writer_thread::WriterThread;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, LockInfo, NotHeld, Observe, Queue,
-    Renewal, Renewals, Request, StoreCall, StoreError, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
+    Observe, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
 };
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
-use crate::ledger::{Claim, Claimed, Entry, Finish, Ledger};
-pub use crate::store_url::SqliteOptions as Options;
 
 /// A store in a SQLite file.
 pub struct Sqlite {
     path: PathBuf,
-    /// Which file this is, whatever it is called.
-    place: String,
-    around: Surroundings,
-    desk: Arc<Desk>,
-    post: Arc<Post>,
+    /// The id of the file, whatever its path.
+    store_id: String,
+    context: BackendContext,
+    writer_thread: Arc<WriterThread>,
+    wake_socket: Arc<WakeSocket>,
     guarantees: Guarantees,
-    /// Whose store it is, if it is another user's, opened by root.
+    /// The owner of the store, if root opened another user's.
     other_user: Option<u32>,
-    /// The positions of this client in the queues, and by what each is woken.
-    positions: Mutex<HashMap<OwnerId, Arc<Bell>>>,
+    /// The positions of this client in the queues, and how each is woken.
+    positions: Mutex<HashMap<OwnerId, Arc<RegisteredWaiter>>>,
 }
 
 impl Sqlite {
-    /// Opens the file, and makes it if it is not there. Waits for the disk.
-    pub fn open(path: &Path, options: Options, around: &Surroundings) -> Result<Arc<Self>> {
-        let file::Opened { path, db, file, marks, access, other_user } =
-            file::open(path, options, around.create, &*around.clock)?;
-        let guarantees = guarantees::of(&path, access.group_name());
-        let place = file.place();
-        let post = Arc::new(Post::new(marks, around.runtime.clone()));
-        let desk = Desk::new(path.clone(), db, file, around.clone(), Arc::clone(&post));
-        let (around, desk) = (around.clone(), Arc::new(desk));
+    /// Opens the file, and creates it if it is missing. Waits for the disk.
+    pub fn open(options: &SqliteOptions, context: &BackendContext) -> Result<Arc<Self>> {
+        options.check()?;
+        let file::Opened { path, db, file, presence_dir, access, other_user } =
+            file::open(options, context.create, &*context.clock)?;
+        let group = access.group.map(|group| name_of("/etc/group", group));
+        let guarantees = guarantees::of(&path, group);
+        let store_id = file.store_id();
+        let wake_socket = Arc::new(WakeSocket::new(presence_dir, context.runtime.clone()));
+        let writer_thread =
+            WriterThread::new(path.clone(), db, file, context.clone(), Arc::clone(&wake_socket));
+        let (context, writer_thread) = (context.clone(), Arc::new(writer_thread));
         let positions = Mutex::default();
-        Ok(Arc::new(Self { path, place, around, desk, post, guarantees, other_user, positions }))
+        Ok(Arc::new(Self {
+            path,
+            store_id,
+            context,
+            writer_thread,
+            wake_socket,
+            guarantees,
+            other_user,
+            positions,
+        }))
     }
 
-    /// Refuses to lock in another user's store: root trusts what it looks at there, but its locks must not depend on it.
+    /// Refuses to lock in another user's store: root may read it, but root's locks must not depend on a file that another
+    /// user controls.
     fn refuse_other_user(&self) -> Result<(), StoreError> {
         match self.other_user {
             None => Ok(()),
             Some(owner) => Err(StoreError::refused(format!(
-                "{} belongs to {}: root can look and break there, but not lock; name a file of root's \
-                 own, or share one with a group (sqlite:PATH?shared=group)",
+                "{} belongs to {}: root can list, show and break there, but not lock; name a file of root's \
+                own, or share one with a group (sqlite:PATH?shared=group)",
                 self.path.display(),
                 user(owner)
             ))),
@@ -120,11 +133,11 @@ impl Sqlite {
     }
 
     fn now(&self) -> Moment {
-        self.around.clock.now()
+        self.context.clock.now()
     }
 
     fn clock(&self) -> &dyn Clock {
-        &*self.around.clock
+        &*self.context.clock
     }
 }
 
@@ -167,41 +180,15 @@ impl Backend for Sqlite {
 
 impl Observe for Sqlite {
     fn inspect(&self, name: LockName, _limit: Moment) -> StoreCall<'_, LockInfo> {
-        Box::pin(self.desk.read(move |sheet| inspect::inspect(sheet, &name)))
+        Box::pin(self.writer_thread.read(move |write_batch| inspect::inspect(write_batch, &name)))
     }
 
     fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(self.desk.read(|sheet| inspect::list(sheet)))
+        Box::pin(self.writer_thread.read(|write_batch| inspect::list(write_batch)))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(inspect_until_changed(self, self.clock(), queue::LOOK_AGAIN, name, seen))
-    }
-}
-
-impl Ledger for Sqlite {
-    fn claim(&self, claim: Claim, _limit: Moment) -> StoreCall<'_, Claimed> {
-        Box::pin(records::claim(self, claim))
-    }
-
-    fn finish(&self, finish: Finish, _limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(records::finish(self, finish))
-    }
-
-    fn look_up(&self, name: LockName, _limit: Moment) -> StoreCall<'_, Option<Entry>> {
-        Box::pin(records::look_up(self, name))
-    }
-
-    fn entries(&self, prefix: &str, _limit: Moment) -> StoreCall<'_, Vec<Entry>> {
-        Box::pin(records::entries(self, prefix.to_owned()))
-    }
-
-    fn forget(&self, name: LockName, token: Token, _limit: Moment) -> StoreCall<'_, bool> {
-        Box::pin(records::forget(self, name, token))
-    }
-
-    fn place(&self) -> Option<String> {
-        Some(self.place.clone())
     }
 }
 

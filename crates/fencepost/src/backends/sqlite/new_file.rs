@@ -1,5 +1,6 @@
-//! How a new file is made, and what stands beside it: never in a state, or with rights, that others could use.
+//! Creates a new file and the files beside it: never in a state, or with permissions, that others could exploit.
 
+use std::cmp::Ordering;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -10,16 +11,17 @@ use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::access::{Access, BESIDE, beside, has_access_list, refused_access_list};
-use super::connection::{connect, wait_at_most};
+use super::connection::{connect, set_busy_timeout};
 use super::error::explain;
 use super::host::Host;
-use super::layout::{APPLICATION, LATER, SCHEMA, VERSION};
-use super::presence::Marks;
+use super::layout::{APPLICATION, SCHEMA, VERSION};
+use super::presence::PresenceDir;
 use crate::clock::{BootClock, Clock as _, pause};
 use crate::error::{Error, Result};
+use crate::random;
 use crate::retry::CALL_TIMEOUT;
 
-/// Whether there is nothing yet at that path that could be a store.
+/// Whether there is no file at that path yet that could be a store.
 pub(super) fn is_empty(path: &Path) -> bool {
     match std::fs::metadata(path) {
         Ok(found) => found.is_file() && found.len() == 0,
@@ -29,26 +31,25 @@ pub(super) fn is_empty(path: &Path) -> bool {
     }
 }
 
-/// Sets a new file up where only those who may write it can reach it, and then gives it its name: nobody meets it half
-/// done, or can slip anything under it while it is.
-pub(super) fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
-    let directory = marks.ensure()?;
-    let _alone = alone(marks, access)?;
+/// Sets up a new file where only users who may write it can reach it, and then renames it: nobody can open it half
+/// done, or replace a part of it meanwhile.
+pub(super) fn make(path: &Path, access: Access, presence_dir: &PresenceDir) -> Result<()> {
+    let directory = presence_dir.ensure()?;
+    let _alone = alone(presence_dir, access)?;
     if !is_empty(path) {
         return Ok(());
     }
-    // What was killed here before us left its attempt.
-    for left in marks.names().iter().filter(|name| name.starts_with("new-")) {
-        marks.remove(left);
+    // An attempt that a killed process left.
+    for left in presence_dir.names().iter().filter(|name| name.starts_with("new-")) {
+        presence_dir.remove(left);
     }
-    let bits = getrandom::u64()
-        .map_err(|error| Error::unreachable("the system has no random numbers").because(error))?;
+    let bits = u64::from_ne_bytes(random::bytes()?);
     let name = format!("new-{bits:016x}");
-    let new = marks.path().join(&name);
+    let new = presence_dir.path().join(&name);
     let made = (|| {
         access.make_file(directory, Path::new(&name)).map_err(|errno| not_made(&new, errno))?;
         let mut db = connect(&new).map_err(|error| explain(path, error))?;
-        wait_at_most(CALL_TIMEOUT);
+        set_busy_timeout(CALL_TIMEOUT);
         // So that closing it leaves one file.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
             .map_err(|error| explain(path, error))?;
@@ -58,17 +59,17 @@ pub(super) fn make(path: &Path, access: Access, marks: &Marks) -> Result<()> {
     })();
     if made.is_err() {
         for end in ["", "-wal", "-shm", "-journal"] {
-            marks.remove(&format!("{name}{end}"));
+            presence_dir.remove(&format!("{name}{end}"));
         }
     }
     made
 }
 
-/// Not over a file that has anything in it. The directory is synced: a counter whose name is lost starts again.
+/// Never over a file that is not empty. The directory is synced: if the file's name were lost, the counter would restart.
 fn rename(new: &Path, path: &Path) -> rustix::io::Result<()> {
     let cwd = rustix::fs::CWD;
     match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
-        // An empty file is in the way, or the file system knows no such rename.
+        // An empty file is in the way, or the file system does not support this rename.
         Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if is_empty(path) => {
             rustix::fs::rename(new, path)?;
         }
@@ -79,7 +80,7 @@ fn rename(new: &Path, path: &Path) -> rustix::io::Result<()> {
     rustix::fs::fsync(directory)
 }
 
-/// Whether the file is set up; refuses one that is not ours to set up.
+/// Whether the file is set up; refuses a file of another program or layout.
 pub(super) fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
     let (application, version, tables) = (|| {
         // One transaction: another process may be setting the file up.
@@ -89,22 +90,37 @@ pub(super) fn is_ready(db: &Connection, path: &Path) -> Result<bool> {
         Ok((ask("PRAGMA application_id")?, ask("PRAGMA user_version")?, tables))
     })()
     .map_err(|error| explain(path, error))?;
-    let path = path.display();
     if application == 0 && version == 0 && tables == 0 {
         return Ok(false);
     }
+    let shown = path.display();
     if application != APPLICATION {
         return Err(Error::refused(format!(
-            "{path} is the database of another program: name another file (sqlite:PATH)"
+            "{shown} is the database of another program: name another file (sqlite:PATH)"
         )));
     }
-    if version > VERSION {
-        return Err(Error::refused(format!(
-            "{path} has format {version} and this fencepost knows up to {VERSION}: use the newer \
-             fencepost that wrote it, or name another file (sqlite:PATH)"
-        )));
+    match version.cmp(&VERSION) {
+        Ordering::Less => Err(older_layout(db, path, version)?),
+        Ordering::Equal => Ok(true),
+        Ordering::Greater => Err(Error::refused(format!(
+            "{shown} has layout {version} and this fencepost knows layout {VERSION}: use the newer \
+             fencepost that wrote it; in another file tokens would start at 1"
+        ))),
     }
-    Ok(true)
+}
+
+/// A file of an earlier fencepost is refused: in a new one tokens start at 1, and resources would refuse them.
+fn older_layout(db: &Connection, path: &Path, version: i32) -> Result<Error> {
+    let ask = "SELECT last_token FROM store";
+    let last = db.query_row(ask, [], |row| row.get::<_, i64>(0));
+    let last = last.map_err(|error| explain(path, error))?;
+    let path = path.display();
+    Ok(Error::refused(format!(
+        "{path} has layout {version} and this fencepost knows layout {VERSION}: stop the programs \
+         that use it, create another file (`fencepost --on sqlite:NEW run x true`), raise its tokens above \
+         {last} (`sqlite3 NEW \"UPDATE fencepost_store SET last_token = max(last_token, {last})\"`), and \
+         start the programs with that one; work that is recorded in this file will run again"
+    )))
 }
 
 pub(super) fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
@@ -118,7 +134,7 @@ pub(super) fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
         let transaction = db.transaction_with_behavior(TransactionBehavior::Exclusive)?;
         transaction.execute_batch(SCHEMA)?;
         transaction.execute(
-            "INSERT INTO store VALUES (1, ?, ?, ?, 0, 0)",
+            "INSERT INTO fencepost_store VALUES (1, ?, ?, ?, 0, 0)",
             (&host.machine, &host.boot, &host.time_namespace),
         )?;
         transaction.pragma_update(None, "application_id", APPLICATION)?;
@@ -128,27 +144,15 @@ pub(super) fn set_up(db: &mut Connection, path: &Path) -> Result<()> {
     Ok(done.map_err(|error| explain(path, error))?)
 }
 
-/// Makes the tables that a file of an earlier time has not.
-pub(super) fn add_later(db: &mut Connection) -> rusqlite::Result<()> {
-    let ask = "SELECT count(*) FROM sqlite_schema \
-               WHERE name IN ('fencepost_values', 'fencepost_records', 'fencepost_records_by_end')";
-    if db.query_row(ask, [], |row| row.get::<_, i32>(0))? == 3 {
-        return Ok(());
-    }
-    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    transaction.execute_batch(LATER)?;
-    transaction.commit()
-}
-
-/// Held while one process sets the file up: switching to WAL mode fails rather than waits.
-pub(super) fn alone(marks: &Marks, access: Access) -> Result<OwnedFd> {
+/// Held while one process sets the file up: the switch to WAL mode does not wait, it fails.
+pub(super) fn alone(presence_dir: &PresenceDir, access: Access) -> Result<OwnedFd> {
     const NAME: &str = "open.lock";
     let failed = |errno: Errno| {
-        let path = marks.path().join(NAME);
+        let path = presence_dir.path().join(NAME);
         Error::unreachable(format!("cannot lock {}: check its permissions", path.display()))
-            .because(std::io::Error::from(errno))
+            .with_source(std::io::Error::from(errno))
     };
-    let directory = marks.ensure()?;
+    let directory = presence_dir.ensure()?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = match access.make_file(directory, Path::new(NAME)) {
         Err(Errno::EXIST) => rustix::fs::openat(directory, NAME, flags, Mode::empty()),
@@ -168,7 +172,7 @@ pub(super) fn alone(marks: &Marks, access: Access) -> Result<OwnedFd> {
 }
 
 impl Access {
-    /// Makes what SQLite would make, or look for, in a directory where others could be faster.
+    /// Creates the files that SQLite would create, or look for, in a directory where others could be faster.
     pub(super) fn prepare(&self, database: &Path) -> Result<()> {
         if self.sticky {
             for end in BESIDE {
@@ -183,7 +187,7 @@ impl Access {
         Ok(())
     }
 
-    /// A new file that those may write who may write the store, whatever the umask.
+    /// A new file that the users of the store may write, whatever the umask.
     pub(super) fn make_file(
         &self,
         directory: impl AsFd,
@@ -198,19 +202,19 @@ impl Access {
         Ok(file)
     }
 
-    /// Of files, and of sockets.
+    /// The mode of files, and of sockets.
     pub(super) fn file_mode(&self) -> Mode {
         Mode::from_raw_mode(if self.group.is_some() { 0o660 } else { 0o600 })
     }
 
-    /// The directory of presence files and sockets; `None` if it is not there and not to be made.
+    /// The directory of presence files and sockets; `None` if it is missing and must not be created.
     pub(super) fn open_directory(&self, path: &Path, create: bool) -> Result<Option<OwnedFd>> {
         let failed = |errno: Errno| {
             Error::unreachable(format!(
                 "cannot use the directory {}: make it writable, or name another file (sqlite:PATH)",
                 path.display()
             ))
-            .because(std::io::Error::from(errno))
+            .with_source(std::io::Error::from(errno))
         };
         let mode = Mode::from_raw_mode(if self.group.is_some() { 0o2770 } else { 0o700 });
         let is_new = create
@@ -237,8 +241,8 @@ impl Access {
         };
         if !ours {
             return Err(Error::refused(format!(
-                "others can write to {}, and could pass for a holder, or members of the group \
-                 cannot: fix it ({fix}), or name another file (sqlite:PATH)",
+                "others can write to {} and could pose as a holder, or members of the group \
+                cannot write to it: fix it ({fix}), or name another file (sqlite:PATH)",
                 path.display()
             )));
         }
@@ -251,8 +255,8 @@ impl Access {
 
 fn not_made(path: &Path, errno: Errno) -> Error {
     Error::unreachable(format!(
-        "cannot make {}: make its directory writable, or name another file (sqlite:PATH)",
+        "cannot create {}: make its directory writable, or name another file (sqlite:PATH)",
         path.display()
     ))
-    .because(std::io::Error::from(errno))
+    .with_source(std::io::Error::from(errno))
 }

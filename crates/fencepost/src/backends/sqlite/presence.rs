@@ -1,14 +1,14 @@
-//! Files whose lock shows that a holder lives.
+//! Files whose lock shows that a holder is alive.
 //!
-//! A process that takes a grant, or waits for one, has a file here open and locked (`flock`). The kernel
-//! drops the lock with the last process that has the file open, however it ended, so whoever can lock the
-//! file knows that they are all gone. What must hold, for a live holder never to be taken for dead:
+//! A process that takes a grant, or waits for one, has a file here open and locked (`flock`). The kernel drops the lock
+//! with the last process that has the file open, however it ended, so a process that can lock the file knows that they
+//! are all gone. What must hold, so that a live holder never counts as dead:
 //!
-//! - a file is locked before any row names it, and nobody but its maker ever locks it for good;
-//! - a missing file means alive: somebody who tidies up too much only makes others wait for the lease.
+//! - a file is locked before any row names it, and only its creator ever keeps it locked;
+//! - a missing file means alive: if somebody deletes too much, others only have to wait for the lease.
 //!
-//! A file serves one grant after the other, since making one costs as much as a small transaction. One
-//! that a child has inherited is not used again: the child may outlive the grant.
+//! A file serves one grant after the other, since creating one costs as much as a small transaction. One that a child
+//! has inherited is not used again: the child may outlive the grant.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use super::access::Access;
 use crate::backend::Presence;
+use crate::random;
 use crate::store_error::StoreError;
 
 /// How many idle files a client keeps.
@@ -29,34 +30,34 @@ const IDLE: usize = 64;
 
 /// A locked file and its name.
 #[derive(Clone, Debug)]
-pub(super) struct Mark {
+pub(super) struct PresenceFile {
     pub(super) name: Arc<str>,
     pub(super) presence: Presence,
 }
 
 /// The directory of these files, and those of this client.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(super) struct PresenceDir {
     path: PathBuf,
     access: Access,
-    /// Not there as long as nobody has made it: then no holder has a presence file.
+    /// `None` until it is created: then no holder has a presence file.
     directory: OnceLock<OwnedFd>,
-    ours: Mutex<Ours>,
+    ours: Mutex<OwnFiles>,
 }
 
 #[derive(Debug, Default)]
-struct Ours {
-    idle: Vec<Mark>,
+struct OwnFiles {
+    idle: Vec<PresenceFile>,
     used: HashMap<OwnerId, Used>,
 }
 
 #[derive(Debug)]
 struct Used {
-    mark: Mark,
+    presence_file: PresenceFile,
     takers: usize,
 }
 
-impl Marks {
+impl PresenceDir {
     pub(super) fn open(path: &Path, access: Access, create: bool) -> crate::Result<Self> {
         let directory = OnceLock::new();
         if let Some(found) = access.open_directory(path, create)? {
@@ -69,7 +70,7 @@ impl Marks {
         &self.path
     }
 
-    /// The directory, if it is there.
+    /// The directory, if it exists.
     pub(super) fn directory(&self) -> Option<&OwnedFd> {
         if self.directory.get().is_none()
             && let Ok(Some(found)) = self.access.open_directory(&self.path, false)
@@ -79,7 +80,7 @@ impl Marks {
         self.directory.get()
     }
 
-    /// The directory, made if it is not there.
+    /// The directory, created if it is missing.
     pub(super) fn ensure(&self) -> Result<&OwnedFd, StoreError> {
         if let Some(directory) = self.directory() {
             return Ok(directory);
@@ -92,31 +93,31 @@ impl Marks {
         })
     }
 
-    /// What files and sockets of the store are made with.
+    /// The permissions of the store's files and sockets.
     pub(super) const fn access(&self) -> Access {
         self.access
     }
 
-    /// A locked file for `owner`, the one it has already if it asks again. Each `take` is matched by a
-    /// `give_back`, or all of them by one `give_back_all`.
-    pub(super) fn take(&self, owner: OwnerId) -> Result<Mark, StoreError> {
+    /// A locked file for `owner`, the same one if it has one already. Each `take` is matched by a `give_back`, or all of
+    /// them by one `give_back_all`.
+    pub(super) fn take(&self, owner: OwnerId) -> Result<PresenceFile, StoreError> {
         if let Some(used) = self.ours.lock().used.get_mut(&owner) {
             used.takers += 1;
-            return Ok(used.mark.clone());
+            return Ok(used.presence_file.clone());
         }
         let idle = self.ours.lock().idle.pop();
-        let mark = match idle {
-            Some(mark) => mark,
+        let presence_file = match idle {
+            Some(presence_file) => presence_file,
             // Not under the lock: the disk may hang, and the client's own thread must not.
             None => self.make()?,
         };
         let mut ours = self.ours.lock();
-        let used = ours.used.entry(owner).or_insert_with(|| Used { mark, takers: 0 });
+        let used = ours.used.entry(owner).or_insert_with(|| Used { presence_file, takers: 0 });
         used.takers += 1;
-        Ok(used.mark.clone())
+        Ok(used.presence_file.clone())
     }
 
-    /// One taker of `owner` needs the file no longer.
+    /// One caller of `take` no longer needs the file.
     pub(super) fn give_back(&self, owner: OwnerId) {
         let last = {
             let mut ours = self.ours.lock();
@@ -129,22 +130,22 @@ impl Marks {
         }
     }
 
-    /// `owner` needs its file no longer. It stays locked as long as this process lives, so a row that still
-    /// names it is at worst freed by its lease. May wait for the disk.
+    /// `owner` no longer needs its file. It stays locked as long as this process lives, so at worst a row that still names
+    /// it ends with its lease. May wait for the disk.
     pub(super) fn give_back_all(&self, owner: OwnerId) {
         let unwanted = {
             let mut ours = self.ours.lock();
-            let Some(Used { mark, .. }) = ours.used.remove(&owner) else { return };
-            if !mark.presence.inherited() && ours.idle.len() < IDLE {
-                ours.idle.push(mark);
+            let Some(Used { presence_file, .. }) = ours.used.remove(&owner) else { return };
+            if !presence_file.presence.inherited() && ours.idle.len() < IDLE {
+                ours.idle.push(presence_file);
                 return;
             }
-            mark
+            presence_file
         };
         self.remove(&unwanted.name);
     }
 
-    fn make(&self) -> Result<Mark, StoreError> {
+    fn make(&self) -> Result<PresenceFile, StoreError> {
         let failed = |errno: Errno| {
             let path = self.path.display();
             let remedy = match errno {
@@ -155,7 +156,7 @@ impl Marks {
                 Errno::NOSPC | Errno::DQUOT => "the disk is full, free some space",
                 _ => "check its permissions",
             };
-            let message = format!("cannot make a presence file in {path}: {remedy}");
+            let message = format!("cannot create a presence file in {path}: {remedy}");
             let error = match errno {
                 Errno::MFILE | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS => {
                     StoreError::unusable(message)
@@ -166,60 +167,58 @@ impl Marks {
         };
         let directory = self.ensure()?;
         loop {
-            let bits = getrandom::u64().map_err(|error| {
-                StoreError::unavailable("the system has no random numbers").with_source(error)
-            })?;
+            let bits = u64::from_ne_bytes(random::bytes()?);
             let name = format!("p-{bits:016x}");
             let file = self.access.make_file(directory, Path::new(&name)).map_err(failed)?;
             let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-            // A sweep may have caught the file before it was locked; then it is gone, and we try again.
+            // The gc may have removed the file before it was locked; then try again.
             let linked = rustix::fs::fstat(&file).map_err(failed)?.st_nlink > 0;
             if locked.is_ok() && linked {
-                return Ok(Mark { name: name.into(), presence: Presence::new(file) });
+                return Ok(PresenceFile { name: name.into(), presence: Presence::new(file) });
             }
         }
     }
 
-    /// Whether every process that had the file is gone. No for a file that is not there.
+    /// Whether every process that had the file is gone. False for a missing file.
     pub(super) fn is_dead(&self, name: &str) -> bool {
         self.lock_dead(name).is_some()
     }
 
     /// Removes the file if every process that had it is gone.
     pub(super) fn remove_dead(&self, name: &str) {
-        // Locked while it is removed, so that its maker, if it was only just made, notices.
+        // Locked while it is removed, so that a process that has just created it notices.
         if let Some(_locked) = self.lock_dead(name) {
             self.remove(name);
         }
     }
 
     fn lock_dead(&self, name: &str) -> Option<OwnedFd> {
-        // The name comes from a row, and whoever wrote that may not be able to open what we can.
+        // The name comes from a row, and the process that wrote it may have fewer rights than we have.
         let plain = name.strip_prefix("p-")?.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let directory = self.directory().filter(|_| plain)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?;
-        // Shared, so that two who ask do not take each other for the holder.
+        // A shared lock, so that two processes that check do not mistake each other for the holder.
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
         Some(file)
     }
 
     pub(super) fn remove(&self, name: &str) {
-        // A file that cannot be removed is only untidy.
+        // A file that cannot be removed does no harm.
         if let Some(directory) = self.directory() {
             let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
         }
     }
 
-    /// What is in the directory.
+    /// The names in the directory.
     pub(super) fn names(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    /// Removes what processes that are gone have left, but for files that a row names (`named`):
-    /// without its file that row would count as alive until its lease ends.
-    pub(super) fn sweep<E>(
+    /// Removes the files of processes that are gone, except those that a row names (`named`): without its file that row
+    /// would count as alive until its lease ends.
+    pub(super) fn gc<E>(
         &self,
         named: impl FnOnce() -> Result<HashSet<String>, E>,
     ) -> Result<(), E> {
@@ -227,14 +226,14 @@ impl Marks {
             self.names().into_iter().partition(|name| name.starts_with("p-"));
         let dead: Vec<_> = presences.into_iter().filter(|name| self.is_dead(name)).collect();
         if !dead.is_empty() {
-            // Asked after the files: a dead one gets no new rows.
+            // Read after the files: a dead process adds no rows.
             let named = named()?;
             for name in dead.iter().filter(|name| !named.contains(*name)) {
                 self.remove_dead(name);
             }
         }
         for name in others.iter().filter(|name| name.starts_with("w-")) {
-            if super::wake::is_dead(self, name) {
+            if super::wake_socket::is_dead(self, name) {
                 self.remove(name);
             }
         }
@@ -242,12 +241,12 @@ impl Marks {
     }
 }
 
-impl Drop for Marks {
+impl Drop for PresenceDir {
     fn drop(&mut self) {
         let ours = std::mem::take(&mut *self.ours.lock());
-        for mark in ours.idle {
-            self.remove(&mark.name);
+        for presence_file in ours.idle {
+            self.remove(&presence_file.name);
         }
-        // Files in use stay: an inherited one still has a holder, and the others are swept later.
+        // Files in use stay: an inherited one still has a holder, and gc removes the others later.
     }
 }

@@ -1,4 +1,4 @@
-//! How a waiter waits: asleep until it is told, and never trusting that it will be.
+//! How a waiter waits: it sleeps until it is notified, and polls in case a notification is lost.
 
 use std::time::Duration;
 
@@ -8,51 +8,55 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::inspect::{self, View};
-use super::operations::{Ask, PLACE};
-use super::wake::Bell;
+use super::operations::{Ask, POSITION_TTL};
+use super::wake_socket::RegisteredWaiter;
 use super::{Sqlite, locks};
 use crate::backend::{Acquired, BoxFuture, GrantId, Reply, Request, StoreError, StoreResult};
 use crate::race::{First, race};
 
-/// How soon to look again after the holder's process has gone: its children may follow in a moment.
+/// How soon to poll again after the holder's process has ended: its children may end soon after.
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
-/// How long a waiter or an observer trusts what it saw.
+/// How often a waiter or an observer polls.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Waits at the position that this client took.
 pub(super) async fn wait(store: &Sqlite, request: Request, limit: Moment) -> StoreResult<Acquired> {
     let owner = request.grant.owner;
     let mut lent = locks::lend(store, &request)?;
-    let bell = store.positions.lock().get(&owner).cloned();
-    let Some(bell) = bell else {
-        return Ok(Reply::new(Acquired::PlaceLost, store.now()));
+    let waiter = store.positions.lock().get(&owner).cloned();
+    let Some(waiter) = waiter else {
+        return Ok(Reply::new(Acquired::PositionLost, store.now()));
     };
-    // The file that the position has is ours now.
-    store.post.marks.give_back(owner);
-    let ask = Ask { request, mark: lent.mark.clone(), queue: Some(bell.address.clone()) };
-    let reply = wait_for_turn(store, &ask, &bell, limit).await?;
+    // We now own the presence file of the position.
+    store.wake_socket.presence_dir.give_back(owner);
+    let ask = Ask {
+        request,
+        presence_file: lent.presence_file.clone(),
+        queue: Some(waiter.address.clone()),
+    };
+    let reply = wait_for_grant(store, &ask, &waiter, limit).await?;
     lent.ends_with(&reply.value);
     Ok(reply)
 }
 
-async fn wait_for_turn(
+async fn wait_for_grant(
     store: &Sqlite,
     ask: &Ask,
-    bell: &Bell,
+    waiter: &RegisteredWaiter,
     limit: Moment,
 ) -> StoreResult<Acquired> {
-    let mut watched = Watched::nobody();
+    let mut watched = Watched::none();
     loop {
-        let renew_place = store.now() + PLACE / 3;
+        let renew_position_at = store.now() + POSITION_TTL / 3;
         let mut left_to_others = false;
         loop {
             let lease_ends = match look(store, ask).await? {
                 View::Try => break,
-                // They see it as we do. Only if they have not taken it by our next look do we tell
-                // them: else all who wait would write at the end of a lease.
-                View::OthersTurn if left_to_others => break,
-                View::OthersTurn => {
+                // The first waiter polls as we do. Only if it has not taken the lock by our next poll do we
+                // notify it: otherwise all waiters would write at the end of a lease.
+                View::OthersFirst if left_to_others => break,
+                View::OthersFirst => {
                     left_to_others = true;
                     Moment::NEVER
                 }
@@ -62,15 +66,15 @@ async fn wait_for_turn(
                     until
                 }
             };
-            let again = store.now() + watched.patience();
-            let alarm = again.min(lease_ends).min(renew_place).min(limit);
-            let told = race(bell.rung(), watched.gone());
-            let told = matches!(
-                race(told, store.clock().alarm(alarm)).await,
+            let again = store.now() + watched.next_poll_delay();
+            let alarm = again.min(lease_ends).min(renew_position_at).min(limit);
+            let event = race(waiter.notified(), watched.gone());
+            let woken = matches!(
+                race(event, store.clock().alarm(alarm)).await,
                 First::Left(First::Left(()))
             );
             let now = store.now();
-            if told || now >= renew_place || now >= limit {
+            if woken || now >= renew_position_at || now >= limit {
                 break;
             }
         }
@@ -83,7 +87,8 @@ async fn wait_for_turn(
 
 async fn look(store: &Sqlite, ask: &Ask) -> Result<View, StoreError> {
     let GrantId { name, owner } = ask.request.grant.clone();
-    let look = store.desk.read(move |sheet| inspect::look(sheet, &name, owner));
+    let look =
+        store.writer_thread.read(move |write_batch| inspect::look(write_batch, &name, owner));
     Ok(look.await?.value)
 }
 
@@ -91,35 +96,35 @@ async fn look(store: &Sqlite, ask: &Ask) -> Result<View, StoreError> {
 struct Watched {
     holder: Option<Token>,
     gone: Option<BoxFuture<'static, ()>>,
-    next_look: Duration,
+    delay: Duration,
 }
 
 impl Watched {
-    const fn nobody() -> Self {
-        Self { holder: None, gone: None, next_look: LOOK_AGAIN }
+    const fn none() -> Self {
+        Self { holder: None, gone: None, delay: LOOK_AGAIN }
     }
 
-    /// Watches that holder from now on, if it is not the one watched already.
+    /// Watches this holder from now on, unless it is watched already.
     fn switch_to(&mut self, holder: Option<(Token, i32)>, store: &Sqlite) {
         let token = holder.map(|(token, _)| token);
         if token == self.holder {
             return;
         }
-        *self = Self { holder: token, ..Self::nobody() };
+        *self = Self { holder: token, ..Self::none() };
         if let Some((_, pid)) = holder {
             match end_of(pid, store) {
                 Some(end) => self.gone = Some(end),
-                None => self.next_look = LOOK_SOON,
+                None => self.delay = LOOK_SOON,
             }
         }
     }
 
-    /// How long to trust what was seen: shorter and then longer once the process is known to be gone, as
-    /// children of its may have inherited the grant.
-    fn patience(&mut self) -> Duration {
-        let patience = self.next_look;
-        self.next_look = (patience * 2).min(LOOK_AGAIN);
-        patience
+    /// The pause before the next poll: short at first and then longer once the process is known to be gone, since its
+    /// children may have inherited the grant.
+    fn next_poll_delay(&mut self) -> Duration {
+        let delay = self.delay;
+        self.delay = (delay * 2).min(LOOK_AGAIN);
+        delay
     }
 
     /// Resolves once, when the process ends.
@@ -129,15 +134,15 @@ impl Watched {
             None => std::future::pending().await,
         }
         self.gone = None;
-        self.next_look = LOOK_SOON;
+        self.delay = LOOK_SOON;
     }
 }
 
-/// Resolves when the process ends; `None` if it is not there, or not to be seen from here. A hint only:
-/// the number may have been given to another process since.
+/// Resolves when the process ends; `None` if it does not exist, or is not visible from here. Only a hint: the number
+/// may belong to another process by now.
 fn end_of(pid: i32, store: &Sqlite) -> Option<BoxFuture<'static, ()>> {
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    let _inside = store.around.runtime.enter();
+    let _inside = store.context.runtime.enter();
     #[expect(unsafe_code, reason = "tokio leaves this promise to its caller")]
     // SAFETY: an `OwnedFd` is open, and stays the same file until the `AsyncFd` that owns it is dropped.
     let process = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }.ok()?;

@@ -1,12 +1,12 @@
-//! Users and groups: what they are called, and who is in whose.
+//! Users and groups: their names, and their members.
 
-/// How a user namespace shows the owners that it does not know: nobody in it is that user.
+/// The number by which a user namespace shows unmapped owners: no user in it has that number.
 pub(super) fn unmapped_user() -> u32 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     unmapped_user_in(&read("/proc/self/uid_map"), &read("/proc/sys/kernel/overflowuid"))
 }
 
-/// Not a user at all where that number is one of the users that are known.
+/// If a known user has that number, returns a number that no user has.
 fn unmapped_user_in(map: &str, overflow: &str) -> u32 {
     let Ok(number) = overflow.trim().parse::<u32>() else { return u32::MAX };
     let known = map.lines().map(|line| {
@@ -20,7 +20,7 @@ fn unmapped_user_in(map: &str, overflow: &str) -> u32 {
     }
 }
 
-/// Whether a group has no member but this user, as where each user has a group of their own.
+/// Whether a group has no member but this user, as on systems where each user has a group of their own.
 pub(super) fn is_own_group(user: u32, group: u32) -> bool {
     is_own_group_in(&lines_of("/etc/passwd"), &lines_of("/etc/group"), user, group)
 }
@@ -42,7 +42,7 @@ fn is_own_group_in(users: &[Vec<String>], groups: &[Vec<String>], user: u32, gro
         && members.split(',').all(|member| member.is_empty() || member == name)
 }
 
-/// A file of the system's, each line as its fields.
+/// The lines of a system file, each as its fields.
 fn lines_of(path: &str) -> Vec<Vec<String>> {
     let text = std::fs::read(path).unwrap_or_default();
     fields_of(&String::from_utf8_lossy(&text))
@@ -52,19 +52,19 @@ fn fields_of(text: &str) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split(':').map(str::to_owned).collect()).collect()
 }
 
-/// The name that a file of the system's has for a number; the number if it has none.
+/// The name for a number in a system file; the number if there is none.
 pub(super) fn name_of(path: &str, number: u32) -> String {
     let number = number.to_string();
     let named = lines_of(path).into_iter().find(|line| line.get(2) == Some(&number));
     named.map_or(number, |mut line| line.swap_remove(0))
 }
 
-/// What a message calls a user.
+/// A user in a message.
 pub(super) fn user(number: u32) -> String {
     format!("user {}", name_of("/etc/passwd", number))
 }
 
-/// What a message calls a group.
+/// A group in a message.
 pub(super) fn group(number: u32) -> String {
     format!("group {}", name_of("/etc/group", number))
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unmapped_user_is_trusted_only_where_no_user_has_its_number() {
+    fn unmapped_user_is_trusted_only_if_no_user_has_its_id() {
         let one = "         0       1000          1\n";
         assert_eq!(unmapped_user_in(one, "65534\n"), 65534);
         assert_eq!(unmapped_user_in("0 1000 1\n1 100000 65533\n", "65534"), 65534);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_a_users_own_if_nobody_else_is_in_it() {
+    fn private_group_has_only_its_user() {
         let users = fields_of(
             "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n\
              bob:x:1001:1001::/home/bob:/bin/sh\neve:x:1002:1003::/:/bin/sh\nzoe:x:1003:1003::/:/bin/sh\n\n+\n",

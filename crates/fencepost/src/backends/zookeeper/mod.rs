@@ -1,38 +1,44 @@
-//! `zookeeper://HOST,HOST/CHROOT` a ZooKeeper that is there already.
+//! `zookeeper://HOST,HOST/CHROOT` an existing ZooKeeper.
 //!
-//! The lock is a directory, its path the lock's name (layout/names.rs). Whoever wants it makes an ephemeral, numbered
-//! node there; the lowest number holds, and each waits for the one before it to go. The nodes are called as
-//! Curator's `InterProcessMutex` or kazoo's `Lock` calls them (layout/nodes.rs), so these exclude us, and we them.
+//! The lock is a directory, its path the lock's name (layout/names.rs). Each contender creates an ephemeral, numbered
+//! node there; the lowest number holds, and each waiter watches the node before its own. The nodes have the names of
+//! Curator's `InterProcessMutex` or kazoo's `Lock` (layout/nodes.rs), so these exclude us, and we exclude them.
 //!
-//! *Why grants exclude:* the leader numbers the nodes of a directory in the order in which it makes them, and no
-//! lower number comes later. Our turn has come when the list shows none before ours, however old the list is:
-//! what it shows too much of makes us wait. A node is there as long as its session, and the leader ends a
-//! session when it has not heard of it for the timeout. A lease is two thirds of the timeout, and counts from
-//! a moment of which we know that the leader has heard of us since (client/beat.rs), so a guard is lost before its
-//! session is.
-//! *Why tokens rise:* the token is the number of the transaction that made the node (czxid). The leader counts
-//! them for the whole ensemble, a new leader begins a higher epoch, and nodes are granted in the order in
-//! which they were made. The number in a node's name begins anew with its directory: it is no token.
-//! *Where that ends:* with the data. Servers that are restored from old files, or a majority of them that lost
-//! its disks (or never synced them, `forceSync=no`), grant again and count again. A clock is not needed:
-//! but a leader that stands still may end sessions early when it goes on (client/beat.rs).
+//! *Why grants exclude:* the leader numbers the nodes of a directory in the order in which it creates them, and no
+//! lower number comes later. We hold the lock if the list shows none before our node, however old the list is: a node
+//! that it shows although it is gone only makes us wait. A node exists as long as its session, and the leader ends a
+//! session when it has had no sign of it for the timeout. A lease is two thirds of the timeout, and counts from a moment
+//! after which the leader is known to have had a sign of us (`client/lease_credit.rs`), so a guard is lost before its
+//! session ends.
+//! *Why tokens rise:* the token is the number of the transaction that created the node (czxid). The leader counts
+//! them for the whole ensemble, a new leader begins a higher epoch, and nodes are granted in the order in which they
+//! were created. The number in a node's name restarts with its directory, so it cannot be the token.
+//! *Where that ends:* with the data. Servers that are restored from old files, or a majority that lost its disks (or
+//! never synced them, `forceSync=no`), grant again with old tokens. No wall clock matters, but a leader that was paused
+//! may end sessions early when it continues (`client/lease_credit.rs`).
 //!
-//! *Sessions:* grants of one TTL share one session, kept alive by pings, and each has a heartbeat of its own: a
-//! write to its node, which no server answers without the leader, unlike a ping. A grant that is not renewed
-//! is taken back at the end of its lease, since the session goes on for the others. A script's grant has a
-//! session of its own that only renewals keep; its password lies sealed in the node, for the owner alone, so
-//! that another process can carry on.
-//! *Elections:* the same line, but that a candidate's node has its value and nothing else (layout/notes.rs), as Curator's
-//! `LeaderSelector` and `LeaderLatch` and kazoo's `Election` have it. *Records* are nodes that stay (records.rs).
-//! *Waiting:* a watch on the node before ours, and a look at our own node and session before we believe.
-//! *Lateness:* a session's requests are carried out in the order in which they were sent, and once it is
-//! attached to another server nothing sent through the old one is. So after a break we look whether a node with
-//! our mark is there before another is made, and a release on the same session comes behind all of it.
+//! *Sessions:* grants with the same TTL share one session, kept alive by pings, and each has a heartbeat of its own: a
+//! write to its node, which no server answers without the leader, unlike a ping. The client deletes the node of a grant
+//! that was not renewed when its lease ends, since the session stays for the others. A script's grant has a session of
+//! its own that only renewals keep alive; the session's password is in the node, encrypted for the owner, so that another
+//! process can continue.
+//! *Elections:* the same queue, except that a candidate's node has its value and nothing else (`layout/node_data.rs`), as
+//! in Curator's `LeaderSelector` and `LeaderLatch` and kazoo's `Election`. *Records* are persistent nodes (records.rs).
+//! *Waiting:* a watch on the node before ours, and a read of our own node and session before it is granted. The grant
+//! counts from the session's last write that was confirmed, whichever node it was about: the session ends no earlier than
+//! that and a lease, and our node no earlier than the session. So one write in a third of a lease serves all waiters of a
+//! session, and the hand-over none. A ping proves nothing: a follower that was cut off answers it. Somebody may delete our node
+//! while the server that we read from still shows it. That is a break: as any holder, we learn it from the watch on
+//! our node, or else from a heartbeat. If less than two thirds of the lease are left, the grant must be confirmed.
+//! *Late requests:* a session's requests are executed in the order in which they were sent, and once it is attached to
+//! another server, none sent through the old one is. So after a broken connection we look for a node of our owner before
+//! we create another, and a release on the same session comes after all of it.
 //!
 //! No `connection.rs`: that is `client`, a client of ZooKeeper that knows nothing of locks. No `values.rs`: a candidate's
-//! value is its node's data, written with the node and by heartbeats. A try takes a place in line, so it is in
-//! `queue.rs`. Besides: `places.rs` (what our owners have at the servers), `shared.rs` (the sessions, and how nodes are
-//! looked for).
+//! value is its node's data, written with the node and by heartbeats. A try takes a position, so it is in `queue.rs`.
+//! Also: `positions.rs` (the nodes of our owners), `shared.rs` (the sessions, and how nodes are found), `record.rs` (what a
+//! record is on the server), `record_dirs.rs` (its directories), `record_gc.rs` (deletes expired ones), `time.rs` (the
+//! leader's clock).
 
 mod client;
 mod config;
@@ -41,7 +47,7 @@ mod guarantees;
 mod inspect;
 mod layout;
 mod locks;
-mod places;
+mod positions;
 mod queue;
 mod record;
 mod record_dirs;
@@ -58,55 +64,71 @@ use std::time::Duration;
 use fencepost_core::{LockName, Moment, Token};
 use tokio::task::AbortHandle;
 
-use self::client::{ops, session, wire};
-pub(crate) use self::config::ZooKeeperUrl;
+use self::client::{protocol, session, wire};
+use self::config::Config;
+pub use self::config::{Style, ZooKeeperOptions};
 use self::layout::{names, nodes};
 use self::shared::Shared;
 use crate::backend::{
-    Acquired, Backend, BoxFuture, Broken, Glimpse, GrantId, Liveness, LockInfo, NotHeld, Observe,
-    Queue, Renewal, Renewals, Request, StoreCall, Surroundings,
+    Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, Liveness, LockInfo, LockVersion,
+    NotHeld, Observe, Queue, Renewal, Renewals, Request, StoreCall,
 };
+use crate::backends::renew_each;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
 
-/// How often sessions and places are looked at that nobody uses.
-const UPKEEP: Duration = Duration::from_secs(5);
-/// How old what is known of the servers may be.
+/// How often unused sessions and positions are checked.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
+/// How old the server info may be.
 const REFRESH: Duration = Duration::from_secs(5);
 
 /// A store on one ZooKeeper ensemble.
 pub struct ZooKeeper {
     shared: Arc<Shared>,
-    upkeep: AbortHandle,
+    maintenance: AbortHandle,
 }
 
 impl ZooKeeper {
-    pub(crate) async fn open(url: ZooKeeperUrl, around: &Surroundings) -> Result<Arc<Self>> {
-        let shared = Arc::new(Shared::new(url, around));
+    pub(crate) async fn open(
+        options: ZooKeeperOptions,
+        context: &BackendContext,
+    ) -> Result<Arc<Self>> {
+        let shared = Arc::new(Shared::new(Config::new(options)?, context));
         shared.control().ready().await?;
         shared.look_around().await;
         let weak = Arc::downgrade(&shared);
-        let upkeep = around.runtime.spawn(async move {
+        let maintenance = context.runtime.spawn(async move {
             while let Some(shared) = weak.upgrade() {
-                shared.tidy();
-                let clock = Arc::clone(&shared.around.clock);
+                shared.gc();
+                let clock = Arc::clone(&shared.context.clock);
                 drop(shared);
-                clock.alarm(clock.now() + UPKEEP).await;
+                clock.alarm(clock.now() + MAINTENANCE_INTERVAL).await;
             }
         });
-        Ok(Arc::new(Self { shared, upkeep: upkeep.abort_handle() }))
+        // Sessions that carry nothing would stay until they time out.
+        let (weak, closing) = (Arc::downgrade(&shared), context.closing.clone());
+        let close = async move {
+            closing.cancelled().await;
+            if let Some(shared) = weak.upgrade() {
+                shared.close_idle(Duration::ZERO).await;
+            }
+        };
+        context.tasks.spawn_on(close, &context.runtime);
+        Ok(Arc::new(Self { shared, maintenance: maintenance.abort_handle() }))
     }
 }
 
 impl Drop for ZooKeeper {
     fn drop(&mut self) {
-        self.upkeep.abort();
-        // What they carry goes with them. A script's grants stay, until their sessions run out.
+        self.maintenance.abort();
+        // Their nodes end with them. A script's grants stay until their sessions expire.
         for (_, session) in self.shared.sessions.lock().drain() {
             self.shared.close_later(&session);
         }
-        for place in self.shared.places.all(|place| place.liveness == Liveness::LeaseOnly) {
-            if let Some(session) = place.session() {
+        for position in
+            self.shared.positions.all(|position| position.liveness == Liveness::LeaseOnly)
+        {
+            if let Some(session) = position.session() {
                 session.leave();
             }
         }
@@ -129,9 +151,8 @@ impl Backend for ZooKeeper {
 
     fn renew(&self, batch: Vec<Renewal>, limit: Moment) -> BoxFuture<'_, Renewals> {
         Box::pin(async move {
-            // All are under way at once; a session keeps their order.
-            let asked = batch.iter().map(|renewal| locks::renew(&self.shared, renewal, limit));
-            futures_util::future::join_all(asked).await
+            // A session keeps their order.
+            renew_each(&batch, |renewal| locks::renew(&self.shared, renewal, limit)).await
         })
     }
 
@@ -151,21 +172,16 @@ impl Backend for ZooKeeper {
 
     fn guarantees(&self) -> Guarantees {
         let (lines, correctness, read) = {
-            let found = self.shared.found.lock();
-            (found.0.lines(), found.0.correctness(), found.1)
+            let server_info = self.shared.server_info.lock();
+            (server_info.0.lines(), server_info.0.correctness(), server_info.1)
         };
-        // Whoever asks again sees what has become of them.
+        // A later call sees the result.
         if self.shared.now().since(read) >= REFRESH {
-            self.shared.found.lock().1 = self.shared.now();
+            self.shared.server_info.lock().1 = self.shared.now();
             let shared = Arc::clone(&self.shared);
-            self.shared.around.runtime.spawn(async move { shared.look_around().await });
+            self.shared.context.runtime.spawn(async move { shared.look_around().await });
         }
-        Guarantees { found: lines, ..guarantees::of(correctness) }
-    }
-
-    /// Closes the sessions that carry nothing: they would stay until they time out.
-    fn drained(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.shared.close_idle(Duration::ZERO))
+        guarantees::of(correctness).with_server_info(lines)
     }
 }
 
@@ -178,7 +194,7 @@ impl Observe for ZooKeeper {
         Box::pin(self.shared.list(limit))
     }
 
-    fn changed(&self, name: LockName, seen: Option<Glimpse>) -> StoreCall<'_, LockInfo> {
+    fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
         Box::pin(self.shared.changed(name, seen))
     }
 }

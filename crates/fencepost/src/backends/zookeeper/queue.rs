@@ -1,12 +1,12 @@
-//! Takes a place in line for a lock, and waits there.
+//! Takes a position in a lock's queue, and waits there.
 //!
-//! A try makes the node and decides by the list: who is first holds. A waiter watches the node before its own, and
-//! looks again before it believes: at the list, and at its own node, which must be there and of this session
-//! (etcd#11456, CURATOR-604). A node before it that stays is no contender, whatever it is called: it is passed over.
-//! If the node or the session ended while it waited, its place is lost, and a fresh owner takes a fresh one.
+//! A try creates the node and decides by the list: the first node holds. A waiter watches the node before its own. Before
+//! the grant counts, it reads the list again, and its own node, which must exist and be of this session (etcd#11456,
+//! CURATOR-604). A persistent node before it is no contender, whatever its name: it is skipped. If the node or the
+//! session ended during the wait, the position is lost, and a new owner takes a new one.
 //!
-//! Both run on the client's own thread, beside the session. What they ask for is known to the place before it leaves,
-//! so a release undoes it wherever they stopped.
+//! Both run on the client's own thread, beside the session. Each request is noted in the position before it leaves, so a
+//! release undoes it wherever they stopped.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,25 +16,26 @@ use fencepost_core::Moment;
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::client::{Kept, Key, Make, Session};
-use super::error::{Code, code, found, gone, retry_if_unavailable};
-use super::layout::{Contender, Note, check_value, holder, in_order, path_of, token_of};
-use super::locks::{lease_only_refused, look_after};
-use super::places::{Place, Seen};
+use super::client::{CreateMode, KeepAlive, Key, Session};
+use super::error::{Code, code, gone, if_exists, retry_if_unavailable};
+use super::layout::{Contender, NodeData, check_value, holder, in_order, path_of, token_of};
+use super::locks::{lease_only_refused, watch_own_node};
+use super::positions::{Position, QueueView};
 use super::shared::{Shared, ttl_of};
 use crate::backend::{
     Acquired, Grant, HolderInfo, Liveness, Outcome, Queue, Reply, Request, StoreError, StoreResult,
 };
+use crate::backends::may_count_from;
 use crate::outage::Outage;
 use crate::race::{First, race};
 use crate::retry::{CALL_TIMEOUT, retry};
 
-/// How often a directory may vanish before our eyes.
+/// How often the directory may be deleted while we use it.
 const VANISHED: usize = 8;
-/// The last look of a waiter may take this long beyond its limit.
+/// The last read of a waiter may take this long beyond its limit.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// Tries once: takes a place, and says whether it is the first. `Queue::Skip` gives up any other place.
+/// Tries once: takes a position, and says whether it is the first. `Queue::Skip` gives up any other position.
 pub(super) async fn try_acquire(
     shared: &Arc<Shared>,
     request: &Request,
@@ -46,90 +47,90 @@ pub(super) async fn try_acquire(
         return Err(lease_only_refused(&request.grant.name));
     }
     let dir = path_of(&shared.chroot, &request.grant.name);
-    let place = shared.places.enter(Place::new(request, dir));
-    let line = Line { shared: Arc::clone(shared), place };
+    let position = shared.positions.enter(Position::new(request, dir));
+    let entry = QueueEntry { shared: Arc::clone(shared), position };
     let attempts = async move {
-        let clock = &*line.shared.around.clock;
-        retry(clock, limit, |_| line.attempt(queue)).await
+        let clock = &*entry.shared.context.clock;
+        retry(clock, limit, |_| entry.attempt(queue)).await
     };
     on_our_thread(shared, attempts).await
 }
 
-/// Waits at the place that a try took.
+/// Waits at the position that a try took.
 pub(super) async fn wait(
     shared: &Arc<Shared>,
     request: &Request,
     limit: Moment,
 ) -> StoreResult<Acquired> {
-    let Some(place) = shared.places.get(&request.grant) else {
-        return Ok(Reply::new(Acquired::PlaceLost, shared.now()));
+    let Some(position) = shared.positions.get(&request.grant) else {
+        return Ok(Reply::new(Acquired::PositionLost, shared.now()));
     };
-    let line = Line { shared: Arc::clone(shared), place };
-    on_our_thread(shared, async move { line.wait(limit).await }).await
+    let entry = QueueEntry { shared: Arc::clone(shared), position };
+    on_our_thread(shared, async move { entry.wait(limit).await }).await
 }
 
-/// Runs beside the sessions, so that an answer need not wake another thread. It ends with its caller.
+/// Runs beside the sessions, so that a reply need not wake another thread. It ends with its caller.
 async fn on_our_thread(
     shared: &Shared,
     work: impl Future<Output = StoreResult<Acquired>> + Send + 'static,
 ) -> StoreResult<Acquired> {
-    let task = AbortOnDropHandle::new(shared.around.runtime.spawn(work));
+    let task = AbortOnDropHandle::new(shared.context.runtime.spawn(work));
     task.await.unwrap_or_else(|_| Err(StoreError::unavailable("this client is closing")))
 }
 
-struct Line {
+struct QueueEntry {
     shared: Arc<Shared>,
-    place: Arc<Place>,
+    position: Arc<Position>,
 }
 
-/// Who is before us.
+/// The contender before us.
 enum Before {
     Nobody,
-    /// The word that it goes.
+    /// Notified when it is gone.
     One(oneshot::Receiver<()>),
-    /// One went while we looked.
+    /// One was deleted while we read.
     Moved,
 }
 
-impl Line {
-    /// One attempt to take a place and to decide.
+impl QueueEntry {
+    /// One attempt to take a position and to decide.
     async fn attempt(&self, queue: Queue) -> Result<(Acquired, Moment), StoreError> {
-        let answer = self.stand(queue).await;
+        let answer = self.join(queue).await;
         if let Err(error) = &answer
             && code(error) == Some(Code::SessionGone)
         {
-            // It, and what we had in it, is gone: a fresh place in a fresh session.
-            self.place.move_to(None);
+            // The session and our node are gone: take a new position in a new session.
+            self.position.move_to(None);
         }
         answer.map_err(retry_if_unavailable)
     }
 
-    async fn stand(&self, queue: Queue) -> Result<(Acquired, Moment), StoreError> {
-        let (mut made, mut wary) = (None, false);
+    async fn join(&self, queue: Queue) -> Result<(Acquired, Moment), StoreError> {
+        let mut wary = false;
         loop {
             let session = self.session();
-            let _kept = self.keep();
+            let _kept = self.keep_alive();
             session.ready().await?;
-            if self.place.node().is_none() {
-                made = self.take_place(&session).await?;
+            if self.position.node().is_none() {
+                self.take_position(&session).await?;
             }
             let Some(seen) = self.look().await? else {
-                self.lose_place();
+                self.lose_position();
                 continue;
             };
-            let Some(first) = seen.ahead.first() else { return self.granted(seen, made) };
+            let Some(first) = seen.ahead.first() else { return self.granted(seen) };
             if queue == Queue::Join {
                 let ahead = seen.ahead.len() as u64;
-                self.place.stand().seen = Some(seen);
+                self.position.state().seen = Some(seen);
                 return Ok((Acquired::Queued { ahead }, self.shared.now()));
             }
-            // Most often the first one holds. If it is no contender, all are looked at.
+            // Usually the first one holds. If it is no contender, read all of them.
             let first = if wary {
-                self.shared.first_of(&seen.session, &self.place.dir, &seen.ahead).await?
+                self.shared.first_of(&seen.session, &self.position.dir, &seen.ahead).await?
             } else {
                 Some(first.clone())
             };
-            let Some(first) = first else { return self.granted(seen, made) };
+            let Some(first) = first else { return self.granted(seen) };
             if let Some(holder) = self.withdraw(&seen.session, &first, wary).await? {
                 return Ok((Acquired::Held(holder), self.shared.now()));
             }
@@ -137,17 +138,17 @@ impl Line {
         }
     }
 
-    /// Waits until it is our turn, or `limit` comes. An outage does not end the wait.
+    /// Waits until we are first, or `limit` comes. An outage does not end the wait.
     async fn wait(&self, limit: Moment) -> StoreResult<Acquired> {
-        let (clock, mut outage) = (&*self.shared.around.clock, Outage::default());
+        let (clock, mut outage) = (&*self.shared.context.clock, Outage::default());
         loop {
-            let _kept = self.keep();
+            let _kept = self.keep_alive();
             let last = (clock.now() + CALL_TIMEOUT).min(limit + LAST_LOOK);
             let (seen, before) = match retry(clock, last, |_| self.look_before()).await {
                 Ok(Reply { value: Some(seen), .. }) => seen,
-                Ok(_) => return Ok(Reply::new(Acquired::PlaceLost, clock.now())),
+                Ok(_) => return Ok(Reply::new(Acquired::PositionLost, clock.now())),
                 Err(error) if error.is_transient() && clock.now() < limit => {
-                    outage.log(clock.now(), &self.place.id.name, &error);
+                    outage.log(clock.now(), &self.position.id.name, &error);
                     self.shared.pause().await;
                     continue;
                 }
@@ -156,28 +157,49 @@ impl Line {
             outage.end();
             let gone = match before {
                 Before::Nobody => {
-                    let (granted, sent) = self.granted(seen, None)?;
+                    let (granted, sent) = self.granted(seen)?;
                     return Ok(Reply::new(granted, sent));
                 }
                 Before::Moved => continue,
                 Before::One(gone) => gone,
             };
             // It may have moved to another session.
-            let _kept = self.keep();
-            // A connection that breaks ends both: what it would have told has to be looked at.
+            let _kept = self.keep_alive();
+            // A broken connection ends both watches: read again what they would have reported.
             let ahead = seen.ahead.len() as u64;
-            let told = race(race(gone, seen.own), clock.alarm(limit)).await;
-            if let First::Right(()) = told {
+            if let First::Right(()) = race(race(gone, seen.own), self.beat_until(limit)).await {
                 return Ok(Reply::new(Acquired::Queued { ahead }, clock.now()));
             }
         }
     }
 
-    /// Where we stand, and who is before us; `None` if our place is lost.
-    async fn look_before(&self) -> Result<(Option<(Seen, Before)>, Moment), StoreError> {
+    /// Keeps the session's credit recent until `limit`, so that a grant can count from it. All waiters of a session share
+    /// one write.
+    async fn beat_until(&self, limit: Moment) {
+        let clock = &*self.shared.context.clock;
+        let (Some(session), Some(node)) = (self.position.session(), self.position.node()) else {
+            return clock.alarm(limit).await;
+        };
+        loop {
+            // A lease is two thirds of the session's timeout.
+            let third = session.timeout() * 2 / 9;
+            clock.alarm(session.heartbeat_due(third).min(limit)).await;
+            if clock.now() >= limit {
+                return;
+            }
+            if session.claim_heartbeat(third) {
+                // If it fails, the grant is confirmed as after a wait without heartbeats; if the node is gone, its watch
+                // says so. On a task of its own: the wait may end first, and others rely on it.
+                self.shared.context.runtime.spawn(session.alive(&node));
+            }
+        }
+    }
+
+    /// Our position, and who is before us; `None` if our position is lost.
+    async fn look_before(&self) -> Result<(Option<(QueueView, Before)>, Moment), StoreError> {
         let look = async {
-            // What the try saw will do to find whom to watch, and not to believe that it is our turn.
-            let old = self.place.stand().seen.take();
+            // The list that the try read is good enough to choose whom to watch, but not to decide that we are first.
+            let old = self.position.state().seen.take();
             let fresh = old.is_none();
             let seen = if fresh { self.look().await? } else { old };
             let Some(seen) = seen else { return Ok(None) };
@@ -193,82 +215,80 @@ impl Line {
         }
     }
 
-    /// The session that carries this place.
+    /// The session of this position.
     fn session(&self) -> Arc<Session> {
-        let known = self.place.session().filter(|session| !session.is_over());
+        let known = self.position.session().filter(|session| !session.is_over());
         known.unwrap_or_else(|| {
-            let session = self.shared.session_for(self.place.asked, self.place.liveness);
-            self.shared.move_place(&self.place, Arc::clone(&session));
+            let session = self.shared.session_for(self.position.asked, self.position.liveness);
+            self.shared.move_position(&self.position, Arc::clone(&session));
             session
         })
     }
 
-    /// Keeps a script's session alive until it is granted: from then on its renewals alone do.
-    fn keep(&self) -> Option<Kept> {
-        let session = self.place.session()?;
-        (self.place.liveness == Liveness::LeaseOnly).then(|| session.keep())
+    /// Keeps a script's session alive until it is granted: from then on only its renewals do.
+    fn keep_alive(&self) -> Option<KeepAlive> {
+        let session = self.position.session()?;
+        (self.position.liveness == Liveness::LeaseOnly).then(|| session.keep_alive())
     }
 
-    /// Looks where our node stands; `None` if it is not there, or not ours.
-    async fn look(&self) -> Result<Option<Seen>, StoreError> {
-        let place = &self.place;
+    /// Reads the position of our node; `None` if it does not exist, or is not ours.
+    async fn look(&self) -> Result<Option<QueueView>, StoreError> {
+        let position = &self.position;
         loop {
-            let (Some(session), Some(node)) = (place.session(), place.node()) else {
+            let (Some(session), Some(node)) = (position.session(), position.node()) else {
                 return Ok(None);
             };
-            let children = session.children(&place.dir);
-            // The children of a node that can have none: told when it goes, not when a heartbeat sets its data.
+            let children = session.children(&position.dir);
+            // A watch on the children of a node that cannot have any: it reports the node's end, and no heartbeats.
             let own = session.children_watched(&node);
-            let (children, own) = (found(children.await)?, found(own.await)?);
+            let (children, own) = (if_exists(children.await)?, if_exists(own.await)?);
             let (Some(children), Some((_, stat, own))) = (children, own) else { return Ok(None) };
             if stat.session != session.id() {
                 return Ok(None);
             }
-            let mut line = in_order(&children);
+            let mut contenders = in_order(&children);
             let own_name = node.rsplit('/').next().unwrap_or_default();
-            let (marked, ours) = (place.mark.finder(), |other: &Contender| other.node == own_name);
-            let double = line.iter().position(|other| marked(&other.node) && !ours(other));
-            let Some(ahead) = line.iter().position(ours) else {
+            let (marked, ours) =
+                (position.tag.finder(), |other: &Contender| other.node == own_name);
+            let double = contenders.iter().position(|other| marked(&other.node) && !ours(other));
+            let Some(ahead) = contenders.iter().position(ours) else {
                 return Err(StoreError::busy("the server does not list our node yet"));
             };
             if let Some(double) = double {
-                self.settle_double(&session, &node, &line[double], double > ahead).await?;
+                self.settle_double(&session, &node, &contenders[double], double > ahead).await?;
                 continue;
             }
-            line.truncate(ahead);
-            return Ok(Some(Seen { session, stat, own, ahead: line }));
+            contenders.truncate(ahead);
+            return Ok(Some(QueueView { session, stat, own, ahead: contenders }));
         }
     }
 
-    /// It is our turn. `made`: the node that we made just now, and from when that counts. A grant that was waited for
-    /// has to be confirmed.
-    fn granted(
-        &self,
-        seen: Seen,
-        made: Option<(String, Moment)>,
-    ) -> Result<(Acquired, Moment), StoreError> {
+    /// We are first. The grant counts from the session's last confirmed write, be it the one that created our node or a
+    /// heartbeat during the wait; or it must be confirmed by another one.
+    fn granted(&self, seen: QueueView) -> Result<(Acquired, Moment), StoreError> {
         let ttl = ttl_of(&seen.session)?;
         let token = token_of(&seen.stat).ok_or_else(|| {
             StoreError::refused(format!(
-                "ZooKeeper's transaction number {} is beyond 2^53, which no token may be: the \
-                 ensemble has had too many elections to be used for locks",
+                "ZooKeeper's transaction number {} is above 2^53, the largest token: the ensemble has had \
+                too many elections to be used for locks",
                 seen.stat.czxid
             ))
         })?;
-        let made = made.filter(|(node, _)| self.place.node().as_ref() == Some(node));
-        self.place.stand().grant = Some((token, ttl));
-        self.place.leased(self.shared.now() + ttl.as_duration());
-        let (shared, place) = (Arc::clone(&self.shared), Arc::clone(&self.place));
-        let task = async move { look_after(&shared, &place, seen.own).await };
-        self.place.hand_to(self.shared.around.runtime.spawn(task).abort_handle());
-        let grant = Grant { token, ttl, queued: made.is_none(), presence: None };
-        Ok((Acquired::Granted(grant), made.map_or_else(Moment::default, |(_, sent)| sent)))
+        let now = self.shared.now();
+        let credited = seen.session.credited().filter(|sent| may_count_from(*sent, ttl, now));
+        self.position.state().grant = Some((token, ttl));
+        self.position.leased(now + ttl.as_duration());
+        let (shared, position) = (Arc::clone(&self.shared), Arc::clone(&self.position));
+        let task = async move { watch_own_node(&shared, &position, seen.own).await };
+        self.position.hand_to(self.shared.context.runtime.spawn(task).abort_handle());
+        let grant = Grant::new(token, ttl).with_needs_confirmation(credited.is_none());
+        Ok((Acquired::Granted(grant), credited.unwrap_or_default()))
     }
 
-    /// The last of these that is a contender, and the word that it goes.
+    /// The last of these that is a contender, with a notification of its end.
     async fn before(&self, session: &Session, ahead: &[Contender]) -> Result<Before, StoreError> {
         for one in ahead.iter().rev() {
-            let path = self.place.child(one);
+            let path = self.position.child(one);
             let (stat, gone) = match session.children_watched(&path).await {
                 Ok((_, stat, gone)) => (Some(stat), gone),
                 Err(error) => match code(&error) {
@@ -286,70 +306,72 @@ impl Line {
         Ok(Before::Nobody)
     }
 
-    /// Our node is not there, or not ours: a fresh one is due.
-    fn lose_place(&self) {
-        let mut stand = self.place.stand();
-        (stand.node, stand.grant) = (None, None);
+    /// Our node does not exist, or is not ours: create a new one.
+    fn lose_position(&self) {
+        let mut state = self.position.state();
+        (state.node, state.grant) = (None, None);
     }
 
-    /// Makes our node, unless an earlier attempt has. Which node it made, and from when that counts.
-    async fn take_place(
-        &self,
-        session: &Arc<Session>,
-    ) -> Result<Option<(String, Moment)>, StoreError> {
-        let place = &self.place;
-        if place.stand().unsure {
+    /// Creates our node, unless an earlier attempt has.
+    async fn take_position(&self, session: &Arc<Session>) -> Result<(), StoreError> {
+        let position = &self.position;
+        if position.state().unsure {
             let found = self.find(session).await?;
-            let mut stand = place.stand();
-            (stand.unsure, stand.node) = (false, found);
-            if stand.node.is_some() {
-                return Ok(None);
+            let mut state = position.state();
+            (state.unsure, state.node) = (false, found);
+            if state.node.is_some() {
+                return Ok(());
             }
         }
         let written = self.written(session)?;
-        place.stand().made_with(written.clone());
-        let path = format!("{}/{}", place.dir, place.mark.prefix(self.shared.style));
+        position.state().made_with(written.clone());
+        let path = format!("{}/{}", position.dir, position.tag.prefix(self.shared.style));
         for _ in 0..VANISHED {
-            let ask = || session.create(&path, &written, Make::Ephemeral, self.shared.access);
-            let Some(asked) = place.ask_for_node(ask) else {
+            let ask = || session.create(&path, &written, CreateMode::Ephemeral, self.shared.access);
+            let Some(asked) = position.ask_for_node(ask) else {
                 return Err(StoreError::refused("this acquire was withdrawn"));
             };
             let made = asked.await;
             {
-                let mut stand = place.stand();
-                stand.unsure = made.as_ref().is_err_and(|it| it.outcome() == Outcome::Unknown);
-                stand.node = made.as_ref().ok().map(|(node, _)| node.clone());
+                let mut state = position.state();
+                state.unsure = made.as_ref().is_err_and(|it| it.outcome() == Outcome::Unknown);
+                state.node = made.as_ref().ok().cloned();
             }
-            match found(made)? {
-                None => self.shared.make_directory(session, &place.dir, self.shared.access).await?,
-                made => return Ok(made),
+            match if_exists(made)? {
+                None => {
+                    self.shared.make_directory(session, &position.dir, self.shared.access).await?;
+                }
+                Some(_) => return Ok(()),
             }
         }
-        Err(StoreError::busy(format!("the directory of \"{}\" keeps vanishing", place.id.name)))
+        Err(StoreError::busy(format!(
+            "other clients keep deleting the directory of \"{}\": retry",
+            position.id.name
+        )))
     }
 
-    /// What is to stand in our node.
+    /// The data of our node.
     fn written(&self, session: &Session) -> Result<Vec<u8>, StoreError> {
-        let place = &self.place;
-        if let Some(value) = &place.value {
+        let position = &self.position;
+        if let Some(value) = &position.value {
             return Ok(value.as_bytes().to_vec());
         }
-        let sealed = match place.liveness {
+        let sealed = match position.liveness {
             Liveness::Process => None,
-            Liveness::LeaseOnly => Some(session.key().seal(&place.id).ok_or_else(|| {
-                StoreError::busy("the system has no random numbers to seal a session")
+            Liveness::LeaseOnly => Some(session.key().seal(&position.id).ok_or_else(|| {
+                StoreError::busy("the system gave no random numbers to encrypt a session")
             })?),
         };
-        Ok(Note { label: place.label.clone(), ttl: ttl_of(session)?, sealed }.bytes())
+        Ok(NodeData { label: position.label.clone(), ttl: ttl_of(session)?, sealed }.bytes())
     }
 
-    /// Our node of this session, if an attempt whose answer was lost has made one.
+    /// Our node of this session, if an attempt whose reply was lost has created one.
     async fn find(&self, session: &Session) -> Result<Option<String>, StoreError> {
-        for node in self.shared.nodes_of(session, &self.place.dir, self.place.mark).await? {
-            if let Some((data, stat)) = found(session.data(&node).await)?
+        for node in self.shared.nodes_of(session, &self.position.dir, self.position.tag).await? {
+            if let Some((data, stat)) = if_exists(session.data(&node).await)?
                 && stat.session == session.id()
             {
-                self.place.stand().made_with(data);
+                self.position.state().made_with(data);
                 return Ok(Some(node));
             }
         }
@@ -364,38 +386,38 @@ impl Line {
         double: &Contender,
         later: bool,
     ) -> Result<(), StoreError> {
-        let place = &self.place;
-        let path = place.child(double);
-        let Some((data, stat)) = found(session.data(&path).await)? else { return Ok(()) };
+        let position = &self.position;
+        let path = position.child(double);
+        let Some((data, stat)) = if_exists(session.data(&path).await)? else { return Ok(()) };
         if stat.session == session.id() {
-            // Two of ours: the first keeps its place. A release that comes meanwhile looks for both.
-            place.stand().unsure = true;
+            // Two of ours: keep the first. A release that comes meanwhile looks for both.
+            position.state().unsure = true;
             let (goes, stays) =
                 if later { (path.as_str(), None) } else { (node, Some((&path, data))) };
             gone(session.delete(goes).await)?;
-            let mut stand = place.stand();
-            stand.unsure = false;
+            let mut state = position.state();
+            state.unsure = false;
             if let Some((path, data)) = stays {
-                stand.node = Some(path.clone());
-                stand.made_with(data);
+                state.node = Some(path.clone());
+                state.made_with(data);
             }
             return Ok(());
         }
-        // What a session left that is not ours is not ours (CURATOR-604). A script's is: the owner opens it.
-        if place.liveness == Liveness::LeaseOnly
-            && let Some(note) = Note::read(&data)
-            && let Some(key) = note.sealed.and_then(|it| Key::unseal(&it, &place.id))
+        // A node of another session is not ours (CURATOR-604). A script's is: the owner decrypts its session.
+        if position.liveness == Liveness::LeaseOnly
+            && let Some(node_data) = NodeData::read(&data)
+            && let Some(key) = node_data.sealed.and_then(|it| Key::unseal(&it, &position.id))
         {
-            let other = self.shared.attach(note.ttl, key);
-            let _kept = other.keep();
+            let other = self.shared.attach(node_data.ttl, key);
+            let _kept = other.keep_alive();
             match other.ready().await {
                 Ok(()) => {
                     gone(session.delete(node).await)?;
                     self.shared.close_later(session);
-                    self.shared.move_place(place, other);
-                    let mut stand = place.stand();
-                    stand.node = Some(path);
-                    stand.made_with(data);
+                    self.shared.move_position(position, other);
+                    let mut state = position.state();
+                    state.node = Some(path);
+                    state.made_with(data);
                     return Ok(());
                 }
                 Err(error) if code(&error) == Some(Code::SessionGone) => {}
@@ -408,16 +430,16 @@ impl Line {
         gone(session.delete(&path).await)
     }
 
-    /// Gives up our place, and says who is first. `None` if that one is no contender, unless we know that it is: then
-    /// another place is due.
+    /// Gives up our position, and says who is first. `None` if that one turns out to be no contender: then take another
+    /// position.
     async fn withdraw(
         &self,
         session: &Arc<Session>,
         first: &Contender,
         known: bool,
     ) -> Result<Option<Option<HolderInfo>>, StoreError> {
-        let Some(node) = self.place.node() else { return Ok(None) };
-        let path = self.place.child(first);
+        let Some(node) = self.position.node() else { return Ok(None) };
+        let path = self.position.child(first);
         let asked = session.data(&path);
         let deleted = session.delete(&node);
         let seen = asked.await;
@@ -429,16 +451,68 @@ impl Line {
             Err(_) => None,
         };
         if !known && stat.is_some_and(|stat| !stat.ends()) {
-            self.lose_place();
+            self.lose_position();
             return Ok(None);
         }
-        self.shared.places.remove(&self.place);
-        if self.place.liveness == Liveness::LeaseOnly {
+        self.shared.positions.remove(&self.position);
+        if self.position.liveness == Liveness::LeaseOnly {
             self.shared.close_later(session);
         }
         Ok(Some(match seen {
             Ok((data, stat)) => Some(holder(first, &data, &stat)),
-            Err(_) => secret.then(HolderInfo::stranger),
+            Err(_) => secret.then(HolderInfo::third_party),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencepost_core::Ttl;
+    use fencepost_testkit::{ZooKeeperEnsemble, ms, pass};
+
+    use super::super::client::Access;
+    use super::super::records::tests::{open, start};
+    use super::*;
+
+    /// A follower answers pings and reads for as long as it does not know that it lost its leader, while the next leader
+    /// may end the session.
+    #[tokio::test]
+    async fn only_writes_give_credit() {
+        let three = ZooKeeperEnsemble::start().unwrap();
+        let leader = three.leader().unwrap();
+        let store = open(three.members()[(leader + 1) % 3].address()).await;
+        let ttl = Ttl::new(Duration::from_secs(1)).unwrap();
+        let session = store.shared.session_for(ttl, Liveness::Process);
+        let write = || session.create("/x-", b"", CreateMode::Ephemeral, Access::Open);
+        write().await.unwrap();
+        three.members()[leader].stop().unwrap();
+        let credited = session.credited();
+        assert!(credited.is_some());
+        // Pings go out in between.
+        for _ in 0..5 {
+            session.children("/").await.expect("the follower still answers");
+            pass(ms(200)).await;
+        }
+        assert_eq!(session.credited(), credited);
+        three.members()[leader].resume().unwrap();
+        while write().await.is_err() {
+            pass(ms(50)).await;
+        }
+        assert!(session.credited() > credited);
+    }
+
+    /// A multi that failed is answered as if it had succeeded, even if the session is being closed.
+    #[tokio::test]
+    async fn write_that_failed_gives_no_credit() {
+        let (_server, store) = start().await;
+        let session = store.shared.control();
+        session.alive("/").await.unwrap();
+        let credited = session.credited();
+        assert!(credited.is_some());
+        session.alive("/nothing").await.unwrap_err();
+        session.delete("/nothing").await.unwrap_err();
+        assert_eq!(session.credited(), credited);
+        session.alive("/").await.unwrap();
+        assert!(session.credited() > credited);
     }
 }

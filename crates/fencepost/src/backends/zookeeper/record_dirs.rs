@@ -1,4 +1,4 @@
-//! The directories of records: made once, read, and listed.
+//! The directories of records: created once, read, and listed.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use fencepost_core::{LockName, Moment};
 
 use super::error::readable;
 use super::names::name_of_part;
-use super::ops::Make;
+use super::protocol::CreateMode;
 use super::record::{Record, Site};
 use super::record_gc::FEW;
 use super::session::Session;
 use super::shared::Shared;
 use super::wire::Stat;
 use crate::backend::{StoreError, StoreResult};
-use crate::ledger::Entry;
+use crate::ledger::RecordInfo;
 
 /// How many records are read at once for a list. Each may have 64 KiB.
 const AT_ONCE: usize = 16;
 
 /// Some records of a directory.
-pub(super) struct Shelved {
+pub(super) struct ListedRecords {
     /// The directory's version, read before them.
     pub(super) generation: i32,
     pub(super) records: Vec<(Site, LockName, Record, Stat)>,
 }
 
-impl Shelved {
-    /// Those whose time is over, with the versions of their nodes.
+impl ListedRecords {
+    /// The expired ones, with the versions of their nodes.
     pub(super) fn over(&self, now: i64) -> impl Iterator<Item = (&Site, i32)> {
         let over =
             self.records.iter().filter(move |(_, _, record, stat)| record.is_over(stat, now));
@@ -35,12 +35,12 @@ impl Shelved {
     }
 }
 
-/// Asks for what can be read of these nodes and is ours; `None` if the directory can not be read.
+/// Reads those of these nodes that are readable records; `None` if the directory cannot be read.
 pub(super) fn read_some(
     session: &Session,
     shard: &str,
     nodes: &[String],
-) -> impl Future<Output = Result<Option<Shelved>, StoreError>> + Send + use<> {
+) -> impl Future<Output = Result<Option<ListedRecords>, StoreError>> + Send + use<> {
     let generation = session.data(shard);
     let ask = |node: &String| {
         let site = Site { shard: shard.to_owned(), node: format!("{shard}/{node}") };
@@ -54,46 +54,53 @@ pub(super) fn read_some(
             let Some((data, stat)) = readable(answer.await)? else { continue };
             records.extend(Record::read(&data).map(|record| (site, name, record, stat)));
         }
-        Ok(Some(Shelved { generation: generation.version, records }))
+        Ok(Some(ListedRecords { generation: generation.version, records }))
     }
 }
 
 impl Shared {
-    /// Makes a directory of records, and what is missing above it: to stay, since the version of one that was
-    /// made anew would begin anew.
-    pub(super) async fn make_shelf(&self, session: &Session, dir: &str) -> Result<(), StoreError> {
-        self.make_path(session, dir, |_| Make::Persistent, self.access).await
+    /// Creates a directory of records, and its missing parents. It is persistent, since the version of a directory that
+    /// was created again would restart.
+    pub(super) async fn make_record_dir(
+        &self,
+        session: &Session,
+        dir: &str,
+    ) -> Result<(), StoreError> {
+        self.make_path(session, dir, |_| CreateMode::Persistent, self.access).await
     }
 
-    pub(super) async fn entries(&self, prefix: &str, limit: Moment) -> StoreResult<Vec<Entry>> {
-        let records = &self.records();
-        let list =
-            |session: Arc<Session>| async move { self.children_now(&session, records).await };
+    pub(super) async fn list_records(
+        &self,
+        prefix: &str,
+        limit: Moment,
+    ) -> StoreResult<Vec<RecordInfo>> {
+        let root = &self.records();
+        let list = |session: Arc<Session>| async move { self.children_now(&session, root).await };
         let dirs = self.record_call(limit, list).await?;
-        let mut entries = Vec::new();
+        let mut records = Vec::new();
         for dir in dirs.value.iter().filter(|dir| dir.len() == 2) {
-            let dir = &format!("{records}/{dir}");
+            let dir = &format!("{root}/{dir}");
             let read =
-                |session: Arc<Session>| async move { self.entries_of(&session, dir, prefix).await };
-            entries.extend(self.record_call(limit, read).await?.value);
+                |session: Arc<Session>| async move { self.records_in(&session, dir, prefix).await };
+            records.extend(self.record_call(limit, read).await?.value);
         }
-        entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        Ok(dirs.map(|_| entries))
+        records.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(dirs.map(|_| records))
     }
 
-    /// The records of a directory whose names start so. Of those whose time is over it removes a few.
-    async fn entries_of(
+    /// The records of a directory whose names have this prefix. Removes a few of the expired ones.
+    async fn records_in(
         &self,
         session: &Session,
         shard: &str,
         prefix: &str,
-    ) -> Result<Vec<Entry>, StoreError> {
+    ) -> Result<Vec<RecordInfo>, StoreError> {
         let nodes = readable(self.children_now(session, shard).await)?.unwrap_or_default();
         let named = |node: &String| {
             name_of_part(node).is_some_and(|name| name.as_str().starts_with(prefix))
         };
         let wanted: Vec<_> = nodes.into_iter().filter(named).collect();
-        let (mut entries, mut may_go) = (Vec::new(), FEW);
+        let (mut records, mut may_go) = (Vec::new(), FEW);
         for batch in wanted.chunks(AT_ONCE) {
             let Some(found) = read_some(session, shard, batch).await? else { break };
             let mut now = self.leader_time(session).await?;
@@ -103,11 +110,9 @@ impl Shared {
             }
             let live =
                 found.records.iter().filter(|(_, _, record, stat)| !record.is_over(stat, now));
-            entries.extend(live.map(|(_, name, record, stat)| Entry {
-                result: Vec::new(),
-                ..record.entry(name, stat, now)
-            }));
+            let brief = |record: RecordInfo| record.with_result(Vec::new());
+            records.extend(live.map(|(_, name, record, stat)| brief(record.info(name, stat, now))));
         }
-        Ok(entries)
+        Ok(records)
     }
 }

@@ -1,38 +1,40 @@
-//! Garbage collection of records: every write looks at a few others and removes those whose time is over.
+//! Garbage collection of records: every write reads a few others and removes the expired ones.
 //!
-//! Only a write can add a record, so the writes pay: each reads up to four records of a directory and removes those that
-//! are over. A run of `once` adds one record and writes twice. So what is over stays bounded by what is not:
-//! in a simulation, 15% to 40% of it with 1,000 live records or more, and one or two records a directory with few. If each
-//! record is written only once, about twice that much. A directory to which nobody adds anything does not grow.
+//! Only a write can add a record, so the writes pay: each reads up to four records of a directory and removes the expired
+//! ones. A run of `once` adds one record and writes twice. So expired records stay a fraction of the live ones: in a
+//! simulation, 15% to 40% with 1,000 live records or more, and one or two records per directory with few. If each record
+//! is written only once, about twice that much. A directory without new records does not grow.
 //!
-//! ZooKeeper can not list a part of a directory. So a client lists the directory of some key that it uses, and its next
-//! writes go through that list; from anywhere in it, since many clients write only once or twice. All this travels with
-//! the requests of the step itself: there is no task, no timer, and no round trip more.
+//! ZooKeeper cannot list a part of a directory. So a client lists the directory of some key that it uses, and its next
+//! writes go through that list, from a random start, since many clients write only once or twice. All of this travels with
+//! the requests of the write itself: there is no task, no timer, and no additional round trip.
 //!
-//! *Why no live record goes:* the time is that of our own write, by the leader's clock, and was read after the records. A
-//! record that changed since, or was made anew, is not removed: see [`removal`]. If the leader's clock is wrong, few
-//! go with each write; if it has jumped, none do (time.rs).
+//! *Why no live record is removed:* the time is that of our own write, by the leader's clock, and was read after the
+//! records. A record that changed since, or was created again, is not removed: see [`removal`]. If the leader's clock is
+//! wrong, each write removes only a few; if it has jumped, none (time.rs).
 
 use std::future::Future;
 
-use super::ops::Op;
+use super::protocol::Op;
 use super::record::Site;
-use super::record_dirs::{Shelved, read_some};
+use super::record_dirs::{ListedRecords, read_some};
 use super::session::Session;
 use super::shared::Shared;
+use crate::random;
 
-/// How many records a write looks at, and how many of a directory a list removes.
+/// How many records a write checks, and how many of a directory a list removes.
 pub(super) const FEW: usize = 4;
 
-/// The records that the next writes look at.
+/// The records that the next writes check.
 #[derive(Default)]
 pub(super) struct Neighbours {
     shard: String,
     nodes: Vec<String>,
 }
 
-/// Removes records of a directory, all or none, if they and the directory have still these versions; that of the
-/// directory was read before them. It gets another one, so that nobody takes a later record for one of these (records.rs).
+/// Removes records of a directory, all or none, if they and the directory still have these versions; that of the
+/// directory was read first. The directory gets a new version, so that no later record is mistaken for one of these
+/// (records.rs).
 pub(super) fn removal<'a>(
     shard: &str,
     generation: i32,
@@ -44,7 +46,7 @@ pub(super) fn removal<'a>(
 }
 
 impl Shared {
-    /// Lists the neighbours of a record, if there are none left to look at.
+    /// Lists the neighbours of a record, if the list is used up.
     pub(super) fn list_neighbours(
         &self,
         session: &Session,
@@ -55,24 +57,21 @@ impl Shared {
             if let Some(asked) = asked
                 && let Ok(mut nodes) = asked.await
             {
-                let mut bits = [0; 4];
-                // Without random numbers it is always the first: worse, and no harm.
-                let _ = getrandom::fill(&mut bits);
-                let first = u32::from_ne_bytes(bits) as usize % nodes.len().max(1);
+                let first = random::below(nodes.len());
                 nodes.rotate_left(first);
                 *self.neighbours.lock() = Neighbours { shard: shard.to_owned(), nodes };
             }
         }
     }
 
-    /// Asks for the next few of them.
+    /// Reads the next few of them.
     pub(super) fn read_neighbours(
         &self,
         session: &Session,
-    ) -> impl Future<Output = Option<Shelved>> + Send + use<> {
+    ) -> impl Future<Output = Option<ListedRecords>> + Send + use<> {
         let asked = {
             let mut left = self.neighbours.lock();
-            // The last ones alone: one that can not go, since somebody put a node below it, keeps those with it.
+            // The last ones one by one: a record that cannot be deleted, because it has a child node, blocks its batch.
             let few = left.nodes.len().div_ceil(2).min(FEW);
             let rest = left.nodes.len() - few;
             let nodes = left.nodes.split_off(rest);
@@ -81,11 +80,11 @@ impl Shared {
         async move { asked?.await.ok().flatten() }
     }
 
-    /// Removes those whose time is over, at most so many. How many these are.
+    /// Removes the expired ones, up to a maximum. Returns how many.
     pub(super) fn remove_expired(
         &self,
         session: &Session,
-        found: &Shelved,
+        found: &ListedRecords,
         now: i64,
         most: usize,
     ) -> usize {
@@ -98,9 +97,9 @@ impl Shared {
         over.len()
     }
 
-    /// Sends a removal. Nobody waits for it: whoever meets the record next tries again.
+    /// Sends a removal, without waiting for the reply: the next client that finds the record retries.
     pub(super) fn remove_later(&self, session: &Session, removal: &[Op]) {
-        self.around.runtime.spawn(session.multi(removal));
+        self.context.runtime.spawn(session.multi(removal));
     }
 }
 
@@ -109,20 +108,18 @@ mod tests {
     use std::time::Duration;
 
     use fencepost_core::LockName;
-    use fencepost_testkit::ZooKeeper as Server;
 
-    use super::super::records::tests::{claim_of, finish_of, open};
+    use super::super::records::tests::{claim_of, finish_of, start};
     use super::super::time::Reading;
     use super::*;
-    use crate::backend::Backend as _;
     use crate::backends::zookeeper::ZooKeeper;
     use crate::clock::{BootClock, Clock};
-    use crate::ledger::{Claim, Claimed, Finish, Outcome};
+    use crate::ledger::{Claimed, Outcome};
 
     const HOUR: Duration = Duration::from_hours(1);
     const BRIEF: Duration = Duration::from_millis(1);
 
-    /// Names whose records lie in one directory, and that directory.
+    /// Names whose records are in one directory, and that directory.
     fn names(store: &ZooKeeper) -> (String, impl Iterator<Item = LockName>) {
         let records = store.shared.records();
         let mut all = (0..).map(|number| LockName::new(&format!("once/{number}")).unwrap());
@@ -132,18 +129,20 @@ mod tests {
     }
 
     async fn claim(store: &ZooKeeper, name: &LockName) {
-        let claim = Claim { name: name.clone(), ..claim_of(1) };
+        let mut claim = claim_of(1);
+        claim.name = name.clone();
         assert_eq!(store.claims(claim).await, Claimed::Ours);
     }
 
-    async fn run(store: &ZooKeeper, name: LockName, keep: Duration) {
+    async fn run(store: &ZooKeeper, name: LockName, retention: Duration) {
         claim(store, &name).await;
-        let finish = Finish { name, keep, ..finish_of(1, Outcome::Done(Vec::new())) };
+        let mut finish = finish_of(1, Outcome::Done(Vec::new()));
+        (finish.name, finish.retention) = (name, retention);
         assert!(store.finishes(finish).await);
     }
 
-    /// Records that are over, as many as asked for, and another name, all of one directory. The clock has jumped, so
-    /// none of them go.
+    /// That many expired records and one other name, all in one directory. The clock has jumped, so none of them is
+    /// removed.
     async fn fill(store: &ZooKeeper, count: usize) -> (String, Vec<LockName>, LockName) {
         let (shard, mut names) = names(store);
         steady(store, 2 * 60_000).await;
@@ -157,24 +156,23 @@ mod tests {
         (shard, over, names.next().unwrap())
     }
 
-    /// Asked for behind all removals.
+    /// This request comes after all removals.
     async fn left(store: &ZooKeeper, shard: &str) -> Vec<String> {
         store.shared.control().children(shard).await.unwrap()
     }
 
-    /// The client read the leader's clock ten seconds ago, when it was so many milliseconds behind what it is now.
+    /// Pretends that the client read the leader's clock ten seconds ago, when it was this many milliseconds behind.
     async fn steady(store: &ZooKeeper, behind: i64) {
         let shared = &store.shared;
         let now = shared.leader_time_now(&shared.control()).await.unwrap();
         let then = shared.now().back(Duration::from_secs(10));
-        *shared.reading() = Some(Reading::new(now - 10_000 - behind, then, then));
+        *shared.reading.lock() = Some(Reading::new(now - 10_000 - behind, then, then));
     }
 
-    /// And the control: by a clock that has jumped none go, and they do pile up.
+    /// Control: after a clock jump none is removed, and they accumulate.
     #[tokio::test]
-    async fn records_that_are_over_do_not_pile_up() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn expired_records_are_removed() {
+        let (_server, store) = start().await;
         let (shard, mut names) = names(&store);
         for name in names.by_ref().take(100) {
             run(&store, name, BRIEF).await;
@@ -189,11 +187,10 @@ mod tests {
         assert!(remaining >= 50, "{remaining}");
     }
 
-    /// However often others are written beside it.
+    /// Writes of other records do not remove it.
     #[tokio::test]
-    async fn a_record_stays_for_its_retention() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn record_stays_for_its_retention() {
+        let (_server, store) = start().await;
         let (shard, mut names) = names(&store);
         let kept: Vec<_> = names.by_ref().take(10).collect();
         for name in &kept {
@@ -211,9 +208,8 @@ mod tests {
 
     /// One has a child, and one has changed since it was read.
     #[tokio::test]
-    async fn what_can_not_go_keeps_nothing_else() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn record_that_cannot_be_removed_keeps_no_other() {
+        let (server, store) = start().await;
         let (shard, _, other) = fill(&store, 40).await;
         let nodes = left(&store, &shard).await;
         server.create(&format!("{shard}/{}/below", nodes[3]), "").unwrap();
@@ -232,11 +228,10 @@ mod tests {
         assert!(store.looks_up(&other).await.is_some());
     }
 
-    /// Between the look and the removal it was removed, and another came to stand there with the same version.
+    /// Between the listing and the removal the record was removed, and another was created with the same version.
     #[tokio::test]
-    async fn a_record_that_was_made_anew_stays() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn recreated_record_stays() {
+        let (_server, store) = start().await;
         let (shard, over, _) = fill(&store, 4).await;
         let nodes = left(&store, &shard).await;
         let session = store.shared.control();
@@ -252,11 +247,10 @@ mod tests {
         }
     }
 
-    /// Few go by a clock that is not known yet, none by one that has jumped, and all in the end by one that is steady.
+    /// With an unknown clock a few are removed, after a jump none, and with a steady clock all in the end.
     #[tokio::test]
-    async fn a_clock_that_jumped_removes_nothing_that_nobody_asked_for() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn clock_jump_removes_only_records_that_are_read() {
+        let (_server, store) = start().await;
         let (shard, over, other) = fill(&store, 40).await;
         for ahead in [2 * 60_000, -2 * 60_000] {
             steady(&store, ahead).await;
@@ -265,16 +259,17 @@ mod tests {
             claim(&store, &other).await;
             assert_eq!(left(&store, &shard).await.len(), 41, "{ahead}");
         }
-        // What is asked for by its name is judged all the same, and goes.
+        // A record that is read by name is checked all the same, and removed.
         assert_eq!(store.looks_up(&over[0]).await, None);
         assert_eq!(left(&store, &shard).await.len(), 40);
-        let finish = Finish { name: other.clone(), ..finish_of(1, Outcome::Abandoned) };
+        let mut finish = finish_of(1, Outcome::Abandoned);
+        finish.name = other.clone();
         assert!(store.finishes(finish).await);
-        *store.shared.reading() = None;
+        *store.shared.reading.lock() = None;
         *store.shared.neighbours.lock() = Neighbours::default();
         claim(&store, &other).await;
         assert_eq!(left(&store, &shard).await.len(), 35 + 1);
-        *store.shared.reading() = None;
+        *store.shared.reading.lock() = None;
         assert_eq!(store.lists().await.len(), 1);
         assert_eq!(left(&store, &shard).await.len(), 31 + 1);
         steady(&store, 0).await;
@@ -284,23 +279,24 @@ mod tests {
         assert_eq!(left(&store, &shard).await.len(), 1);
     }
 
-    /// Removals are on their way, and nobody has to wait for them.
+    /// Removals are in flight, and nothing has to wait for them.
     #[tokio::test]
     async fn closing_does_not_wait_for_removals() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+        let (_server, store) = start().await;
         let (shard, _, other) = fill(&store, 8).await;
         steady(&store, 0).await;
         claim(&store, &other).await;
-        store.drained().await;
+        let context = &store.shared.context;
+        context.closing.cancel();
+        context.tasks.close();
+        context.tasks.wait().await;
         assert!(store.shared.sessions.lock().is_empty());
         assert_eq!(left(&store, &shard).await.len(), 4 + 1);
     }
 
     #[tokio::test]
-    async fn a_list_is_for_several_writes() {
-        let server = Server::builder().start().unwrap();
-        let store = open(&server).await;
+    async fn one_listing_serves_several_writes() {
+        let (_server, store) = start().await;
         let (_, _, other) = fill(&store, 12).await;
         for remaining in [8, 4, 2, 1, 0, 9, 5, 2, 1, 0, 9] {
             claim(&store, &other).await;

@@ -1,38 +1,38 @@
-//! What kind of ensemble this is, for `explain`: asked by the servers' four-letter words, one connection each.
+//! The servers and their limits, for `explain`: read by their four-letter words, one connection each.
 //!
-//! `srvr` is allowed unless the servers are told otherwise; `conf` is not, and then we know of the limits of a session
-//! what our own was given. What is known to be unsafe is unfit for correctness; what is not known is in the docs.
+//! `srvr` is allowed by default; `conf` is not, and without it we only know the timeout that our own session was granted.
+//! Settings that are known to be unsafe are unfit for correctness; the docs name those that cannot be known.
 
 use std::future::poll_fn;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use super::client::{Pipe, Servers};
+use super::client::{FrameStream, Servers};
 use super::shared::Shared;
 use crate::backend::short;
 use crate::guarantees::Correctness;
 use crate::race::{First, race};
 use crate::url::Host;
 
-/// How long a server may take to tell of itself.
+/// The timeout of a server's answer.
 const TELL: Duration = Duration::from_millis(500);
-/// More than any of these words is answered with.
+/// Longer than the answer to any of these words.
 const LONGEST: usize = 64 << 10;
-/// Where the servers keep who belongs to the ensemble.
+/// The node in which the servers keep the members of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ServerInfo {
     servers: Vec<(String, Server)>,
-    /// By those who tell.
+    /// From the servers that report them.
     limits: Vec<Limits>,
-    /// What our own session asked for and was given.
+    /// The timeout that our own session requested, and the one it was granted.
     session: Option<(Duration, Duration)>,
     members: Option<usize>,
 }
 
-/// What sessions a server grants, in milliseconds.
+/// The session timeouts that a server grants, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
     tick: u64,
@@ -40,7 +40,7 @@ struct Limits {
     longest: u64,
 }
 
-/// What one server says.
+/// The answer of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Server {
     Serves {
@@ -49,15 +49,15 @@ enum Server {
     },
     /// It runs, and has no quorum.
     Waits,
-    /// It runs, and may not tell.
+    /// It runs, and may not answer.
     Silent,
     Away,
 }
 
-impl Found {
+impl ServerInfo {
     pub(super) async fn read(shared: &Shared) -> Self {
         let servers = &shared.servers;
-        let asked = servers.hosts.iter().map(|host| async {
+        let requests = servers.hosts.iter().map(|host| async {
             let (srvr, conf) =
                 futures_util::future::join(ask(servers, host, "srvr"), ask(servers, host, "conf"))
                     .await;
@@ -66,20 +66,20 @@ impl Found {
         let control = shared.control();
         let config = control.data(CONFIG);
         let limit = servers.clock.alarm(servers.clock.now() + TELL);
-        let told = futures_util::future::join_all(asked);
-        let (told, config) = futures_util::future::join(told, race(config, limit)).await;
+        let replies = futures_util::future::join_all(requests);
+        let (replies, config) = futures_util::future::join(replies, race(config, limit)).await;
         let session = control.timeouts();
-        let mut found = Self { session, ..Self::default() };
-        for (host, server, limits) in told {
-            found.servers.push((host, server));
-            found.limits.extend(limits);
+        let mut server_info = Self { session, ..Self::default() };
+        for (host, server, limits) in replies {
+            server_info.servers.push((host, server));
+            server_info.limits.extend(limits);
         }
         if let First::Left(Ok((config, _))) = config {
             let text = String::from_utf8_lossy(&config).into_owned();
             let count = text.lines().filter(|line| line.starts_with("server.")).count();
-            found.members = (count > 0).then_some(count);
+            server_info.members = (count > 0).then_some(count);
         }
-        found
+        server_info
     }
 
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
@@ -99,7 +99,7 @@ impl Found {
             }
         }
         let version = match versions.as_slice() {
-            [] => "not told (srvr is not in 4lw.commands.whitelist)".to_owned(),
+            [] => "unknown (srvr is not in 4lw.commands.whitelist)".to_owned(),
             versions => format!("ZooKeeper {}", versions.join(", ")),
         };
         lines.push(("version", version));
@@ -127,7 +127,7 @@ impl Found {
                         format!("{} at least, by minSessionTimeout", lease(given))
                     }
                     Some((_, given)) => format!("{} is kept", lease(given)),
-                    None => "not told".to_owned(),
+                    None => "unknown".to_owned(),
                 };
                 format!("{known}; for all limits, add conf to 4lw.commands.whitelist")
             }
@@ -138,7 +138,7 @@ impl Found {
         lines
     }
 
-    /// Whether what is known speaks against it.
+    /// Whether a known setting makes it unfit.
     pub(super) fn correctness(&self) -> Correctness {
         let same = |one: &Limits| {
             let first = self.limits.first().unwrap_or(one);
@@ -153,8 +153,8 @@ impl Found {
                 remedy: "give all servers the same minSessionTimeout and maxSessionTimeout".into(),
             };
         }
-        // What a server says of its clients reaches the leader within half a tick, from an observer within one
-        // (client/beat.rs).
+        // A server's report about its clients reaches the leader within half a tick, from an observer within one
+        // (client/lease_credit.rs).
         let observed = self
             .servers
             .iter()
@@ -179,7 +179,7 @@ impl Found {
     }
 }
 
-/// The lease that a session of this timeout carries.
+/// The lease of a session with this timeout.
 fn lease(timeout: Duration) -> String {
     short(timeout * 2 / 3)
 }
@@ -205,25 +205,27 @@ fn limits(conf: &str) -> Option<Limits> {
     Some(Limits { tick, shortest, longest: after("maxSessionTimeout=")? })
 }
 
-/// What a server answers to a word; `None` if it does not.
+/// The server's answer to a word; `None` if there is none.
 async fn ask(servers: &Servers, host: &Host, word: &str) -> Option<String> {
-    let told = async {
-        let mut pipe = Pipe::open(host, servers.tls.as_ref()).await.ok()?;
-        pipe.put_raw(word.as_bytes());
-        // It closes the connection when all is said.
+    let reply = async {
+        let mut frame_stream = FrameStream::open(host, servers.tls.as_ref()).await.ok()?;
+        frame_stream.put_raw(word.as_bytes());
+        // It closes the connection after its answer.
         poll_fn(|context| {
-            if ready!(pipe.poll_flush(context)).is_err() {
+            if ready!(frame_stream.poll_flush(context)).is_err() {
                 return Poll::Ready(());
             }
-            while pipe.rest().len() < LONGEST && ready!(pipe.poll_fill(context)).is_ok() {}
+            while frame_stream.rest().len() < LONGEST
+                && ready!(frame_stream.poll_fill(context)).is_ok()
+            {}
             Poll::Ready(())
         })
         .await;
-        let text = String::from_utf8_lossy(pipe.rest()).into_owned();
+        let text = String::from_utf8_lossy(frame_stream.rest()).into_owned();
         (!text.is_empty()).then_some(text)
     };
-    match race(told, servers.clock.alarm(servers.clock.now() + TELL)).await {
-        First::Left(told) => told,
+    match race(reply, servers.clock.alarm(servers.clock.now() + TELL)).await {
+        First::Left(reply) => reply,
         First::Right(()) => None,
     }
 }
@@ -235,7 +237,7 @@ mod tests {
     const DEFAULT: Limits = Limits { tick: 2000, shortest: 4000, longest: 40000 };
 
     #[test]
-    fn servers_are_read() {
+    fn server_status_is_parsed() {
         let text = "Zookeeper version: 3.8.0-5a02a05, built on 2022-02-25 08:49 UTC\nLatency min/avg/max: \
                     0/0.0/0\nMode: follower\nNode count: 5\n";
         let (mode, version) = ("follower".into(), "3.8.0".into());
@@ -251,32 +253,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_told() {
+    fn server_info_is_shown() {
         let (mode, version) = ("leader".into(), "3.8.0".into());
         let servers = vec![
             ("a:2181".into(), Server::Serves { mode, version }),
             ("b:2181".into(), Server::Away),
         ];
         let limits = vec![DEFAULT; 2];
-        let found = Found { servers, limits, members: Some(3), ..Found::default() };
-        let lines = found.lines();
+        let server_info = ServerInfo { servers, limits, members: Some(3), ..ServerInfo::default() };
+        let lines = server_info.lines();
         assert!(lines.contains(&("servers", "a:2181 leader, b:2181 does not answer".into())));
         assert!(lines.contains(&("quorum", "yes".into())));
         assert!(lines.contains(&("members", "3, a majority is 2".into())));
         assert!(
             lines.iter().any(|(what, value)| *what == "TTL" && value.contains("2.6s to 26.6s"))
         );
-        assert_eq!(found.correctness(), Correctness::Fit);
-        let none = Found { servers: vec![("a:1".into(), Server::Waits)], ..Found::default() };
+        assert_eq!(server_info.correctness(), Correctness::Fit);
+        let none =
+            ServerInfo { servers: vec![("a:1".into(), Server::Waits)], ..ServerInfo::default() };
         assert!(none.lines().iter().any(|(what, it)| *what == "quorum" && it.starts_with("no")));
     }
 
-    /// Without `conf` there is what our own session was given.
+    /// Without `conf` only our own session's timeout is known.
     #[test]
-    fn limits_of_a_session_are_shown_as_far_as_they_are_known() {
+    fn session_limits_are_shown_as_far_as_known() {
         let ttl = |asked, given| {
             let session = Some((Duration::from_secs(asked), Duration::from_secs(given)));
-            let lines = Found { session, ..Found::default() }.lines();
+            let lines = ServerInfo { session, ..ServerInfo::default() }.lines();
             lines.into_iter().find(|(what, _)| *what == "TTL").unwrap().1
         };
         assert!(ttl(45, 10).starts_with("6.6s at most"), "{}", ttl(45, 10));
@@ -285,23 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_unsafe_are_unfit() {
-        let unfit = |found: &Found| match found.correctness() {
+    fn unsafe_limits_are_unfit() {
+        let unfit = |server_info: &ServerInfo| match server_info.correctness() {
             Correctness::Fit => String::new(),
             Correctness::Unfit { remedy, .. } => remedy,
         };
-        let mut found = Found { limits: vec![DEFAULT], ..Found::default() };
-        assert_eq!(unfit(&found), "");
-        assert_eq!(unfit(&Found::default()), "", "not told");
+        let mut server_info = ServerInfo { limits: vec![DEFAULT], ..ServerInfo::default() };
+        assert_eq!(unfit(&server_info), "");
+        assert_eq!(unfit(&ServerInfo::default()), "", "unknown");
         let (mode, version) = ("observer".into(), "3.8.0".into());
-        found.servers.push(("a:1".into(), Server::Serves { mode, version }));
-        assert!(unfit(&found).contains("observers"));
-        found.limits[0].shortest = 8000;
-        assert_eq!(unfit(&found), "");
-        found.limits.push(DEFAULT);
-        assert!(unfit(&found).contains("the same"));
-        assert!(found.lines().iter().any(|(_, it)| it.contains("different limits")));
+        server_info.servers.push(("a:1".into(), Server::Serves { mode, version }));
+        assert!(unfit(&server_info).contains("observers"));
+        server_info.limits[0].shortest = 8000;
+        assert_eq!(unfit(&server_info), "");
+        server_info.limits.push(DEFAULT);
+        assert!(unfit(&server_info).contains("the same"));
+        assert!(server_info.lines().iter().any(|(_, it)| it.contains("different limits")));
         let low = Limits { shortest: 3999, ..DEFAULT };
-        assert!(unfit(&Found { limits: vec![low], ..Found::default() }).contains("two ticks"));
+        assert!(
+            unfit(&ServerInfo { limits: vec![low], ..ServerInfo::default() }).contains("two ticks")
+        );
     }
 }

@@ -1,87 +1,86 @@
-//! What time it is, by the ensemble's leader.
+//! The clock of the ensemble's leader.
 //!
-//! ZooKeeper can not be asked for the time, but it writes it into whatever is written: `mtime` is the wall clock of
-//! the leader that carried the write out. A step that writes a record reads it there; for those that only read there is
-//! one node that is written for nothing else. What was read is used for a while, with our own monotonic clock added to
-//! it: counted from when we heard of it, so it is never ahead of the leader's. Before anything is taken for over it is
-//! read anew, since another leader may have another clock.
+//! ZooKeeper has no request for the time, but every write stores it: `mtime` is the wall clock of the leader that applied
+//! the write. A step that writes a record reads it there; for steps that only read, there is one node that is written for
+//! nothing else. A reading is used for a while, with our own monotonic clock added since the reply, so it is never ahead
+//! of the leader's clock. It is read again before a record counts as expired, since another leader may have another clock.
 //!
-//! A leader whose clock is ahead makes live records look over. A client can not tell what time it is, but it can tell
-//! a jump: between two readings the leader's clock must have moved as far as our own. After a jump no records are removed
-//! that nobody asked for, until the readings have agreed for a while. A clock that was wrong before the client
-//! came, and stays so, is not noticed: so few go at a time (`record_gc.rs`).
+//! A leader whose clock is ahead makes live records look expired. A client cannot know the right time, but it can detect
+//! a jump: between two readings the leader's clock must have moved as far as our own. After a jump, gc removes no records
+//! until the readings have agreed for a while. A clock that was wrong before the client connected, and stays wrong, is not
+//! detected: so gc removes only a few at a time (`record_gc.rs`).
 //!
-//! Only records go by it. No lease does.
+//! Only records use it. No lease does.
 
 use std::time::Duration;
 
 use fencepost_core::Moment;
 
-use super::error::{Code, code, found};
-use super::ops::Make;
+use super::error::{Code, code, if_exists};
+use super::protocol::CreateMode;
 use super::session::Session;
 use super::shared::Shared;
 use crate::backend::StoreError;
 
 /// For how long a reading is used.
 const USED: Duration = Duration::from_secs(5);
-/// How often the node may vanish before our eyes.
+/// How often the node may be deleted while we use it.
 const VANISHED: usize = 8;
-/// By how much the leader's clock and ours may differ from one reading to the next.
-const SLACK: Duration = Duration::from_mins(1);
+/// How far the leader's clock and ours may drift apart between two readings.
+const TOLERANCE: Duration = Duration::from_mins(1);
 /// For how long readings must have agreed after a jump before records are removed.
 const AFTER_A_JUMP: Duration = Duration::from_mins(10);
 
-/// What the leader's clock said.
+/// A reading of the leader's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     /// In milliseconds.
     time: i64,
-    asked: Moment,
-    heard: Moment,
-    /// When a reading last did not agree with the one before it.
+    sent: Moment,
+    received: Moment,
+    /// When a reading last disagreed with the one before it.
     jumped: Option<Moment>,
 }
 
 impl Reading {
-    pub(super) fn new(time: i64, asked: Moment, heard: Moment) -> Self {
-        Self { time, asked, heard, jumped: None }
+    pub(super) fn new(time: i64, sent: Moment, received: Moment) -> Self {
+        Self { time, sent, received, jumped: None }
     }
 
-    /// The next one, or the last if that was asked for later.
+    /// The newer of two readings, by the time of their requests.
     fn after(self, last: Option<Self>) -> Self {
         let Some(last) = last else { return self };
-        if last.asked > self.asked {
+        if last.sent > self.sent {
             return last;
         }
-        // Each was written at some moment between our asking and our hearing.
+        // Each was written at some moment between our request and its reply.
         let step = i128::from(self.time) - i128::from(last.time);
-        let slack = SLACK.as_millis().cast_signed();
-        let low = self.asked.since(last.heard).as_millis().cast_signed() - slack;
-        let high = self.heard.since(last.asked).as_millis().cast_signed() + slack;
+        let tolerance = TOLERANCE.as_millis().cast_signed();
+        let low = self.sent.since(last.received).as_millis().cast_signed() - tolerance;
+        let high = self.received.since(last.sent).as_millis().cast_signed() + tolerance;
         if (low..=high).contains(&step) {
             return Self { jumped: last.jumped, ..self };
         }
         tracing::warn!(
             moved_ms = step,
-            expected_ms = high - slack,
-            "the clock of ZooKeeper's leader has jumped: records that are over are left for now. Set the \
-             servers' clocks right"
+            expected_ms = high - tolerance,
+            "the clock of ZooKeeper's leader has jumped, so expired records are not deleted for now: \
+            synchronize the servers' clocks"
         );
-        Self { jumped: Some(self.heard), ..self }
+        Self { jumped: Some(self.received), ..self }
     }
 
-    /// Whether records may be removed by it that nobody asked for.
+    /// Whether gc may remove records by it.
     fn may_remove(&self) -> bool {
-        self.jumped.is_none_or(|jumped| self.heard.since(jumped) >= AFTER_A_JUMP)
+        self.jumped.is_none_or(|jumped| self.received.since(jumped) >= AFTER_A_JUMP)
     }
 }
 
 impl Shared {
-    /// The leader's time, in milliseconds; a little late, if anything.
+    /// The leader's time, in milliseconds; never ahead of it.
     pub(super) async fn leader_time(&self, session: &Session) -> Result<i64, StoreError> {
-        let reading = *self.reading();
-        match reading.map(|it| (it.time, self.now().since(it.heard))) {
+        let reading = *self.reading.lock();
+        match reading.map(|it| (it.time, self.now().since(it.received))) {
             Some((time, age)) if age < USED => {
                 Ok(time.saturating_add(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
             }
@@ -89,34 +88,34 @@ impl Shared {
         }
     }
 
-    /// The same, asked for now.
+    /// The same, read now.
     pub(super) async fn leader_time_now(&self, session: &Session) -> Result<i64, StoreError> {
         let node = format!("{}/clock", self.records());
         for _ in 0..VANISHED {
-            let asked = self.now();
-            if let Some((stat, _)) = found(session.set(&node, b"").await)? {
-                self.take_reading(stat.mtime, asked);
+            let sent = self.now();
+            if let Some((stat, _)) = if_exists(session.set(&node, b"").await)? {
+                self.take_reading(stat.mtime, sent);
                 return Ok(stat.mtime);
             }
-            self.make_shelf(session, &self.records()).await?;
-            match session.create(&node, b"", Make::Persistent, self.access).await {
+            self.make_record_dir(session, &self.records()).await?;
+            match session.create(&node, b"", CreateMode::Persistent, self.access).await {
                 Err(error) if code(&error) != Some(Code::NodeExists) => return Err(error),
                 _ => {}
             }
         }
-        Err(StoreError::busy(format!("the node {node} keeps vanishing")))
+        Err(StoreError::busy(format!("other clients keep deleting the node {node}: retry")))
     }
 
-    /// A write that was asked for then, and of which we have just heard, was carried out at this time of the leader's.
-    pub(super) fn take_reading(&self, time: i64, asked: Moment) {
-        let read = Reading::new(time, asked, self.now());
-        let mut reading = self.reading();
+    /// The leader applied a write at this time by its clock; the write was requested then, and its reply has just come.
+    pub(super) fn take_reading(&self, time: i64, sent: Moment) {
+        let read = Reading::new(time, sent, self.now());
+        let mut reading = self.reading.lock();
         *reading = Some(read.after(*reading));
     }
 
-    /// Whether records may be removed that nobody asked for.
+    /// Whether gc may remove records.
     pub(super) fn may_remove(&self) -> bool {
-        self.reading().is_some_and(|reading| reading.may_remove())
+        self.reading.lock().is_some_and(|reading| reading.may_remove())
     }
 }
 
@@ -124,26 +123,26 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// A reading this many seconds after the start, at which the leader's clock said so many.
+    /// A reading this many seconds after the start, at which the leader's clock showed `said` seconds.
     fn read(last: Option<Reading>, at: u64, said: i64) -> Reading {
         let at = Moment::default() + Duration::from_secs(at);
         Reading::new(said * 1000, at, at).after(last)
     }
 
     #[test]
-    fn records_go_by_a_clock_that_is_steady() {
+    fn records_are_removed_by_a_steady_clock() {
         let first = read(None, 100, 5000);
         assert!(first.may_remove());
         let second = read(Some(first), 101, 5001);
         assert!(second.may_remove());
         let third = read(Some(second), 161, 5061);
         assert!(third.may_remove());
-        // A little wrong is not wrong.
+        // A small error is tolerated.
         assert!(read(Some(third), 200, 5159).may_remove());
     }
 
     #[test]
-    fn none_go_after_a_jump_until_it_was_steady_again_for_long() {
+    fn nothing_is_removed_after_a_jump_until_the_clock_is_steady() {
         let steady = read(Some(read(None, 0, 0)), 100, 100);
         assert!(steady.may_remove());
         for jumped in [100 + 62 + 3600, 100 - 60] {
@@ -158,9 +157,9 @@ mod tests {
         }
     }
 
-    /// An answer that came late, since we stood still, is no jump of theirs.
+    /// A reply that is late because this process was frozen is no jump of the leader's clock.
     #[test]
-    fn our_own_pause_is_no_jump() {
+    fn local_pause_is_not_a_jump() {
         let at = |seconds| Moment::default() + Duration::from_secs(seconds);
         let first = Reading::new(0, at(0), at(0));
         for said in [0, 3600] {
@@ -169,7 +168,7 @@ mod tests {
             let next = Reading::new((said + 10) * 1000, at(3610), at(3610)).after(Some(late));
             assert_eq!(next.jumped, None, "{said}");
         }
-        // One that was asked for before the last one tells nothing new.
+        // A reading that was requested before the last one is ignored.
         let last = Reading::new(10_000, at(10), at(10)).after(Some(first));
         assert_eq!(Reading::new(0, at(1), at(11)).after(Some(last)).time, 10_000);
     }

@@ -1,20 +1,20 @@
--- {1, now, value, pttl, record, said, waiting, {since, label, ...}} with at most `shown` waiters.
+-- {1, now, holder, pttl, state, published, waiting, {since, label, ...}} with at most `shown` waiters.
 -- ARGV: shown
---SLOW--
+--COMMON--
 local shown = tonumber(ARGV[1])
 local value = redis.call('GET', lock)
 local left = value and redis.call('PTTL', lock) or -2
 local waiting, waiters = 0, {}
-local line = redis.call('ZRANGE', queue, 0, -1, 'WITHSCORES')
-for i = 1, #line, 2 do
-  local place = redis.call('HGET', places, line[i])
-  if is_kept(place) then
+local queued = redis.call('ZRANGE', queue, 0, -1, 'WITHSCORES')
+for i = 1, #queued, 2 do
+  local position = redis.call('HGET', positions, queued[i])
+  if is_live(position) then
     waiting = waiting + 1
     if waiting <= shown then
-      table.insert(waiters, line[i + 1])
-      table.insert(waiters, string.match(place, '^%d+ %S+ (.*)$'))
+      table.insert(waiters, queued[i + 1])
+      table.insert(waiters, string.match(position, '^%d+ %S+ (.*)$'))
     end
   end
 end
 value = holder_of(value)
-return {1, now, value, left, redis.call('GET', record), said_by(value), waiting, waiters}
+return {1, now, value, left, state_text(), value_of(value), waiting, waiters}

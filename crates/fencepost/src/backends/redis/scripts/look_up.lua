@@ -1,7 +1,14 @@
--- {1, now, state, token, label, since, pttl, result} the record   {0, now} there is none   {2, now} it can not be read
+-- {1, now, state, token, label, since, pttl, result} the record   {0, now} there is none   {2, now} it cannot be read
 -- ARGV: "brief" to leave out the result, or nothing
---BOOK--
-local kind = redis.call('TYPE', book).ok
-if kind == 'none' then return {0, now} end
-if kind ~= 'hash' or not tonumber(redis.call('HGET', book, 'token') or '') then return {2, now} end
-return entry(1, ARGV[1])
+--RECORD--
+local kind = redis.call('TYPE', record).ok
+if kind == 'none' then
+  -- Refuses one of layout 1.
+  read()
+  return {0, now}
+end
+if kind ~= 'hash' then return {2, now} end
+local layout, token = unpack(redis.call('HMGET', record, 'layout', 'token'))
+if not layout or layout == '2' and not tonumber(token or '') then return {2, now} end
+read()
+return info(1, ARGV[1])

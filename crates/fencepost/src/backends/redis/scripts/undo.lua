@@ -1,14 +1,14 @@
--- Takes one attempt back, and not a later one of the same owner. If it has not come yet it is remembered,
--- and refused when it does. The owner's place in line stays.
--- {1, now} taken back   {0, now} there was nothing
+-- Undoes one attempt, and no later one of the same owner. One that has not arrived yet is remembered as withdrawn, and
+-- refused when it arrives. The owner's position in the queue stays.
+-- {1, now} undone   {0, now} there was nothing
 -- ARGV: owner, attempt, remember
---SLOW--
+--COMMON--
 local owner, attempt, remember = unpack(ARGV)
 local value = redis.call('GET', lock)
 if value == owner .. ':' .. attempt then
-  redis.call('DEL', lock, said)
+  redis.call('DEL', lock, published)
   wake(owner)
   return {1, now}
 end
-redis.pcall('SET', 'fencepost:gone:' .. owner .. ':' .. attempt, '', 'PX', remember)
+redis.pcall('SET', withdrawn .. owner .. ':' .. attempt, '', 'PX', remember)
 return {0, now}

@@ -1,11 +1,11 @@
-//! A client: attempts with the real [`Attempt`], holds, renews, releases, crashes. It decides; the world
-//! carries its messages and tells it the time.
+//! A client: makes attempts with the real [`Attempt`], holds, renews, releases, crashes. It decides; the world
+//! carries its messages and gives it the time.
 
 use super::super::attempt::{Attempt, Vote, quorum};
 use super::node::Claim;
 use super::{DRIFT, TTL};
 
-/// What a client sends to a node.
+/// A request to a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Request {
     Vote,
@@ -15,11 +15,11 @@ pub(super) enum Request {
     Release,
 }
 
-/// What a node answers. A node that is too young for a say abstains.
+/// A node's reply. A node that has restarted too recently abstains.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Answer {
     Voted(Vote),
-    /// With the step of the node at which it accepted, which only the checks look at.
+    /// With the step of the node at which it accepted, which only the checks read.
     Accepted {
         yes: bool,
         step: u64,
@@ -31,35 +31,35 @@ pub(super) enum Answer {
     Abstained,
 }
 
-/// What a client set itself an alarm for.
+/// What a client's alarm is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alarm {
     Begin,
-    /// Whoever has not answered by now in phase 1, or in phase 2, is silent.
+    /// Nodes that have not replied by now in this phase count as silent.
     GiveUp {
         proposed: bool,
     },
-    /// Time to do something with the grant.
+    /// Time to renew, release or crash.
     Decide,
 }
 
 pub(super) struct Client {
-    /// Its monotonic clock's microseconds in a million true ones.
+    /// Microseconds of its monotonic clock per million true ones.
     pub(super) rate: u64,
-    /// How many of a hundred messages from and to it take long.
+    /// How many of a hundred messages from and to it are slow.
     pub(super) slow: u64,
-    /// How long it waits for the answers of a phase.
-    pub(super) patience: u64,
-    /// It neither hears nor acts before that.
+    /// How long it waits for the replies of a phase.
+    pub(super) timeout: u64,
+    /// It is frozen until then.
     pub(super) asleep_until: u64,
-    /// Its owner, new for each acquisition, and its present attempt, or the one that led to what it holds:
-    /// answers to others are not for it.
+    /// Its owner, new for each acquisition, and its current attempt, or the one that led to its grant. Replies to
+    /// other attempts are ignored.
     pub(super) claim: Claim,
     pub(super) doing: Doing,
 }
 
 pub(super) enum Doing {
-    Resting,
+    Idle,
     Trying(Trying),
     Holding(Holding),
 }
@@ -72,7 +72,7 @@ pub(super) struct Trying {
 }
 
 pub(super) struct Holding {
-    /// Which of the grants.
+    /// Index of the grant.
     pub(super) grant: usize,
     pub(super) deadline: u64,
     pub(super) renewal: Renewal,
@@ -87,13 +87,13 @@ pub(super) struct Renewal {
 
 impl Client {
     pub(super) const fn new(owner: u64, rate: u64, slow: u64) -> Self {
-        let patience = if slow > 1 { TTL / 2 } else { TTL / 25 };
+        let timeout = if slow > 1 { TTL / 2 } else { TTL / 25 };
         let claim = Claim { owner, attempt: 0 };
-        Self { rate, slow, patience, asleep_until: 0, claim, doing: Doing::Resting }
+        Self { rate, slow, timeout, asleep_until: 0, claim, doing: Doing::Idle }
     }
 }
 
-/// The true time at which a lease that was asked for at `asked` may have run out, by a clock of this rate.
+/// The true time at which a lease requested at `asked` may have expired, by a clock of this rate.
 pub(super) const fn deadline(asked: u64, rate: u64) -> u64 {
     asked + (TTL - DRIFT) * 1_000_000 / rate
 }
@@ -116,7 +116,7 @@ impl Renewal {
         Self { round, sent, extended: Vec::new() }
     }
 
-    /// Whether this answer is the one that makes a quorum.
+    /// Whether this reply completes a quorum.
     pub(super) fn is_won_by(&mut self, node: usize, nodes: usize) -> bool {
         if self.extended.contains(&node) {
             return false;

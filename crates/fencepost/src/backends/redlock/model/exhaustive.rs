@@ -1,10 +1,9 @@
-//! All of it, in the small: three nodes, two clients with one attempt each. Every order in which messages
-//! can arrive, every answer that can be lost, votes that come twice, keys that run out at any time.
+//! An exhaustive search of a small case: three nodes, two clients with one attempt each. It covers every order of
+//! messages, every lost reply, duplicate votes, and keys that expire at any time.
 //!
-//! What can not matter is left out. A refusal changes no node and brings nobody nearer to a grant: it might
-//! as well not have arrived. An answer is heard at once or never: the client could always have heard it at
-//! once and have had its next messages delayed, and to be told earlier only makes the checks harder to
-//! pass. A key runs out when the other client's vote comes for it: nobody could tell before.
+//! Irrelevant events are left out. A refusal changes no node and brings nobody nearer to a grant. A reply arrives at
+//! once or never: the client could have received it at once and had its next messages delayed, and an earlier grant
+//! only makes the checks stricter. A key expires when the other client's vote arrives: nobody could notice earlier.
 
 use std::collections::HashSet;
 
@@ -15,15 +14,15 @@ use super::{TTL, Variant};
 const NODES: usize = 3;
 const BOTH: [usize; 2] = [0, 1];
 
-/// What is tried.
+/// The limits of the search.
 #[derive(Clone, Copy)]
 struct Bounds {
     variant: Variant,
-    /// What the clocks of the nodes say.
+    /// The clocks of the nodes.
     times: [u64; NODES],
     /// How often each vote may arrive.
     copies: u8,
-    /// How many keys run out on each node.
+    /// How many keys expire on each node.
     expiries: u64,
 }
 
@@ -41,14 +40,14 @@ struct Contender {
     votes: [u8; NODES],
     accepts: [u8; NODES],
     begun: bool,
-    /// Whether the other had been told of its grant by then.
+    /// Whether the other client already had its grant.
     second: bool,
     proposed: u64,
     granted: bool,
-    /// The nodes whose acceptance was heard.
+    /// The nodes whose acceptance arrived.
     accepted: [bool; NODES],
-    /// Where its key stood, before it was told, at or after the acceptance of the other that was heard.
-    stood: [bool; NODES],
+    /// Where its key existed, before its grant, at or after an acceptance of the other client that arrived.
+    key_existed: [bool; NODES],
 }
 
 impl Contender {
@@ -62,7 +61,7 @@ impl Contender {
             proposed: 0,
             granted: false,
             accepted: [false; NODES],
-            stood: [false; NODES],
+            key_existed: [false; NODES],
         }
     }
 
@@ -105,16 +104,22 @@ impl State {
         let mut found = Vec::new();
         for client in BOTH {
             for node in 0..NODES {
-                for heard in [true, false] {
-                    found.extend(self.after_vote(bounds, client, node, heard));
-                    found.extend(self.after_acceptance(client, node, heard));
+                for replied in [true, false] {
+                    found.extend(self.after_vote(bounds, client, node, replied));
+                    found.extend(self.after_acceptance(client, node, replied));
                 }
             }
         }
         found
     }
 
-    fn after_vote(&self, bounds: &Bounds, client: usize, node: usize, heard: bool) -> Option<Self> {
+    fn after_vote(
+        &self,
+        bounds: &Bounds,
+        client: usize,
+        node: usize,
+        replied: bool,
+    ) -> Option<Self> {
         let left = self.clients[client].votes[node].checked_sub(1)?;
         let mut next = self.clone();
         next.clients[client].votes[node] = left;
@@ -130,16 +135,16 @@ impl State {
         let one = &mut next.clients[client];
         one.second |= !one.begun && other.granted;
         one.begun = true;
-        one.stood[node] |= other.accepted[node] && !one.granted;
+        one.key_existed[node] |= other.accepted[node] && !one.granted;
         let step = match one.proposed {
-            0 if heard => one.attempt.voted(node, vote),
+            0 if replied => one.attempt.voted(node, vote),
             0 => one.attempt.silent(node),
             _ => Next::Wait,
         };
         one.goes_on(step).then_some(next)
     }
 
-    fn after_acceptance(&self, client: usize, node: usize, heard: bool) -> Option<Self> {
+    fn after_acceptance(&self, client: usize, node: usize, replied: bool) -> Option<Self> {
         let left = self.clients[client].accepts[node].checked_sub(1)?;
         let mut next = self.clone();
         let now = self.clock(node);
@@ -148,19 +153,20 @@ impl State {
         if !next.nodes[node].accept(claim(client), one.proposed, now) {
             return None;
         }
-        one.accepted[node] = heard && !one.granted;
+        one.accepted[node] = replied && !one.granted;
         let counts = one.accepted[node];
-        let step = if heard { one.attempt.answered(node, true) } else { one.attempt.silent(node) };
+        let step =
+            if replied { one.attempt.answered(node, true) } else { one.attempt.silent(node) };
         let alive = one.goes_on(step);
         if counts {
             let other = &mut next.clients[1 - client];
             let stands = next.nodes[node].holder(now) == Some(claim(1 - client));
-            other.stood[node] = stands && !other.granted;
+            other.key_existed[node] = stands && !other.granted;
         }
         alive.then_some(next)
     }
 
-    /// Which of the checks two grants fail.
+    /// Which check two grants violate.
     fn broken(&self) -> Option<&'static str> {
         let [a, b] = &self.clients;
         if a.proposed == b.proposed {
@@ -170,20 +176,20 @@ impl State {
         if low.second {
             return Some("real-time order");
         }
-        let after = (0..NODES).any(|node| low.accepted[node] && high.stood[node]);
-        (!after).then_some("no revenant")
+        let after = (0..NODES).any(|node| low.accepted[node] && high.key_existed[node]);
+        (!after).then_some("no grant without keys")
     }
 }
 
-struct Found {
+struct Exploration {
     states: usize,
-    /// In how many of them both have a grant.
+    /// The number of states in which both have a grant.
     granted_twice: usize,
     broken: Option<&'static str>,
 }
 
-/// All states, or those up to the first that breaks a promise.
-fn explore(bounds: &Bounds) -> Found {
+/// All states, or those up to the first violation.
+fn explore(bounds: &Bounds) -> Exploration {
     let first = State::new(bounds);
     let mut seen = HashSet::from([first.clone()]);
     let mut open = vec![first];
@@ -192,7 +198,7 @@ fn explore(bounds: &Bounds) -> Found {
         if state.clients.iter().all(|one| one.granted) {
             granted_twice += 1;
             if let Some(broken) = state.broken() {
-                return Found { states: seen.len(), granted_twice, broken: Some(broken) };
+                return Exploration { states: seen.len(), granted_twice, broken: Some(broken) };
             }
             continue;
         }
@@ -202,13 +208,13 @@ fn explore(bounds: &Bounds) -> Found {
             }
         }
     }
-    Found { states: seen.len(), granted_twice, broken: None }
+    Exploration { states: seen.len(), granted_twice, broken: None }
 }
 
 fn no_order_breaks_it(copies: u8, expiries: u64) {
     for times in [[0, 0, 0], [9, 0, 0]] {
         let bounds = Bounds { variant: Variant::AsBuilt, times, copies, expiries };
-        let Found { states, granted_twice, broken } = explore(&bounds);
+        let Exploration { states, granted_twice, broken } = explore(&bounds);
         println!("clocks at {times:?}: {states} states, {granted_twice} with two grants");
         assert!(granted_twice > 500);
         assert_eq!(broken, None);
@@ -216,20 +222,20 @@ fn no_order_breaks_it(copies: u8, expiries: u64) {
 }
 
 #[test]
-fn no_order_of_messages_gives_a_token_twice_or_to_a_revenant() {
+fn no_message_order_repeats_a_token_or_grants_an_expired_attempt() {
     no_order_breaks_it(1, 1);
 }
 
 #[test]
 #[ignore = "seven million states: 80 s in a release build, and 6 GB"]
-fn nor_does_any_with_votes_that_come_twice_and_two_expiries_on_each_node() {
+fn no_message_order_breaks_it_with_duplicate_votes_and_two_expiries() {
     no_order_breaks_it(2, 2);
 }
 
-/// And no clock has to lie for that: it is enough that keys are gone early.
+/// This needs no wrong clock: early expiry is enough.
 #[test]
-fn without_the_owner_check_some_order_does() {
+fn control_without_the_owner_check_some_message_order_breaks_it() {
     let variant = Variant::NoOwnerCheck;
     let found = explore(&Bounds { variant, times: [0, 0, 0], copies: 1, expiries: 1 });
-    assert_eq!(found.broken, Some("no revenant"));
+    assert_eq!(found.broken, Some("no grant without keys"));
 }

@@ -1,13 +1,12 @@
-//! One node and its rules: what the scripts do on a Redis, without the Redis. What time it is on the node's
-//! own clock is an argument, and need not be the truth.
+//! One node and its rules: what the scripts do on a Redis. The node's own time is an argument, and may be wrong.
 
 use super::super::attempt::Vote;
 use super::{MAX_TTL, TOMBSTONE, TTL, Variant};
 
-/// Who wants the lock. A number here; 128 random bits in the real thing.
+/// Who wants the lock: a number here, 128 random bits in the library.
 pub(super) type Owner = u64;
 
-/// What a key holds: whose it is, and by which attempt. Later attempts have higher numbers.
+/// What a key contains: the owner and the attempt. Later attempts have higher numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Claim {
     pub(super) owner: Owner,
@@ -18,11 +17,11 @@ pub(super) struct Claim {
 pub(super) struct Node {
     variant: Variant,
     key: Option<Key>,
-    /// The mark: the highest token it has accepted, and from whom.
+    /// The highest accepted token, and from whom.
     last: (u64, Owner),
-    /// What was taken back before it came.
+    /// Requests that were undone before they arrived.
     tombstones: Vec<Tombstone>,
-    /// When it was started empty, if it was.
+    /// When it was restarted empty, if it was.
     started: Option<u64>,
 }
 
@@ -41,20 +40,20 @@ struct Tombstone {
 }
 
 impl Node {
-    /// A node that has been up for ever and has accepted `mark` from nobody who is here.
-    pub(super) const fn new(variant: Variant, mark: u64) -> Self {
-        Self { variant, key: None, last: (mark, 0), tombstones: Vec::new(), started: None }
+    /// A node that has always been up and has accepted `last` from an unrelated owner.
+    pub(super) const fn new(variant: Variant, last: u64) -> Self {
+        Self { variant, key: None, last: (last, 0), tombstones: Vec::new(), started: None }
     }
 
-    /// Phase 1. `time` is what it says its clock says.
+    /// Phase 1. `time` is the node's clock as it reports it.
     pub(super) fn vote(&mut self, claim: Claim, now: u64, time: u64) -> Vote {
         self.reap(now);
         let Claim { owner, attempt } = claim;
-        let buried = |tomb: &Tombstone| {
-            tomb.owner == owner && tomb.attempt.is_none_or(|undone| undone == attempt)
+        let undone_before = |tombstone: &Tombstone| {
+            tombstone.owner == owner && tombstone.attempt.is_none_or(|undone| undone == attempt)
         };
         let old_votes_count = self.variant == Variant::OldVotesCount;
-        let refused = self.tombstones.iter().any(buried)
+        let refused = self.tombstones.iter().any(undone_before)
             || self.key.is_some_and(|Key { claim: held, .. }| {
                 held.owner != owner || (held.attempt > attempt && !old_votes_count)
             });
@@ -64,9 +63,9 @@ impl Node {
         self.key = Some(Key { claim, expires: now + TTL });
         if self.variant == Variant::MaxOfCounters {
             self.last.0 += 1;
-            return Vote::Ours { mark: self.last.0, time: 0, mine: false };
+            return Vote::Ours { last: self.last.0, time: 0, mine: false };
         }
-        Vote::Ours { mark: self.last.0, time, mine: self.last.1 == owner }
+        Vote::Ours { last: self.last.0, time, mine: self.last.1 == owner }
     }
 
     /// Phase 2.
@@ -79,7 +78,7 @@ impl Node {
         accepted
     }
 
-    /// A renewal. A node that has not accepted the owner's token has no part in its grant.
+    /// A renewal. A node that has not accepted the owner's token is no part of its grant.
     pub(super) fn extend(&mut self, owner: Owner, now: u64) -> bool {
         self.reap(now);
         match &mut self.key {
@@ -91,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Takes one attempt back.
+    /// Undoes one attempt.
     pub(super) fn undo(&mut self, claim: Claim, now: u64) {
         let Claim { owner, attempt } = claim;
         let held = self.holder(now);
@@ -100,20 +99,20 @@ impl Node {
         } else if held == Some(claim) {
             self.key = None;
         } else {
-            self.bury(owner, Some(attempt), now);
+            self.add_tombstone(owner, Some(attempt), now);
         }
     }
 
-    /// Takes back all that the owner has.
+    /// Undoes everything of the owner.
     pub(super) fn release(&mut self, owner: Owner, now: u64) {
         if self.holder(now).is_some_and(|held| held.owner == owner) {
             self.key = None;
         } else {
-            self.bury(owner, None, now);
+            self.add_tombstone(owner, None, now);
         }
     }
 
-    fn bury(&mut self, owner: Owner, attempt: Option<u64>, now: u64) {
+    fn add_tombstone(&mut self, owner: Owner, attempt: Option<u64>, now: u64) {
         self.tombstones.push(Tombstone { owner, attempt, expires: now + TOMBSTONE });
     }
 
@@ -122,34 +121,34 @@ impl Node {
         self.key = None;
     }
 
-    /// Loses everything.
+    /// Loses its data and restarts.
     pub(super) fn restart(&mut self, now: u64) {
         *self = Self { started: Some(now), ..Self::new(self.variant, 0) };
     }
 
-    /// Whether keys that it has forgotten may still be counted on.
+    /// Whether keys that it lost may still be relied on.
     pub(super) fn is_young(&self, now: u64) -> bool {
         self.variant != Variant::VotesAtOnce
             && self.started.is_some_and(|started| now.saturating_sub(started) < MAX_TTL)
     }
 
-    /// Whose key stands.
+    /// Whose key exists.
     pub(super) fn holder(&self, now: u64) -> Option<Claim> {
         self.key.filter(|key| key.expires > now).map(|key| key.claim)
     }
 
-    /// Deletes what has run out. A key that nobody looked at stands again when the clock goes back.
+    /// Deletes what has expired. A key that was not read exists again when the clock goes back.
     pub(super) fn reap(&mut self, now: u64) {
         self.key = self.key.filter(|key| key.expires > now);
-        self.tombstones.retain(|tomb| tomb.expires > now);
+        self.tombstones.retain(|tombstone| tombstone.expires > now);
     }
 }
 
-/// Both were on their way when the next attempt of the same owner was granted. A key that takes the name of
-/// the old attempt again is deleted by the old attempt's undo. In the open world it takes 20,000 runs of fair
-/// weather to see 9 pairs of grants overlap by this.
+/// The vote and the undo of an old attempt arrive after the next attempt of the same owner was granted. If the vote
+/// renamed the key to the old attempt, the undo would delete it. In the random model only 9 pairs of grants in 20,000
+/// runs overlap because of this.
 #[test]
-fn a_vote_and_an_undo_that_come_late_leave_the_key_of_a_later_attempt() {
+fn late_vote_and_undo_leave_the_key_of_a_later_attempt() {
     let [old, new] = [1, 2].map(|attempt| Claim { owner: 7, attempt });
     for (variant, left) in [(Variant::AsBuilt, Some(new)), (Variant::OldVotesCount, None)] {
         let mut node = Node::new(variant, 0);

@@ -1,5 +1,5 @@
-//! The world: virtual time, a network that delays, loses, doubles and reorders, clocks that leap, clients
-//! that freeze, nodes that are cut off or forget. Everything is drawn from one seed.
+//! The simulated world: virtual time, a network that delays, loses, duplicates and reorders, clocks that jump,
+//! clients that freeze, nodes that are partitioned or lose their data. Everything is derived from one seed.
 
 mod acts;
 
@@ -7,128 +7,138 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::checks::Grant;
 use super::client::{Alarm, Answer, Client, Request};
-use super::dice::Dice;
 use super::node::{Claim, Node};
-use super::{END, TTL, Tally, Variant, Weather};
+use super::rng::Rng;
+use super::{Counters, END, FaultProfile, TTL, Variant};
 use fencepost_core::Token;
 
 #[derive(Clone, Copy)]
 enum Event {
-    Reaches { node: usize, client: usize, claim: Claim, request: Request },
-    Hears { client: usize, attempt: u64, node: usize, answer: Answer },
-    Rings { client: usize, attempt: u64, alarm: Alarm },
-    Leaps { node: usize },
-    IsCutOff { node: usize },
-    Forgets { node: usize },
+    RequestArrives { node: usize, client: usize, claim: Claim, request: Request },
+    ReplyArrives { client: usize, attempt: u64, node: usize, answer: Answer },
+    AlarmFires { client: usize, attempt: u64, alarm: Alarm },
+    ClockJumps { node: usize },
+    IsPartitioned { node: usize },
+    DataIsLost { node: usize },
 }
 
-/// A node and what surrounds it.
-struct Place {
+/// A node with its clock and network.
+struct Host {
     node: Node,
     clock: Clock,
-    /// Requests that come before that are lost or held up.
-    cut_off_until: u64,
-    /// How much it has done, and after which of its steps the key of each attempt stood last.
+    /// Requests that arrive before that are lost or delayed.
+    partitioned_until: u64,
+    /// How many steps it has done, and after which of them the key of each attempt last existed.
     steps: u64,
-    stood: HashMap<u64, u64>,
+    key_existed: HashMap<u64, u64>,
 }
 
 /// A node's wall clock.
 struct Clock {
     base: u64,
-    /// Its microseconds in a million true ones.
+    /// Its microseconds per million true ones.
     rate: u64,
-    leapt: i64,
-    /// Its time is told in multiples of this.
+    jumped: i64,
+    /// Its time is reported in multiples of this.
     grain: u64,
 }
 
 impl Clock {
     fn at(&self, now: u64) -> u64 {
-        (self.base + now * self.rate / 1_000_000).saturating_add_signed(self.leapt)
+        (self.base + now * self.rate / 1_000_000).saturating_add_signed(self.jumped)
     }
 
-    fn told(&self, now: u64) -> u64 {
+    fn shown(&self, now: u64) -> u64 {
         self.at(now) / self.grain * self.grain
     }
 }
 
 pub(super) struct World<'a> {
-    dice: Dice,
-    weather: Weather,
+    rng: Rng,
+    fault_profile: FaultProfile,
     variant: Variant,
     now: u64,
     events: BTreeMap<(u64, u64), Event>,
     scheduled: u64,
-    places: Vec<Place>,
+    hosts: Vec<Host>,
     clients: Vec<Client>,
     /// How many there have been.
     owners: u64,
     attempts: u64,
     grants: Vec<Grant>,
-    tally: &'a mut Tally,
+    counters: &'a mut Counters,
 }
 
-/// One run to the end of time; its grants, in the order in which they were told.
-pub(super) fn run(seed: u64, weather: Weather, variant: Variant, tally: &mut Tally) -> Vec<Grant> {
-    let mut world = World::new(seed, weather, variant, tally);
+/// One run until `END`, and its grants in the order in which they were reported.
+pub(super) fn run(
+    seed: u64,
+    fault_profile: FaultProfile,
+    variant: Variant,
+    counters: &mut Counters,
+) -> Vec<Grant> {
+    let mut world = World::new(seed, fault_profile, variant, counters);
     while let Some(((now, _), event)) = world.events.pop_first() {
         if now > END {
             break;
         }
         world.now = now;
-        world.happen(event);
+        world.handle(event);
     }
     world.grants
 }
 
 impl<'a> World<'a> {
-    fn new(seed: u64, weather: Weather, variant: Variant, tally: &'a mut Tally) -> Self {
-        let mut dice = Dice::new(seed);
-        let nodes = dice.pick(&[3, 3, 5, 5, 4, 2]);
-        let owners = 3 + dice.below(4);
-        // Where nodes forget, tokens live by the clocks. Elsewhere they run out in some runs, and coarse
-        // clocks make many proposals alike.
-        let forgets = weather.forgets();
-        let mark = if !forgets && dice.percent(4) { Token::MAX - 3 } else { 0 };
-        let grain = if forgets { 1 } else { dice.pick(&[1, 1_000, TTL / 10, 5 * TTL]) };
-        let skew = if weather.leaps() { 20 * TTL } else { TTL / 2 };
-        let rate = |dice: &mut Dice| 996_000 + dice.below(8_001);
-        let places = (0..nodes).map(|_| Place {
-            node: Node::new(variant, mark),
+    fn new(
+        seed: u64,
+        fault_profile: FaultProfile,
+        variant: Variant,
+        counters: &'a mut Counters,
+    ) -> Self {
+        let mut rng = Rng::new(seed);
+        let nodes = rng.pick(&[3, 3, 5, 5, 4, 2]);
+        let owners = 3 + rng.below(4);
+        // Where nodes lose data, tokens depend on the clocks. Elsewhere tokens run out in some runs, and coarse
+        // clocks cause equal proposals.
+        let loses_data = fault_profile.loses_data();
+        let last = if !loses_data && rng.percent(4) { Token::MAX - 3 } else { 0 };
+        let grain = if loses_data { 1 } else { rng.pick(&[1, 1_000, TTL / 10, 5 * TTL]) };
+        let skew = if fault_profile.clocks_jump() { 20 * TTL } else { TTL / 2 };
+        let rate = |rng: &mut Rng| 996_000 + rng.below(8_001);
+        let hosts = (0..nodes).map(|_| Host {
+            node: Node::new(variant, last),
             clock: Clock {
-                base: 1_000 * TTL + dice.below(skew),
-                rate: rate(&mut dice),
-                leapt: 0,
+                base: 1_000 * TTL + rng.below(skew),
+                rate: rate(&mut rng),
+                jumped: 0,
                 grain,
             },
-            cut_off_until: 0,
+            partitioned_until: 0,
             steps: 0,
-            stood: HashMap::new(),
+            key_existed: HashMap::new(),
         });
-        let places: Vec<Place> = places.collect();
+        let hosts: Vec<Host> = hosts.collect();
         let clients = (1..=owners)
-            .map(|owner| Client::new(owner, rate(&mut dice), dice.pick(&[1, 1, 10, 60])))
+            .map(|owner| Client::new(owner, rate(&mut rng), rng.pick(&[1, 1, 10, 60])))
             .collect();
         let mut world = Self {
-            dice,
-            weather,
+            rng,
+            fault_profile,
             variant,
             now: 0,
             events: BTreeMap::new(),
             scheduled: 0,
-            places,
+            hosts,
             clients,
             owners,
             attempts: 0,
             grants: Vec::new(),
-            tally,
+            counters,
         };
         for client in 0..world.clients.len() {
-            world.rest(client, TTL / 4);
+            world.idle(client, TTL / 4);
         }
-        for node in 0..world.places.len() {
-            world.fate(node);
+        for node in 0..world.hosts.len() {
+            world.schedule_faults(node);
         }
         world
     }
@@ -138,122 +148,127 @@ impl<'a> World<'a> {
         self.events.insert((at, self.scheduled), event);
     }
 
-    /// Some time from now, within `most`.
+    /// A moment within `most` from now.
     fn after(&mut self, most: u64) -> u64 {
-        self.now + 1 + self.dice.below(most)
+        self.now + 1 + self.rng.below(most)
     }
 
-    /// The next misfortunes of a node.
-    fn fate(&mut self, node: usize) {
-        let cut = self.after(20 * TTL);
-        self.schedule(cut, Event::IsCutOff { node });
-        if self.weather.leaps() {
-            let leap = self.after(2 * TTL);
-            self.schedule(leap, Event::Leaps { node });
+    fn schedule_within(&mut self, most: u64, event: Event) {
+        let at = self.after(most);
+        self.schedule(at, event);
+    }
+
+    /// Schedules the next faults of a node.
+    fn schedule_faults(&mut self, node: usize) {
+        self.schedule_within(20 * TTL, Event::IsPartitioned { node });
+        if self.fault_profile.clocks_jump() {
+            self.schedule_within(2 * TTL, Event::ClockJumps { node });
         }
-        if self.weather.forgets() {
-            let restart = self.after(8 * TTL);
-            self.schedule(restart, Event::Forgets { node });
+        if self.fault_profile.loses_data() {
+            self.schedule_within(8 * TTL, Event::DataIsLost { node });
         }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Reaches { node, client, claim, request } => {
-                if self.now < self.places[node].cut_off_until {
-                    if self.dice.percent(50) {
-                        let later = self.places[node].cut_off_until + self.dice.below(TTL / 20);
+            Event::RequestArrives { node, client, claim, request } => {
+                if self.now < self.hosts[node].partitioned_until {
+                    if self.rng.percent(50) {
+                        let later = self.hosts[node].partitioned_until + self.rng.below(TTL / 20);
                         self.schedule(later, event);
                     }
                 } else if let Some(answer) = self.serve(node, claim, request) {
                     let attempt = claim.attempt;
-                    self.carry(client, 0, Event::Hears { client, attempt, node, answer });
+                    self.deliver(client, 0, Event::ReplyArrives { client, attempt, node, answer });
                 }
             }
-            Event::Hears { client, .. } | Event::Rings { client, .. } if self.sleeps(client) => {
-                let wakes = self.clients[client].asleep_until + self.dice.below(TTL / 100);
+            Event::ReplyArrives { client, .. } | Event::AlarmFires { client, .. }
+                if self.sleeps(client) =>
+            {
+                let wakes = self.clients[client].asleep_until + self.rng.below(TTL / 100);
                 self.schedule(wakes, event);
             }
-            Event::Hears { client, attempt, node, answer } => {
+            Event::ReplyArrives { client, attempt, node, answer } => {
                 if self.clients[client].claim.attempt == attempt {
-                    self.hear(client, node, answer);
+                    self.receive(client, node, answer);
                 }
             }
-            Event::Rings { client, attempt, alarm } => {
+            Event::AlarmFires { client, attempt, alarm } => {
                 if self.clients[client].claim.attempt == attempt {
-                    self.ring(client, alarm);
+                    self.fire(client, alarm);
                 }
             }
-            Event::Leaps { node } => self.leap(node),
-            Event::IsCutOff { node } => {
-                self.places[node].cut_off_until = self.after(2 * TTL);
-                let next = self.after(20 * TTL);
-                self.schedule(next, Event::IsCutOff { node });
+            Event::ClockJumps { node } => self.jump(node),
+            Event::IsPartitioned { node } => {
+                self.hosts[node].partitioned_until = self.after(2 * TTL);
+                self.schedule_within(20 * TTL, Event::IsPartitioned { node });
             }
-            Event::Forgets { node } => {
-                self.tally.restarts += 1;
-                let place = &mut self.places[node];
-                place.node.restart(place.clock.at(self.now));
-                let next = self.after(8 * TTL);
-                self.schedule(next, Event::Forgets { node });
+            Event::DataIsLost { node } => {
+                self.counters.restarts += 1;
+                let host = &mut self.hosts[node];
+                host.node.restart(host.clock.at(self.now));
+                self.schedule_within(8 * TTL, Event::DataIsLost { node });
             }
         }
     }
 
-    /// A clock goes forward, which ends keys early, or back, which keeps them; or all do at once. Or somebody
-    /// deletes the key by hand.
-    fn leap(&mut self, first: usize) {
-        let all = self.dice.percent(60);
-        let what = self.dice.below(3);
-        for node in 0..self.places.len() {
+    /// A clock jumps forward, which ends keys early, or back, which extends them; or all clocks do at once. Or
+    /// an operator deletes the key.
+    fn jump(&mut self, first: usize) {
+        let all = self.rng.percent(60);
+        let what = self.rng.below(3);
+        for node in 0..self.hosts.len() {
             if node != first && !all {
                 continue;
             }
-            let count = if what < 2 { &mut self.tally.leaps } else { &mut self.tally.deletions };
+            let count = if what < 2 {
+                &mut self.counters.clock_jumps
+            } else {
+                &mut self.counters.deletions
+            };
             *count += 1;
-            let most = self.dice.pick(&[TTL / 20, TTL, 3 * TTL, 6 * TTL]);
-            let by = self.dice.below(most).cast_signed();
-            let reap = self.dice.percent(50);
-            let place = &mut self.places[node];
+            let most = self.rng.pick(&[TTL / 20, TTL, 3 * TTL, 6 * TTL]);
+            let by = self.rng.below(most).cast_signed();
+            let reap = self.rng.percent(50);
+            let host = &mut self.hosts[node];
             match what {
-                0 => place.clock.leapt += by,
-                1 => place.clock.leapt -= by,
-                _ => place.node.delete(),
+                0 => host.clock.jumped += by,
+                1 => host.clock.jumped -= by,
+                _ => host.node.delete(),
             }
             if reap {
-                place.node.reap(place.clock.at(self.now));
+                host.node.reap(host.clock.at(self.now));
             }
             self.note(node);
         }
-        let next = self.after(2 * TTL);
-        self.schedule(next, Event::Leaps { node: first });
+        self.schedule_within(2 * TTL, Event::ClockJumps { node: first });
     }
 
     /// Whether the client is frozen, or freezes now.
     fn sleeps(&mut self, client: usize) -> bool {
-        if self.clients[client].asleep_until <= self.now && self.dice.below(50) == 0 {
+        if self.clients[client].asleep_until <= self.now && self.rng.below(50) == 0 {
             self.freeze(client);
         }
         self.now < self.clients[client].asleep_until
     }
 
     fn freeze(&mut self, client: usize) {
-        self.tally.pauses += 1;
-        let most = self.dice.pick(&[TTL / 10, TTL / 2, 2 * TTL]);
+        self.counters.pauses += 1;
+        let most = self.rng.pick(&[TTL / 10, TTL / 2, 2 * TTL]);
         self.clients[client].asleep_until = self.after(most);
     }
 
-    /// Takes a message from or to a client over the network: at once, much later, twice or not at all.
-    fn carry(&mut self, client: usize, lag: u64, message: Event) {
-        let copies = match self.dice.below(100) {
+    /// Carries a message from or to a client: at once, much later, twice or not at all.
+    fn deliver(&mut self, client: usize, lag: u64, message: Event) {
+        let copies = match self.rng.below(100) {
             0..1 => 0,
             1..4 => 2,
             _ => 1,
         };
         for copy in 0..copies {
-            let most = match self.dice.below(100) {
+            let most = match self.rng.below(100) {
                 0..2 => 2 * TTL,
-                _ if self.dice.percent(self.clients[client].slow) => TTL / 3,
+                _ if self.rng.percent(self.clients[client].slow) => TTL / 3,
                 _ if copy > 0 => TTL / 2,
                 _ => TTL / 500,
             };
@@ -262,28 +277,28 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sends to all nodes; the client may freeze half way through.
+    /// Sends to all nodes. The client may freeze in between.
     fn send(&mut self, client: usize, request: Request) {
-        for node in 0..self.places.len() {
-            if self.dice.below(100) == 0 {
+        for node in 0..self.hosts.len() {
+            if self.rng.below(100) == 0 {
                 self.freeze(client);
             }
             let &Client { asleep_until, claim, .. } = &self.clients[client];
             let lag = asleep_until.saturating_sub(self.now);
-            self.carry(client, lag, Event::Reaches { node, client, claim, request });
+            self.deliver(client, lag, Event::RequestArrives { node, client, claim, request });
         }
     }
 
     fn serve(&mut self, at: usize, claim: Claim, request: Request) -> Option<Answer> {
-        let place = &mut self.places[at];
-        let (now, time) = (place.clock.at(self.now), place.clock.told(self.now));
-        let node = &mut place.node;
+        let host = &mut self.hosts[at];
+        let (now, time) = (host.clock.at(self.now), host.clock.shown(self.now));
+        let node = &mut host.node;
         let answer = match request {
             Request::Vote | Request::Accept(_) if node.is_young(now) => Some(Answer::Abstained),
             Request::Vote => Some(Answer::Voted(node.vote(claim, now, time))),
             Request::Accept(token) => {
                 let yes = node.accept(claim, token, now);
-                Some(Answer::Accepted { yes, step: place.steps + 1 })
+                Some(Answer::Accepted { yes, step: host.steps + 1 })
             }
             Request::Extend { round } => {
                 Some(Answer::Extended { round, yes: node.extend(claim.owner, now) })
@@ -301,12 +316,12 @@ impl<'a> World<'a> {
         answer
     }
 
-    /// One more step of a node, and whose key stands after it.
+    /// Records a step of a node, and whose key exists after it.
     fn note(&mut self, node: usize) {
-        let place = &mut self.places[node];
-        place.steps += 1;
-        if let Some(claim) = place.node.holder(place.clock.at(self.now)) {
-            place.stood.insert(claim.attempt, place.steps);
+        let host = &mut self.hosts[node];
+        host.steps += 1;
+        if let Some(claim) = host.node.holder(host.clock.at(self.now)) {
+            host.key_existed.insert(claim.attempt, host.steps);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds a server that answers, and shakes hands with it.
+//! Finds a server that answers, and does the handshake.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,22 +9,23 @@ use std::time::Duration;
 use fencepost_core::Moment;
 
 use super::conn::AUTH_NUMBER;
-use super::ops::AUTH;
-use super::pipe::Pipe;
-use super::wire::{Hello, Out, Welcome};
+use super::frame_stream::FrameStream;
+use super::protocol::AUTH;
+use super::wire::{ConnectRequest, ConnectResponse, Out};
 use crate::backend::{StoreError, short};
 use crate::backends::zookeeper::error::{Code, malformed};
 use crate::clock::Clock;
 use crate::race::{First, race};
+use crate::random;
 use crate::tls::Tls;
 use crate::url::Host;
 
 /// How long a server may take to accept a connection.
-const ACCEPT: Duration = Duration::from_secs(1);
-/// How long it may take to greet. A new session is a write, which waits for the quorum and its disks.
-const GREET: Duration = Duration::from_secs(2);
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the handshake may take. A new session is a write, which waits for the quorum and its disks.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The servers of one URL, and who we are to them.
+/// The servers of one URL, and our credentials.
 pub(crate) struct Servers {
     pub(crate) hosts: Vec<Host>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -32,16 +33,16 @@ pub(crate) struct Servers {
     pub(crate) credentials: Option<String>,
 }
 
-/// A connection that is greeted.
-pub(super) struct Greeted {
-    pub(super) pipe: Pipe,
-    pub(super) welcome: Welcome,
-    /// When the hello left.
+/// A connection after its handshake.
+pub(super) struct Connected {
+    pub(super) frame_stream: FrameStream,
+    pub(super) connect_response: ConnectResponse,
+    /// When the connect request left.
     pub(super) sent: Moment,
 }
 
-/// Why there is none.
-pub(super) enum Greeting {
+/// Why there is no connection.
+pub(super) enum ConnectError {
     /// It did not answer in time.
     Late(String),
     Failed(StoreError),
@@ -54,89 +55,89 @@ impl Servers {
         hosts.join(", ")
     }
 
-    /// Where a session begins to look: not all at the same server.
+    /// The first server that a session tries: not the same one for all sessions.
     pub(super) fn somewhere(&self) -> usize {
-        let mut bits = [0; 4];
-        // Without random numbers it is the first one.
-        let _ = getrandom::fill(&mut bits);
-        u32::from_ne_bytes(bits) as usize % self.hosts.len().max(1)
+        random::below(self.hosts.len())
     }
 
     /// Connects to one server. [`Code::SessionGone`] if it says that the session has ended.
-    pub(super) async fn greet(
+    pub(super) async fn connect(
         &self,
         host: &Host,
-        hello: &Hello<'_>,
-        patience: Duration,
-    ) -> Result<Greeted, Greeting> {
+        connect_request: &ConnectRequest<'_>,
+        adaptive_timeout: Duration,
+    ) -> Result<Connected, ConnectError> {
         let broken = |error: &io::Error| match error.kind() {
-            // What a server does that has no quorum, or too many connections of ours, or is behind what this
+            // A server does this if it has no quorum, has too many connections of ours, or is behind what this
             // session has seen.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                let older = match hello.last_zxid {
+                let older = match connect_request.last_zxid {
                     0 => "",
                     _ => ", or data that is older than what this session has seen (restored?)",
                 };
-                Greeting::Failed(StoreError::unavailable(format!(
+                ConnectError::Failed(StoreError::unavailable(format!(
                     "no connection to {host}: it closed the connection: it may have no quorum, or too \
                      many connections (maxClientCnxns){older}"
                 )))
             }
-            _ => Greeting::Failed(StoreError::unavailable(format!(
+            _ => ConnectError::Failed(StoreError::unavailable(format!(
                 "no connection to {host}: {error}"
             ))),
         };
         let late =
             |what: &str, limit: Duration| format!("{host} did not {what} within {}", short(limit));
-        let timeout = Duration::from_millis(u64::from(hello.timeout_ms.unsigned_abs()));
-        let open = Pipe::open(host, self.tls.as_ref());
-        // Encryption is a greeting of its own, and slow on a server that has just started.
+        let timeout = Duration::from_millis(u64::from(connect_request.timeout_ms.unsigned_abs()));
+        let open = FrameStream::open(host, self.tls.as_ref());
+        // TLS has a handshake of its own, which is slow on a server that has just started.
         let limit = if self.tls.is_some() {
-            ACCEPT + GREET
+            ACCEPT_TIMEOUT + HANDSHAKE_TIMEOUT
         } else {
             (timeout / 6)
-                .clamp(Duration::from_millis(100), ACCEPT)
-                .max((patience / 2).min(ACCEPT * 3))
+                .clamp(Duration::from_millis(100), ACCEPT_TIMEOUT)
+                .max((adaptive_timeout / 2).min(ACCEPT_TIMEOUT * 3))
         };
-        let mut pipe = match race(open, self.clock.alarm(self.clock.now() + limit)).await {
+        let mut frame_stream = match race(open, self.clock.alarm(self.clock.now() + limit)).await {
             First::Left(opened) => opened.map_err(|error| broken(&error))?,
-            First::Right(()) => return Err(Greeting::Late(late("accept a connection", limit))),
+            First::Right(()) => return Err(ConnectError::Late(late("accept a connection", limit))),
         };
         let sent = self.clock.now();
-        pipe.put(&[&hello.bytes()]);
-        let limit = if hello.session == 0 {
-            GREET
+        frame_stream.put(&[&connect_request.bytes()]);
+        let limit = if connect_request.session == 0 {
+            HANDSHAKE_TIMEOUT
         } else {
-            (timeout / 4).clamp(Duration::from_millis(250), GREET)
+            (timeout / 4).clamp(Duration::from_millis(250), HANDSHAKE_TIMEOUT)
         };
-        let limit = limit.max(patience);
-        let greeting = poll_fn(|context| {
-            ready!(pipe.poll_flush(context))?;
+        let limit = limit.max(adaptive_timeout);
+        let handshake = poll_fn(|context| {
+            ready!(frame_stream.poll_flush(context))?;
             loop {
-                let welcome = match pipe.next() {
-                    Ok(Some(frame)) => Some(Welcome::read(frame)),
-                    Ok(None) => None,
-                    Err(error) => Some(Err(error)),
-                };
-                if let Some(welcome) = welcome {
-                    return Poll::Ready(Ok(welcome.map_err(|_| malformed(&host.to_string()))));
+                let connect_response = frame_stream
+                    .next()
+                    .and_then(|frame| frame.map(ConnectResponse::read).transpose());
+                if let Some(connect_response) = connect_response.transpose() {
+                    return Poll::Ready(Ok(
+                        connect_response.map_err(|_| malformed(&host.to_string()))
+                    ));
                 }
-                ready!(pipe.poll_fill(context))?;
+                ready!(frame_stream.poll_fill(context))?;
             }
         });
-        let welcome = match race(greeting, self.clock.alarm(sent + limit)).await {
-            First::Left(Ok(welcome)) => welcome.map_err(Greeting::Failed)?,
+        let connect_response = match race(handshake, self.clock.alarm(sent + limit)).await {
+            First::Left(Ok(connect_response)) => connect_response.map_err(ConnectError::Failed)?,
             First::Left(Err(error)) => return Err(broken(&error)),
-            First::Right(()) => return Err(Greeting::Late(late("greet us", limit))),
+            First::Right(()) => {
+                return Err(ConnectError::Late(late("complete the handshake", limit)));
+            }
         };
-        let another = hello.session != 0 && welcome.session != hello.session;
-        if welcome.timeout_ms <= 0 || welcome.session == 0 || another {
-            return Err(Greeting::Failed(Code::SessionGone.into()));
+        let another =
+            connect_request.session != 0 && connect_response.session != connect_request.session;
+        if connect_response.timeout_ms <= 0 || connect_response.session == 0 || another {
+            return Err(ConnectError::Failed(Code::SessionGone.into()));
         }
         if let Some(credentials) = &self.credentials {
             let auth = Out::default().i32(AUTH_NUMBER).i32(AUTH).i32(0);
-            pipe.put(&[&auth.string("digest").string(credentials).0]);
+            frame_stream.put(&[&auth.string("digest").string(credentials).0]);
         }
-        Ok(Greeted { pipe, welcome, sent })
+        Ok(Connected { frame_stream, connect_response, sent })
     }
 }

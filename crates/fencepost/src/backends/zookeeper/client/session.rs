@@ -1,11 +1,11 @@
-//! One session: what it is called, who keeps it, and the task that moves it from server to server.
+//! One session: its id, its users, and the task that moves it from server to server.
 //!
-//! A session's ephemeral nodes go when the leader has not heard of it for its timeout. The task connects, serves,
+//! A session's ephemeral nodes are deleted when the leader has no sign of it for its timeout. The task connects, serves,
 //! and connects to the next server when that breaks, always to the same session. Requests that were not sent yet wait
 //! for the next connection; those that were sent fail.
 //!
-//! A session that is *kept* is pinged, and connected again at once. Any other is connected when it is asked something,
-//! and only requests lengthen it.
+//! A session that is *kept* is pinged, and reconnected at once. Any other connects when it has a request, and only
+//! requests extend it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fencepost_core::Moment;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::asks::Answer;
-use super::beat::Beat;
-use super::conn::{Conn, Over, Watch};
-use super::dial::{Greeting, Servers};
-use super::ops::Op;
-use super::patience::Patience;
-use super::wire::{Hello, Malformed};
+use super::adaptive_timeout::AdaptiveTimeout;
+use super::conn::{Conn, ConnectionEnd, Watch};
+use super::dial::{ConnectError, Servers};
+use super::lease_credit::LeaseCredit;
+use super::protocol::Op;
+use super::requests::Answer;
+use super::wire::{ConnectRequest, Malformed};
 use crate::backend::{StoreError, StoreErrorKind};
 use crate::backends::zookeeper::error::{Code, code, malformed};
 use crate::clock::Clock;
@@ -35,19 +35,19 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from
 /// A connection that has lived for this long was a good one.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// A session as another process needs it.
+/// What another process needs to attach to a session.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) session: i64,
     pub(crate) password: Vec<u8>,
 }
 
-/// Who depends on how long a session lasts.
+/// Depends on the timeout of a session.
 pub(crate) trait OnShorter: Send + Sync {
-    /// From the request on that left at `sent` the servers keep it for `timeout` only, less than before.
+    /// Since the request that left at `sent` the servers keep the session for `timeout` only, less than before.
     fn shortened(&self, sent: Moment, timeout: Duration);
 
-    /// Whether anybody still depends on it.
+    /// Whether it still depends on it.
     fn is_connected(&self) -> bool;
 }
 
@@ -57,19 +57,19 @@ pub(crate) struct Session {
     orders: UnboundedSender<Order>,
 }
 
-/// What the handle and the task share.
+/// Shared by the handle and the task.
 pub(super) struct Core {
     servers: Arc<Servers>,
     pub(super) clock: Arc<dyn Clock>,
-    /// The timeout to ask for, in milliseconds.
+    /// The timeout to request, in milliseconds.
     asked: i32,
     facts: Mutex<Facts>,
-    /// Who is told when it becomes shorter.
+    /// Notified when it becomes shorter.
     dependents: Mutex<Vec<Box<dyn OnShorter>>>,
     state: watch::Sender<State>,
-    /// How many want it kept alive.
-    keepers: AtomicUsize,
-    /// When it was last asked anything, in nanoseconds.
+    /// How many users keep it alive.
+    keep_alives: AtomicUsize,
+    /// When its last request came, in nanoseconds.
     used: AtomicU64,
 }
 
@@ -78,10 +78,14 @@ struct Facts {
     id: i64,
     password: Vec<u8>,
     timeout: Duration,
-    /// The last transaction that we saw: a server that is behind it does not take us.
+    /// The last transaction that we saw: a server that is behind it refuses us.
     zxid: i64,
-    beat: Beat,
-    patience: Patience,
+    lease_credit: LeaseCredit,
+    adaptive_timeout: AdaptiveTimeout,
+    /// The latest moment from which a write that was confirmed counts, on any connection of this session.
+    credited: Option<Moment>,
+    /// When a waiter last sent a heartbeat for all of them.
+    heartbeat: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,42 +97,42 @@ pub(super) enum State {
     Over,
 }
 
-/// What the task is told.
+/// A message to the task.
 pub(super) enum Order {
     Ask {
         op: Op,
         watch: Option<Watch>,
-        answer: oneshot::Sender<Result<Heard, StoreError>>,
+        answer: oneshot::Sender<Result<RawReply, StoreError>>,
     },
     /// Answered once there is a connection.
     Ready(oneshot::Sender<Result<(), StoreError>>),
-    /// Whether it is kept may have changed.
+    /// The number of its users may have changed.
     Nudge,
-    /// Ends the session at the server. All its nodes go.
+    /// Ends the session at the server, which deletes all its nodes.
     Close(oneshot::Sender<Result<(), StoreError>>),
     /// Ends the task and leaves the session as it is.
     Leave,
 }
 
-/// An answer.
-pub(super) struct Heard {
+/// A reply.
+pub(super) struct RawReply {
     pub(super) body: Vec<u8>,
-    /// From when the session is sure to be alive for its timeout less a third (beat.rs).
+    /// From this moment on the session certainly lives for two thirds of its timeout (`lease_credit.rs`).
     pub(super) counts: Moment,
 }
 
 /// While it lives, the session is kept.
-pub(crate) struct Kept(Arc<Session>);
+pub(crate) struct KeepAlive(Arc<Session>);
 
-impl Drop for Kept {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
-        self.0.core.keepers.fetch_sub(1, Ordering::SeqCst);
+        self.0.core.keep_alives.fetch_sub(1, Ordering::SeqCst);
         let _ = self.0.orders.send(Order::Nudge);
     }
 }
 
 impl Session {
-    /// A new session, or one that exists. It connects when it is kept or asked.
+    /// A new session, or an existing one. It connects when it is kept, or at its first request.
     pub(crate) fn start(
         servers: &Arc<Servers>,
         asked: Duration,
@@ -138,8 +142,18 @@ impl Session {
     ) -> Arc<Self> {
         let (clock, now) = (Arc::clone(&servers.clock), servers.clock.now());
         let (id, password) = key.map_or((0, vec![0; 16]), |key| (key.session, key.password));
-        let (beat, patience) = (Beat::new(now, asked), Patience::new(asked));
-        let facts = Facts { id, password, timeout: asked, zxid: 0, beat, patience };
+        let (lease_credit, adaptive_timeout) =
+            (LeaseCredit::new(now, asked), AdaptiveTimeout::new(asked));
+        let facts = Facts {
+            id,
+            password,
+            timeout: asked,
+            zxid: 0,
+            lease_credit,
+            adaptive_timeout,
+            credited: None,
+            heartbeat: None,
+        };
         let core = Arc::new(Core {
             servers: Arc::clone(servers),
             clock,
@@ -147,7 +161,7 @@ impl Session {
             facts: Mutex::new(facts),
             dependents: Mutex::default(),
             state: watch::Sender::new(State::Down),
-            keepers: AtomicUsize::new(usize::from(kept)),
+            keep_alives: AtomicUsize::new(usize::from(kept)),
             used: AtomicU64::new(now.as_nanos()),
         });
         let (orders, taken) = unbounded_channel();
@@ -155,19 +169,19 @@ impl Session {
         Arc::new(Self { core, orders })
     }
 
-    pub(crate) fn keep(self: &Arc<Self>) -> Kept {
-        self.core.keepers.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn keep_alive(self: &Arc<Self>) -> KeepAlive {
+        self.core.keep_alives.fetch_add(1, Ordering::SeqCst);
         let _ = self.orders.send(Order::Nudge);
-        Kept(Arc::clone(self))
+        KeepAlive(Arc::clone(self))
     }
 
     /// Its number; 0 before it is ready.
     pub(crate) fn id(&self) -> i64 {
-        self.core.facts().id
+        self.core.facts.lock().id
     }
 
     pub(crate) fn key(&self) -> Key {
-        let facts = self.core.facts();
+        let facts = self.core.facts.lock();
         Key { session: facts.id, password: facts.password.clone() }
     }
 
@@ -175,15 +189,36 @@ impl Session {
         self.core.timeout()
     }
 
-    /// The timeout that it asked for, and the one that it was given; `None` before it is ready.
+    /// The timeout that was requested, and the one that was granted; `None` before it is ready.
     pub(crate) fn timeouts(&self) -> Option<(Duration, Duration)> {
-        let facts = self.core.facts();
+        let facts = self.core.facts.lock();
         let asked = u64::from(self.core.asked.unsigned_abs());
         (facts.id != 0).then_some((Duration::from_millis(asked), facts.timeout))
     }
 
-    /// From now on this one is told when it becomes shorter.
-    pub(crate) fn tell_if_shorter(&self, dependent: Box<dyn OnShorter>) {
+    /// From this moment on the session certainly lives for two thirds of its timeout: a quorum confirmed a write that
+    /// counts from then. `None` if none was confirmed yet.
+    pub(crate) fn credited(&self) -> Option<Moment> {
+        self.core.facts.lock().credited
+    }
+
+    /// When a waiter is to send a write, if each write serves for `every`.
+    pub(crate) fn heartbeat_due(&self, every: Duration) -> Moment {
+        self.core.facts.lock().heartbeat_due(every)
+    }
+
+    /// Whether the caller is to send that write now. If so, the other waiters of this session need not.
+    pub(crate) fn claim_heartbeat(&self, every: Duration) -> bool {
+        let (now, mut facts) = (self.core.clock.now(), self.core.facts.lock());
+        let due = now >= facts.heartbeat_due(every);
+        if due {
+            facts.heartbeat = Some(now);
+        }
+        due
+    }
+
+    /// From now on this one is notified when the session becomes shorter.
+    pub(crate) fn notify_if_shorter(&self, dependent: Box<dyn OnShorter>) {
         let mut dependents = self.core.dependents.lock();
         if dependents.len() == dependents.capacity() {
             dependents.retain(|one| one.is_connected());
@@ -224,12 +259,12 @@ impl Session {
         async move { closed.await.unwrap_or(Ok(())) }
     }
 
-    /// Lets go of it, and leaves it to run out.
+    /// Closes the connection, and lets the session expire.
     pub(crate) fn leave(&self) {
         let _ = self.orders.send(Order::Leave);
     }
 
-    /// Asks; it is on its way when this returns, behind all that was asked before.
+    /// Sends a request; when this returns it is queued behind all earlier ones.
     pub(super) fn ask<T>(
         &self,
         op: Op,
@@ -240,28 +275,30 @@ impl Session {
         let (answer, told) = oneshot::channel();
         let _ = self.orders.send(Order::Ask { op, watch, answer });
         async move {
-            let heard = told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))?;
-            let value = read(&heard.body).map_err(|Malformed| malformed("the server"))?;
-            Ok((value, heard.counts))
+            let reply = told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))?;
+            let value = read(&reply.body).map_err(|Malformed| malformed("the server"))?;
+            Ok((value, reply.counts))
         }
     }
 }
 
+impl Facts {
+    fn heartbeat_due(&self, every: Duration) -> Moment {
+        self.credited.max(self.heartbeat).map_or(Moment::default(), |last| last + every)
+    }
+}
+
 impl Core {
-    fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock()
-    }
-
     pub(super) fn timeout(&self) -> Duration {
-        self.facts().timeout
+        self.facts.lock().timeout
     }
 
-    /// The server keeps the session for less than the one before it. What the leader does with it counts from the
-    /// hello, whose answer we have just heard.
+    /// The server keeps the session for less time than the previous one. For the leader that counts from our connect
+    /// request, whose reply has just come.
     fn shorten(&self, sent: Moment, timeout: Duration) {
         tracing::warn!(
-            "a server of {} keeps a session for {timeout:?}, less than the one before: give all the same \
-             minSessionTimeout and maxSessionTimeout",
+            "a server of {} keeps a session for {timeout:?}, less than the previous one: give all servers the \
+            same minSessionTimeout and maxSessionTimeout",
             self.servers.shown()
         );
         for dependent in self.dependents.lock().iter().filter(|one| one.is_connected()) {
@@ -269,39 +306,41 @@ impl Core {
         }
     }
 
-    /// How long a server may leave us without an answer.
-    pub(super) fn patience(&self) -> Duration {
-        self.facts().patience.limit()
+    /// How long a server may stay silent.
+    pub(super) fn adaptive_timeout(&self) -> Duration {
+        self.facts.lock().adaptive_timeout.limit()
     }
 
-    /// One has left us without for that long.
+    /// A server was silent for that long.
     pub(super) fn hung(&self) {
-        let mut facts = self.facts();
+        let mut facts = self.facts.lock();
         let timeout = facts.timeout;
-        facts.patience.hung(self.servers.hosts.len(), timeout);
+        facts.adaptive_timeout.hung(self.servers.hosts.len(), timeout);
     }
 
     pub(super) fn kept(&self) -> bool {
-        self.keepers.load(Ordering::SeqCst) > 0
+        self.keep_alives.load(Ordering::SeqCst) > 0
     }
 
-    /// A request was answered. From when that counts.
-    pub(super) fn confirmed(&self, zxid: i64, sent: Moment, writes: bool) -> Moment {
+    /// A request was answered; `applied` if it was a write, and the servers did it. Returns the moment from which that
+    /// counts.
+    pub(super) fn confirmed(&self, zxid: i64, sent: Moment, applied: bool) -> Moment {
         let now = self.clock.now();
-        let mut facts = self.facts();
+        let mut facts = self.facts.lock();
         facts.zxid = facts.zxid.max(zxid);
-        facts.beat.confirm(sent, now);
+        facts.lease_credit.confirm(sent, now);
         let timeout = facts.timeout;
-        facts.patience.answered(now.since(sent), timeout);
-        // A read may be answered by a server that the leader has not heard of for a while.
-        if writes { facts.beat.credit(sent) } else { facts.beat.handshake() }
+        facts.adaptive_timeout.answered(now.since(sent), timeout);
+        // A server that the leader lost a while ago may still answer a read, or a ping.
+        if !applied {
+            return facts.lease_credit.handshake();
+        }
+        let counts = facts.lease_credit.credit(sent);
+        facts.credited = facts.credited.max(Some(counts));
+        counts
     }
 
-    pub(super) fn disconnected(&self) {
-        self.set(State::Down);
-    }
-
-    fn set(&self, new: State) {
+    pub(super) fn set(&self, new: State) {
         self.state.send_if_modified(|state| {
             let changes = *state != new && *state != State::Over;
             if changes {
@@ -311,44 +350,48 @@ impl Core {
         });
     }
 
-    async fn connect(self: &Arc<Self>, turn: usize) -> Result<Conn, Greeting> {
-        let hosts = &self.servers.hosts;
-        let Some(host) = hosts.get(turn % hosts.len().max(1)) else {
-            return Err(Greeting::Failed(StoreError::unavailable("the URL names no server")));
+    async fn connect(self: &Arc<Self>, turn: usize) -> Result<Conn, ConnectError> {
+        let host = &self.servers.hosts[turn % self.servers.hosts.len()];
+        let (id, zxid, password, adaptive_timeout) = {
+            let facts = self.facts.lock();
+            (facts.id, facts.zxid, facts.password.clone(), facts.adaptive_timeout.limit())
         };
-        let (id, zxid, password, patience) = {
-            let facts = self.facts();
-            (facts.id, facts.zxid, facts.password.clone(), facts.patience.limit())
+        let connect_request = ConnectRequest {
+            last_zxid: zxid,
+            timeout_ms: self.asked,
+            session: id,
+            password: &password,
         };
-        let hello =
-            Hello { last_zxid: zxid, timeout_ms: self.asked, session: id, password: &password };
-        let greeted = self.servers.greet(host, &hello, patience).await?;
-        let timeout = u64::from(greeted.welcome.timeout_ms.unsigned_abs());
+        let connected = self.servers.connect(host, &connect_request, adaptive_timeout).await?;
+        let timeout = u64::from(connected.connect_response.timeout_ms.unsigned_abs());
         let timeout = Duration::from_millis(timeout);
         let shorter = {
-            let mut facts = self.facts();
+            let mut facts = self.facts.lock();
             let shorter = id != 0 && timeout < facts.timeout;
             facts.timeout = timeout;
-            (facts.id, facts.password) = (greeted.welcome.session, greeted.welcome.password);
-            facts.beat = Beat::new(greeted.sent, facts.timeout);
-            facts.patience.answered(self.clock.now().since(greeted.sent), timeout);
+            (facts.id, facts.password) =
+                (connected.connect_response.session, connected.connect_response.password);
+            facts.lease_credit = LeaseCredit::new(connected.sent, facts.timeout);
+            facts.adaptive_timeout.answered(self.clock.now().since(connected.sent), timeout);
             shorter
         };
-        // Before anybody sees that it is up again.
+        // Before any caller sees that it is up again.
         if shorter {
-            self.shorten(greeted.sent, timeout);
+            self.shorten(connected.sent, timeout);
         }
         self.set(State::Up);
-        Ok(Conn::new(Arc::clone(self), greeted.pipe, host.to_string()))
+        Ok(Conn::new(Arc::clone(self), connected.frame_stream, host.to_string()))
     }
 
-    /// Why nothing was asked, with all servers that were tried.
+    /// Why there is no connection, with all servers that were tried.
     fn away(&self, last: &StoreError) -> StoreError {
         if !last.is_transient() {
             return last.clone();
         }
         let servers = self.servers.shown();
-        StoreError::unavailable(format!("no ZooKeeper server of {servers} takes us: {last}"))
+        StoreError::unavailable(format!(
+            "no ZooKeeper server of {servers} accepts a session: {last}"
+        ))
     }
 }
 
@@ -358,11 +401,11 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
     let (mut turn, mut nap) = (core.servers.somewhere(), BACKOFF.0);
     let mut failed = 0;
     let mut down_since = core.clock.now();
-    let (clock, count) = (Arc::clone(&core.clock), core.servers.hosts.len().max(1));
+    let (clock, count) = (Arc::clone(&core.clock), core.servers.hosts.len());
     loop {
         waiting.retain(|order| !matches!(order, Order::Ask { answer, .. } if answer.is_closed()));
-        // One that never was needs no end.
-        let unmade = core.facts().id == 0 && matches!(waiting.front(), Some(Order::Close(_)));
+        // A session that was never created needs no close.
+        let unmade = core.facts.lock().id == 0 && matches!(waiting.front(), Some(Order::Close(_)));
         let deserted = waiting.is_empty() && orders.is_closed() && orders.is_empty();
         if unmade || deserted {
             break;
@@ -376,10 +419,13 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
             down_since = clock.now();
             continue;
         }
-        // No guard counts on it any more. If we hear nothing and are heard, each try to connect would keep it
-        // at the server, with all its nodes; and servers that were restored refuse it for ever.
-        if core.facts().id != 0 && clock.now().since(down_since) > core.timeout() {
-            tracing::warn!("a session with {} is given up", core.servers.shown());
+        // No guard relies on it any more. If our requests arrive but no reply does, each attempt to connect would
+        // keep it alive at the server, with all its nodes; and servers that were restored refuse it for ever.
+        if core.facts.lock().id != 0 && clock.now().since(down_since) > core.timeout() {
+            tracing::warn!(
+                "gave up a session with {}: no server answered within its timeout",
+                core.servers.shown()
+            );
             break;
         }
         match core.connect(turn).await {
@@ -387,12 +433,12 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                 failed = 0;
                 let made = clock.now();
                 match conn.serve(&mut waiting, &mut orders).await {
-                    Over::Closed | Over::Left => break,
-                    Over::Unused => continue,
-                    Over::Cut(error) if error.kind() == StoreErrorKind::Refused => {
+                    ConnectionEnd::Closed | ConnectionEnd::Left => break,
+                    ConnectionEnd::Unused => continue,
+                    ConnectionEnd::Cut(error) if error.kind() == StoreErrorKind::Refused => {
                         fail(&mut waiting, &error);
                     }
-                    Over::Cut(error) => tracing::debug!(%error, "connection lost"),
+                    ConnectionEnd::Cut(error) => tracing::debug!(%error, "connection lost"),
                 }
                 turn += 1;
                 down_since = clock.now();
@@ -400,15 +446,15 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
                     nap = BACKOFF.0;
                 }
             }
-            Err(Greeting::Failed(error)) if code(&error) == Some(Code::SessionGone) => break,
-            Err(greeting) => {
+            Err(ConnectError::Failed(error)) if code(&error) == Some(Code::SessionGone) => break,
+            Err(connect_error) => {
                 failed += 1;
-                let error = match greeting {
-                    Greeting::Late(why) => {
+                let error = match connect_error {
+                    ConnectError::Late(why) => {
                         core.hung();
                         StoreError::unavailable(why)
                     }
-                    Greeting::Failed(error) => error,
+                    ConnectError::Failed(error) => error,
                 };
                 tracing::debug!(%error, "no connection");
                 let mut left = false;
@@ -434,20 +480,11 @@ async fn run(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
     }
     core.set(State::Over);
     orders.close();
-    while let Ok(order) = orders.try_recv() {
-        waiting.push_back(order);
-    }
-    for order in waiting {
-        match order {
-            Order::Ask { answer, .. } => drop(answer.send(Err(Code::SessionGone.into()))),
-            Order::Ready(ready) => drop(ready.send(Err(Code::SessionGone.into()))),
-            Order::Close(closing) => drop(closing.send(Ok(()))),
-            Order::Nudge | Order::Leave => {}
-        }
-    }
+    // An order that is dropped, here or with `waiting`, notifies its caller that the session is over.
+    while orders.try_recv().is_ok() {}
 }
 
-/// Tells all who wait that there is no connection.
+/// Fails all waiting requests, since there is no connection.
 fn fail(waiting: &mut VecDeque<Order>, error: &StoreError) {
     for order in waiting.drain(..) {
         match order {

@@ -1,9 +1,9 @@
-//! The bytes of ZooKeeper's protocol, as much of it as we use.
+//! The bytes of the part of ZooKeeper's protocol that we use.
 //!
 //! ```text
 //! frame      i32 length | what follows              all numbers are big-endian
-//! hello      i32 0 | i64 last zxid seen | i32 timeout in ms | i64 session, 0 for a new one | buffer password | bool
-//! welcome    i32 0 | i32 timeout in ms, 0 if the session is gone | i64 session | buffer password [| bool]
+//! connect    i32 0 | i64 last zxid seen | i32 timeout in ms | i64 session, 0 for a new one | buffer password | bool
+//! response   i32 0 | i32 timeout in ms, 0 if the session is gone | i64 session | buffer password [| bool]
 //! request    i32 number | i32 operation | its fields
 //! reply      i32 number | i64 zxid | i32 error | its fields, if the error is 0
 //! event      i32 -1 | i64 -1 | i32 0 | i32 type | i32 state | string path
@@ -16,12 +16,12 @@
 //! results    (i32 operation, -1 for an error | bool false | i32 error | its fields, or i32 error)* | the same end
 //! ```
 //!
-//! What comes from a server is not trusted: every length is checked before it is used.
+//! Input from a server is not trusted: every length is checked before it is used.
 
-/// Longer than any answer that we ask for. A server limits its own to 1 MB unless told otherwise.
+/// Longer than any reply to our requests. A server limits its own to 1 MB by default.
 const LONGEST_FRAME: usize = 64 << 20;
 
-/// Bytes that do not follow the map.
+/// Bytes that do not follow the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -95,7 +95,7 @@ impl<'a> In<'a> {
     }
 
     pub(super) fn strings(&mut self) -> Result<Vec<String>, Malformed> {
-        // Each takes four bytes or more, so a false count ends with the bytes and not with our memory.
+        // Each item takes four bytes or more, so a wrong count runs out of bytes before it exhausts our memory.
         (0..self.i32()?.max(0)).map(|_| self.string()).collect()
     }
 
@@ -112,10 +112,10 @@ impl<'a> In<'a> {
     }
 }
 
-/// What a server tells of a node, as much as we use.
+/// The parts of a node's stat that we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// The number of the transaction that made it.
+    /// The number of the transaction that created it.
     pub(crate) czxid: i64,
     /// By the server's wall clock, in milliseconds.
     pub(crate) ctime: i64,
@@ -126,13 +126,13 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Whether it ends with a session. A container stays too, and says so with a number that no session has.
+    /// Whether it ends with a session. A container stays too, and has a number here that no session has.
     pub(crate) fn ends(&self) -> bool {
         self.session != 0 && self.session != i64::MIN
     }
 }
 
-/// Appends one frame to what is to be sent.
+/// Appends one frame to the bytes to send.
 pub(super) fn frame(out: &mut Vec<u8>, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.extend(i32::try_from(length).unwrap_or(i32::MAX).to_be_bytes());
@@ -141,7 +141,7 @@ pub(super) fn frame(out: &mut Vec<u8>, parts: &[&[u8]]) {
     }
 }
 
-/// The length of the first frame in `bytes`, its own four included; `None` as long as it is not all there.
+/// The length of the first frame in `bytes`, with its own four bytes; `None` if it is incomplete.
 pub(super) fn frame_end(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = usize::try_from(i32::from_be_bytes(*length)).map_err(|_| Malformed)?;
@@ -152,14 +152,14 @@ pub(super) fn frame_end(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
 }
 
 /// The first frame of a connection: a new session, or one that exists.
-pub(super) struct Hello<'a> {
+pub(super) struct ConnectRequest<'a> {
     pub(super) last_zxid: i64,
     pub(super) timeout_ms: i32,
     pub(super) session: i64,
     pub(super) password: &'a [u8],
 }
 
-impl Hello<'_> {
+impl ConnectRequest<'_> {
     pub(super) fn bytes(&self) -> Vec<u8> {
         let out = Out::default().i32(0).i64(self.last_zxid).i32(self.timeout_ms);
         // Not from a server that has lost its quorum and serves reads only.
@@ -167,15 +167,15 @@ impl Hello<'_> {
     }
 }
 
-/// The answer to it.
-pub(super) struct Welcome {
+/// The response to it.
+pub(super) struct ConnectResponse {
     /// 0 if the session is gone.
     pub(super) timeout_ms: i32,
     pub(super) session: i64,
     pub(super) password: Vec<u8>,
 }
 
-impl Welcome {
+impl ConnectResponse {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = In(bytes);
         fields.i32()?;
@@ -184,7 +184,7 @@ impl Welcome {
     }
 }
 
-/// What stands before every reply.
+/// The header of every reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReplyHeader {
     pub(super) number: i32,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_come_back_as_they_were_written() {
+    fn fields_are_read_as_they_were_written() {
         let out = Out::default().i32(-7).i64(1 << 40).bool(true).buffer(b"\0\xff").string("ü");
         let mut fields = In(&out.0);
         assert_eq!(fields.i32(), Ok(-7));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_68_bytes() {
+    fn stat_is_68_bytes() {
         let bytes = stat_bytes();
         assert_eq!(bytes.len(), 68);
         let stat = In(&bytes).stat().unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_lie_are_refused() {
+    fn wrong_lengths_are_refused() {
         for bytes in
             [&[0, 0, 0, 9, 1][..], &[0x7f, 0xff, 0xff, 0xff, 1], &[0xff, 0xff, 0xff, 0xfe], &[0, 0]]
         {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_taken_when_it_is_whole() {
+    fn frame_is_taken_when_complete() {
         let mut out = Vec::new();
         frame(&mut out, &[b"ab", b"c"]);
         frame(&mut out, &[b"next"]);
@@ -255,13 +255,19 @@ mod tests {
     }
 
     #[test]
-    fn every_prefix_of_an_answer_is_read_without_a_panic() {
-        let welcome = Out::default().i32(0).i32(4000).i64(9).buffer(&[1; 16]).bool(false).0;
-        for cut in 0..welcome.len() - 1 {
-            assert!(Welcome::read(&welcome[..cut]).is_err(), "{cut}");
+    fn every_prefix_of_a_reply_is_read_without_a_panic() {
+        let connect_response =
+            Out::default().i32(0).i32(4000).i64(9).buffer(&[1; 16]).bool(false).0;
+        for cut in 0..connect_response.len() - 1 {
+            assert!(ConnectResponse::read(&connect_response[..cut]).is_err(), "{cut}");
         }
-        // Servers before 3.4 leave out the last byte.
-        assert_eq!(Welcome::read(&welcome[..welcome.len() - 1]).unwrap().timeout_ms, 4000);
+        // Servers before 3.4 omit the last byte.
+        assert_eq!(
+            ConnectResponse::read(&connect_response[..connect_response.len() - 1])
+                .unwrap()
+                .timeout_ms,
+            4000
+        );
         let stat = stat_bytes();
         for cut in 0..stat.len() {
             assert_eq!(In(&stat[..cut]).stat(), Err(Malformed), "{cut}");

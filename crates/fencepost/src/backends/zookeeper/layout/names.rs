@@ -1,7 +1,8 @@
-//! Where a lock lies: its name as a path.
+//! The path of a lock: its name as a path.
 //!
-//! A name is its own path, so that a Curator on `/invoice/42` and we on `invoice/42` meet. Only what can not
-//! stand in a path, or would mean something else there, is written as `%XX` of its UTF-8 bytes:
+//! A name is its own path, so that a Curator client on `/invoice/42` and ours on `invoice/42` use the same node. Only
+//! characters that a path cannot have, or that would mean something else there, are written as `%XX` of their UTF-8
+//! bytes:
 //!
 //! | in a name | in the path |
 //! |---|---|
@@ -12,33 +13,34 @@
 //! | a first part `zookeeper` (without a chroot) or `.fencepost` | its first byte |
 //! | a part that looks like a contender | its last digit |
 //!
-//! No two names have one path.
+//! No two names have the same path.
 
 use std::fmt::Write as _;
 
 use fencepost_core::LockName;
 
-use super::nodes::looks_like_contender;
+use super::nodes::Contender;
 use crate::error::{Error, Result};
+use crate::url::decoded;
 
-/// What lies beside the locks and is ours.
+/// Our own directory beside the locks.
 pub(crate) const RESERVED: &str = ".fencepost";
 const SYSTEM: &str = "zookeeper";
 
-/// Refuses a chroot that ZooKeeper would.
+/// Refuses a chroot that ZooKeeper would refuse.
 pub(crate) fn check_chroot(chroot: &str) -> Result<()> {
     let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(refused);
     let parts = || chroot.split('/').skip(1);
     if parts().any(bad) {
         return Err(Error::invalid(format!(
-            "the path \"{}\" in the zookeeper: URL can not be one: use /NAME/NAME, without empty \
+            "the path \"{}\" of the zookeeper: store is invalid: use /NAME/NAME, without empty \
              parts, . and ..",
             chroot.escape_debug()
         )));
     }
     if parts().next() == Some(SYSTEM) {
         return Err(Error::invalid(
-            "/zookeeper in the zookeeper: URL belongs to the servers: use another path",
+            "the path /zookeeper of the zookeeper: store belongs to the servers: use another path",
         ));
     }
     Ok(())
@@ -62,12 +64,12 @@ fn push_part(path: &mut String, part: &str, reserved: bool) {
         return;
     }
     let dots = part == "." || part == "..";
-    let last = if looks_like_contender(part) { part.len() - 1 } else { part.len() };
+    let last = if Contender::read(part).is_some() { part.len() - 1 } else { part.len() };
     for (at, sign) in part.char_indices() {
         if sign == '%' || refused(sign) || dots || (reserved && at == 0) || at == last {
             let mut bytes = [0; 4];
             for byte in sign.encode_utf8(&mut bytes).bytes() {
-                // Writing to a String can not fail.
+                // Writing to a String cannot fail.
                 let _ = write!(path, "%{byte:02X}");
             }
         } else {
@@ -96,7 +98,7 @@ pub(crate) fn name_of_part(part: &str) -> Option<LockName> {
     (one_part(&name) == part).then_some(name)
 }
 
-/// What ZooKeeper takes in no path: it looks at UTF-16, so everything beyond U+FFFF is refused as well.
+/// What ZooKeeper refuses in a path: it checks UTF-16, so everything beyond U+FFFF is refused as well.
 fn refused(sign: char) -> bool {
     sign.is_control() || matches!(sign, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
 }
@@ -106,23 +108,12 @@ pub(crate) fn name_of(chroot: &str, path: &str) -> Option<LockName> {
     let inside = path.strip_prefix(chroot)?.strip_prefix('/')?;
     let parts: Option<Vec<String>> = inside.split('/').map(read_part).collect();
     let name = LockName::new(&parts?.join("/")).ok()?;
-    // Others may have made directories that we would write differently.
+    // Other clients may have created directories that we would spell differently.
     (path_of(chroot, &name) == path).then_some(name)
 }
 
 fn read_part(part: &str) -> Option<String> {
-    if part == "%" {
-        return Some(String::new());
-    }
-    let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part;
-    while let Some((before, after)) = rest.split_once('%') {
-        bytes.extend(before.as_bytes());
-        bytes.push(u8::from_str_radix(after.get(..2)?, 16).ok()?);
-        rest = after.get(2..)?;
-    }
-    bytes.extend(rest.as_bytes());
-    String::from_utf8(bytes).ok()
+    if part == "%" { Some(String::new()) } else { decoded(part, false) }
 }
 
 #[cfg(test)]
@@ -134,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_name_is_its_own_path() {
+    fn plain_name_is_its_own_path() {
         assert_eq!(path("", "invoice/42"), "/invoice/42");
         assert_eq!(path("/app", "ü b/日本語"), "/app/ü b/日本語");
     }
 
     #[test]
-    fn what_can_not_stand_in_a_path_is_written_in_bytes() {
+    fn bytes_not_allowed_in_a_path_are_escaped() {
         for (name, expected) in [
             ("a%b", "/a%25b"),
             ("a/", "/a/%"),
@@ -165,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_comes_back_and_no_two_are_alike() {
+    fn name_and_path_are_converted_both_ways() {
         let parts = ["", "a", "%", "%25", "%2E", ".", "..", "zookeeper", "%7Aookeeper", "🔒", "ﬀ"];
         let parts = parts.iter().chain(&["x-lock-0000000001", "x-lock-000000000%31", ".fencepost"]);
         let parts: Vec<&str> = parts.copied().collect();
@@ -184,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_no_name_has_is_nobodys() {
+    fn path_that_no_name_has_is_ignored() {
         for path in ["/a%b", "/%41", "/%", "/a/%2e", "/%ff", "/c", "/zookeeper", "/🔒%"] {
             let name = name_of("", path).map(|name| name.to_string());
             assert!(path == "/c" || name.is_none(), "{path} is {name:?}");
@@ -194,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chroot_is_a_path() {
+    fn chroot_is_checked() {
         assert!(check_chroot("").is_ok() && check_chroot("/a/b").is_ok());
         for bad in ["/", "/a//b", "/./a", "/a/..", "/zookeeper", "/a\u{1}"] {
             assert!(check_chroot(bad).is_err(), "{bad}");

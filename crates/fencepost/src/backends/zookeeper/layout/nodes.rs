@@ -1,35 +1,35 @@
-//! The contenders for a lock: what their nodes are called, and in which order they stand.
+//! The contenders for a lock: the names of their nodes, and their order.
 //!
 //! ```text
-//! name   _c_<uuid>-lock-NNNNNNNNNN     what Curator's InterProcessMutex and LeaderSelector make
-//!        _c_<uuid>-latch-NNNNNNNNNN    what its LeaderLatch makes
-//!        <32 hex>__lock__NNNNNNNNNN    what kazoo's Lock and Election make; its readers make <32 hex>__rlock__N...
+//! name   _c_<uuid>-lock-NNNNNNNNNN     as of Curator's InterProcessMutex and LeaderSelector
+//!        _c_<uuid>-latch-NNNNNNNNNN    as of its LeaderLatch
+//!        <32 hex>__lock__NNNNNNNNNN    as of kazoo's Lock and Election; its readers use <32 hex>__rlock__N...
 //! ```
 //!
-//! The number comes from the server, one counter for each directory, whatever the name before it: the lowest
-//! holds. It is 32 bits wide and runs over to negative ones, so numbers are compared by their distance.
+//! The server appends the number, from one counter for each directory, whatever the name before it: the lowest
+//! holds. It has 32 bits and overflows to negative numbers, so numbers are compared by their distance.
 //!
-//! The name is there for all to see, so nobody must be able to get from it to the owner: the uuid is a hash
-//! of the owner and the lock's name. It is of version 8, which is for such; Curator and kazoo draw theirs, of
-//! version 4. So a node of ours is known by its name, whatever is written in it (notes.rs).
+//! Every client can read the name, so the owner must not be derivable from it: the uuid is a hash of the owner and the
+//! lock's name. It has version 8, for custom hashes; Curator and kazoo draw random ones, of version 4. So our nodes are
+//! recognized by their names, whatever their data is (`node_data.rs`).
 
-use aws_lc_rs::digest::{Context, SHA256};
 use fencepost_core::Token;
+use ring::digest::{Context, SHA256};
 
 use super::super::client::Stat;
 use super::super::config::Style;
 use crate::backend::GrantId;
 
-/// Which nodes are an owner's: what stands in their names.
+/// The part of a node's name that identifies its owner.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark([u8; 16]);
+pub(crate) struct NodeTag([u8; 16]);
 
-impl Mark {
+impl NodeTag {
     pub(crate) fn of(grant: &GrantId) -> Self {
         let hash = hash("fencepost zookeeper node", grant);
         let mut bits = [0; 16];
         bits.copy_from_slice(&hash[..16]);
-        // The version and the variant of a UUID that is a hash of its maker's choice.
+        // The version and the variant of a UUID with a custom format.
         (bits[6], bits[8]) = (bits[6] & 0x0f | 0x80, bits[8] & 0x3f | 0x80);
         Self(bits)
     }
@@ -46,7 +46,7 @@ impl Mark {
         format!("_c_{a}-{b}-{c}-{d}-{}-{kind}-", &hex[20..])
     }
 
-    /// Says of a node whether it is of this owner, in any style.
+    /// A predicate: whether a node is of this owner, in any style.
     pub(crate) fn finder(self) -> impl Fn(&str) -> bool {
         let prefixes = Style::ALL.map(|style| self.prefix(style));
         move |node| prefixes.iter().any(|prefix| node.starts_with(prefix))
@@ -64,13 +64,11 @@ pub(crate) fn hash(purpose: &str, grant: &GrantId) -> [u8; 32] {
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
-    let digits = |byte: &u8| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
-    bytes.iter().flat_map(digits).collect()
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
-/// One who wants the lock.
+/// A holder or waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contender {
     pub(crate) node: String,
@@ -78,7 +76,7 @@ pub(crate) struct Contender {
 }
 
 impl Contender {
-    /// `None` for a child that is something else: the directory of a lock below this one, or a stranger's.
+    /// `None` for a child that is something else: the directory of a lock below this one, or foreign data.
     pub(crate) fn read(node: &str) -> Option<Self> {
         let (_, number) = split(node)?;
         Some(Self { node: node.to_owned(), number })
@@ -89,13 +87,13 @@ impl Contender {
         split(&self.node).map_or("", |(prefix, _)| prefix)
     }
 
-    /// Whether one of us made it, going by its name.
+    /// Whether Fencepost created it, by its name.
     pub(crate) fn is_ours(&self) -> bool {
         self.uuid().and_then(|digits| digits.get(12).copied()) == Some(b'8')
     }
 
-    /// Whether it is called as one of us, Curator or kazoo calls it.
-    pub(crate) fn is_of_a_make(&self) -> bool {
+    /// Whether it has a name of Fencepost, Curator or kazoo.
+    pub(crate) fn has_a_known_name(&self) -> bool {
         self.uuid().is_some()
     }
 
@@ -109,7 +107,7 @@ impl Contender {
 
 /// A contender's name and number: `lock-`, `latch-` or `lock__` and, as Java's `%010d` writes it, a number.
 fn split(node: &str) -> Option<(&str, i32)> {
-    let end = |mark: &str| node.rfind(mark).map(|at| at + mark.len());
+    let end = |tag: &str| node.rfind(tag).map(|at| at + tag.len());
     let at = ["lock-", "latch-", "__lock__", "__rlock__"].into_iter().filter_map(end).max()?;
     let (prefix, number) = node.split_at_checked(at)?;
     let digits = number.strip_prefix('-').unwrap_or(number);
@@ -122,15 +120,11 @@ fn split(node: &str) -> Option<(&str, i32)> {
     Some((prefix, number.parse().ok()?))
 }
 
-pub(crate) fn looks_like_contender(part: &str) -> bool {
-    split(part).is_some()
-}
-
 /// The contenders among these children, the holder first.
 pub(crate) fn in_order(children: &[String]) -> Vec<Contender> {
     let mut found: Vec<Contender> =
         children.iter().filter_map(|child| Contender::read(child)).collect();
-    // All that live at one time lie within half of the counter's range.
+    // All nodes that exist at one time are within half of the counter's range.
     let pivot = found.first().map_or(0, |contender| contender.number);
     let distance = |contender: &Contender| contender.number.wrapping_sub(pivot);
     found.sort_by(|a, b| distance(a).cmp(&distance(b)).then_with(|| a.node.cmp(&b.node)));
@@ -143,35 +137,35 @@ pub(crate) fn token_of(stat: &Stat) -> Option<Token> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use fencepost_core::{LockName, OwnerId};
 
     use super::*;
 
-    fn grant(name: &str, owner: u128) -> GrantId {
+    pub(crate) fn grant(name: &str, owner: u128) -> GrantId {
         GrantId { name: LockName::new(name).unwrap(), owner: OwnerId::from_bits(owner) }
     }
 
     #[test]
-    fn names_are_those_of_curator_and_kazoo() {
-        let mark = Mark::of(&grant("a", 7));
-        let curator = mark.prefix(Style::Curator);
+    fn node_names_are_those_of_curator_and_kazoo() {
+        let tag = NodeTag::of(&grant("a", 7));
+        let curator = tag.prefix(Style::Curator);
         let (start, uuid, end) = (&curator[..3], &curator[3..39], &curator[39..]);
         assert_eq!((start, end), ("_c_", "-lock-"));
         assert_eq!(uuid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
-        let kazoo = mark.prefix(Style::Kazoo);
+        let kazoo = tag.prefix(Style::Kazoo);
         assert_eq!((kazoo.len(), &kazoo[32..]), (40, "__lock__"));
         for style in [Style::Curator, Style::Kazoo] {
-            let node = format!("{}0000000003", mark.prefix(style));
-            assert!(mark.finder()(&node));
-            assert!(!Mark::of(&grant("b", 7)).finder()(&node), "an owner is for one name");
-            assert!(!Mark::of(&grant("a", 8)).finder()(&node));
+            let node = format!("{}0000000003", tag.prefix(style));
+            assert!(tag.finder()(&node));
+            assert!(!NodeTag::of(&grant("b", 7)).finder()(&node), "an owner is for one name");
+            assert!(!NodeTag::of(&grant("a", 8)).finder()(&node));
             assert!(!node.contains(&grant("a", 7).owner.reveal()));
         }
     }
 
     #[test]
-    fn contenders_stand_by_their_numbers_alone() {
+    fn contenders_are_ordered_by_number_alone() {
         let children = [
             "b",
             "zzz__lock__0000000002",
@@ -193,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_may_run_over() {
+    fn node_counter_may_overflow() {
         let children =
             ["n-lock--2147483647", "n-lock-2147483647", "n-lock-2147483646", "n-lock--2147483648"]
                 .map(str::to_owned);
@@ -207,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_fits_in_json() {
+    fn token_fits_in_json() {
         let stat = |czxid| Stat { czxid, ctime: 0, mtime: 0, version: 0, session: 0 };
         assert_eq!(token_of(&stat(0x1_0000_0002)).unwrap().get(), 0x1_0000_0002);
         assert!(token_of(&stat(1 << 53)).is_none() && token_of(&stat(-1)).is_none());
