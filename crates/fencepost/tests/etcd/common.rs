@@ -27,10 +27,11 @@ pub(crate) fn queue(etcd: &Etcd, name: &str) -> Vec<String> {
     ends.filter(|end| !end.contains('/')).map(str::to_owned).collect()
 }
 
-/// All leases of the server.
+/// All leases of the server, as the keys name them: `etcdctl lease list` pads an id with zeros, a key does not.
 pub(crate) fn leases(etcd: &Etcd) -> Vec<String> {
     let list = etcd.etcdctl(&["lease", "list"]).unwrap();
-    list.lines().filter(|line| !line.starts_with("found")).map(str::to_owned).collect()
+    let leases = list.lines().filter(|line| !line.starts_with("found"));
+    leases.map(|lease| lease.trim_start_matches('0').to_owned()).collect()
 }
 
 /// The remaining TTL of this lease in whole seconds, rounded down; `None` if it is gone.
