@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost::{ErrorKind, Fencepost, Leader, Leadership, LossCause, Observer, Value};
 
 use fencepost_testkit::{
-    LONG, SOON, ZooKeeper, connect, fails, fails_because, until, until_waiting, within,
+    LONG, SOON, ZooKeeper, connect, fails, fails_because, pass, until, until_waiting, within,
 };
 
 use super::common::Site;
@@ -27,6 +27,33 @@ fn values(site: &Site, name: &str) -> Vec<String> {
     nodes.sort_by_key(|node| node[node.len() - 10..].to_owned());
     let get = |node: &String| site.server.get(&format!("{}/{name}/{node}", site.chroot)).unwrap();
     nodes.iter().filter_map(get).collect()
+}
+
+/// The directory of a lock can appear between the two requests that watch for it, and the leader after that. An observer
+/// that misses this looks again after 5 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn observer_from_before_the_first_candidate_sees_the_leader_at_once() {
+    let site = Site::shared();
+    let client = connect(&site.url()).await;
+    let mut raw = Raw::connect(site.server.address());
+    raw.create(&site.chroot, "", Kind::Persistent, ALL);
+    let mut observers = Vec::new();
+    for number in 0..40 {
+        let name = format!("new-{number}");
+        let mut observer = client.election(&name).observe().unwrap();
+        assert_eq!(next(&mut observer).await, None);
+        let path = format!("{}/{name}", site.chroot);
+        let observing = tokio::spawn(async move { next(&mut observer).await });
+        raw.create(&path, "", Kind::Persistent, ALL);
+        observers.push((name, observing));
+    }
+    // Long enough for each observer to read its directory, which is still empty.
+    pass(Duration::from_millis(100)).await;
+    for (name, observing) in observers {
+        let leadership = campaign(&client, &name, "first").await;
+        let leader = within(Duration::from_secs(3), "it is seen", observing).await.unwrap();
+        assert_eq!(leader.and_then(|leader| leader.term), Some(leadership.term()), "{name}");
+    }
 }
 
 #[tokio::test]

@@ -203,8 +203,13 @@ impl Shared {
 
 /// Resolves when contenders come or go, or the directory does.
 async fn watch(control: &Session, dir: &str) -> Result<oneshot::Receiver<()>, StoreError> {
-    match if_exists(control.children_watched(dir).await)? {
-        Some((_, _, event)) => Ok(event),
-        None => Ok(control.exists_watched(dir).await?.1),
+    loop {
+        if let Some((_, _, event)) = if_exists(control.children_watched(dir).await)? {
+            return Ok(event);
+        }
+        // If the directory was created since, this watch would not see its contenders.
+        if let (None, event) = control.exists_watched(dir).await? {
+            return Ok(event);
+        }
     }
 }
