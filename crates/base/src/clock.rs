@@ -131,6 +131,10 @@ impl alarms::AlarmWaker for ManualClock {
         true
     }
 
+    fn has_passed(&self, at: Moment) -> bool {
+        self.now() >= at
+    }
+
     fn unset(&self, at: Moment, id: u64) {
         self.0.lock().table.unset(at, id);
     }
@@ -138,6 +142,8 @@ impl alarms::AlarmWaker for ManualClock {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::block_on::block_on;
 
@@ -182,6 +188,29 @@ mod tests {
         assert_eq!(clock.alarms(), 1);
         drop(alarm);
         assert_eq!(clock.alarms(), 0);
+    }
+
+    /// A future can move from one task to another between two polls.
+    #[test]
+    fn alarm_wakes_the_task_that_polled_it_last() {
+        struct Woken(AtomicU32);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let clock = ManualClock::new();
+        let mut alarm = clock.alarm(clock.now() + Duration::from_secs(1));
+        let tasks = [0, 1].map(|_| Arc::new(Woken(AtomicU32::new(0))));
+        for task in [&tasks[0], &tasks[0], &tasks[1], &tasks[1]] {
+            let waker = Arc::clone(task).into();
+            let mut context = std::task::Context::from_waker(&waker);
+            assert!(alarm.as_mut().poll(&mut context).is_pending());
+        }
+        clock.advance(Duration::from_secs(1));
+        let waker = Arc::clone(&tasks[1]).into();
+        assert!(alarm.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_ready());
+        assert_eq!(tasks.map(|task| task.0.load(Ordering::Relaxed)), [0, 1]);
     }
 
     #[test]

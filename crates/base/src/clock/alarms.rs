@@ -50,6 +50,8 @@ impl fmt::Debug for AlarmTable {
 pub(super) trait AlarmWaker: Send + Sync + Unpin + 'static {
     /// Wakes `waker` at `at`; false if that moment has passed.
     fn set(&self, at: Moment, id: u64, waker: &Waker) -> bool;
+    /// Whether `at` has passed.
+    fn has_passed(&self, at: Moment) -> bool;
     /// Cancels the alarm.
     fn unset(&self, at: Moment, id: u64);
 }
@@ -58,14 +60,15 @@ pub(super) trait AlarmWaker: Send + Sync + Unpin + 'static {
 pub(super) struct Alarm<B: AlarmWaker> {
     at: Moment,
     id: u64,
-    waker: B,
-    set: bool,
+    alarms: B,
+    /// Whom it wakes, once it is set.
+    set_for: Option<Waker>,
 }
 
 impl<B: AlarmWaker> Alarm<B> {
-    pub(super) fn new(at: Moment, waker: B) -> Self {
+    pub(super) fn new(at: Moment, alarms: B) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self { at, id: NEXT.fetch_add(1, Ordering::Relaxed), waker, set: false }
+        Self { at, id: NEXT.fetch_add(1, Ordering::Relaxed), alarms, set_for: None }
     }
 }
 
@@ -73,15 +76,27 @@ impl<B: AlarmWaker> Future for Alarm<B> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.set = self.waker.set(self.at, self.id, context.waker());
-        if self.set { Poll::Pending } else { Poll::Ready(()) }
+        // Most polls are for the call that the alarm limits. It stays set until its moment has passed.
+        let set = self.set_for.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        let pending = if set {
+            !self.alarms.has_passed(self.at)
+        } else {
+            self.alarms.set(self.at, self.id, context.waker())
+        };
+        if !pending {
+            return Poll::Ready(());
+        }
+        if !set {
+            self.set_for = Some(context.waker().clone());
+        }
+        Poll::Pending
     }
 }
 
 impl<B: AlarmWaker> Drop for Alarm<B> {
     fn drop(&mut self) {
-        if self.set {
-            self.waker.unset(self.at, self.id);
+        if self.set_for.is_some() {
+            self.alarms.unset(self.at, self.id);
         }
     }
 }
@@ -149,6 +164,10 @@ impl AlarmWaker for Arc<Alarms> {
         }
         pending.table.set(at, id, waker);
         true
+    }
+
+    fn has_passed(&self, at: Moment) -> bool {
+        timer::now() >= at
     }
 
     fn unset(&self, at: Moment, id: u64) {

@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::attempt::quorum;
-use crate::backend::{BackendContext, Outcome, StoreError, StoreResult, short};
+use crate::backend::{BackendContext, BoxFuture, Outcome, StoreError, StoreResult, short};
 use crate::backends::redis::{
     Address, Call, Connection, LATE, ScriptReply, Subscriber, is_not_ours,
 };
@@ -87,8 +86,19 @@ pub(super) enum Delivery {
     Surely(Moment),
 }
 
-/// The replies of the nodes. Every node is reported at least once.
-type Answers = UnboundedReceiver<(usize, StoreResult<ScriptReply>)>;
+/// The replies of the nodes. A node that has not replied by the limit is reported as late, and may still reply.
+pub(super) struct Answers {
+    replies: UnboundedReceiver<NodeAnswer>,
+    /// The nodes that have not replied.
+    open: Vec<bool>,
+    /// `None` once the limit has passed.
+    limit: Option<BoxFuture<'static, ()>>,
+    timeout: Duration,
+    late: Vec<NodeAnswer>,
+}
+
+/// A node, and what it answered.
+type NodeAnswer = (usize, StoreResult<ScriptReply>);
 
 /// The last reply of each node, for the error that names them.
 #[derive(Clone, Debug)]
@@ -152,25 +162,17 @@ impl Nodes {
         delivery: Delivery,
         timeout: Duration,
     ) -> Answers {
-        let (said, answers) = unbounded_channel();
+        let (sender, replies) = unbounded_channel();
         let (message, limit) = (Arc::new(message.into()), self.context.clock.now() + timeout);
         for (number, node) in self.all.iter().enumerate() {
-            let (node, message, said) = (Arc::clone(node), Arc::clone(&message), said.clone());
+            let (node, message, sender) = (Arc::clone(node), Arc::clone(&message), sender.clone());
             let task = async move {
-                let mut asked = pin!(node.call(&message, delivery, limit));
-                let answer = match race(&mut asked, node.context.clock.alarm(limit)).await {
-                    First::Left(answer) => answer,
-                    First::Right(()) => {
-                        let late = format!("no answer within {}", short(timeout));
-                        let _ = said.send((number, Err(StoreError::no_reply(late))));
-                        asked.await
-                    }
-                };
+                let answer = node.call(&message, delivery, limit).await;
                 if let (Delivery::Surely(give_up), Err(error)) = (delivery, &answer) {
                     node.enqueue(&message, error, give_up);
                 }
                 // The caller may be gone; the node has executed it anyway.
-                let _ = said.send((number, answer));
+                let _ = sender.send((number, answer));
             };
             match delivery {
                 // A client that closes waits for messages that must reach the nodes.
@@ -178,7 +180,8 @@ impl Nodes {
                 Delivery::Vote(_) => self.context.runtime.spawn(task),
             };
         }
-        answers
+        let (open, limit) = (vec![true; self.all.len()], Some(self.context.clock.alarm(limit)));
+        Answers { replies, open, limit, timeout, late: Vec::new() }
     }
 
     /// Sends to one node, later if it cannot be reached now, up to `give_up`: then there is nothing left to undo
@@ -222,6 +225,32 @@ impl Nodes {
             }
         }
         (answers, node_replies)
+    }
+}
+
+impl Answers {
+    /// The next answer; `None` if all nodes have replied.
+    pub(super) async fn recv(&mut self) -> Option<NodeAnswer> {
+        if let Some(limit) = &mut self.limit {
+            match race(self.replies.recv(), limit).await {
+                First::Left(answer) => return self.received(answer),
+                First::Right(()) => self.limit = None,
+            }
+            let open = self.open.iter().enumerate().rev().filter(|(_, open)| **open);
+            let late = format!("no answer within {}", short(self.timeout));
+            self.late = open.map(|(node, _)| (node, Err(StoreError::no_reply(&late)))).collect();
+        }
+        match self.late.pop() {
+            Some(late) => Some(late),
+            None => self.replies.recv().await,
+        }
+    }
+
+    fn received(&mut self, answer: Option<NodeAnswer>) -> Option<NodeAnswer> {
+        if let Some((node, _)) = &answer {
+            self.open[*node] = false;
+        }
+        answer
     }
 }
 
