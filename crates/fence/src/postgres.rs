@@ -78,6 +78,8 @@ pub use protect::{NameFrom, protect, unprotect};
 pub use ::tokio_postgres;
 
 const ENTER: &str = "SELECT fencepost.enter($1, $2, $3)";
+/// It returns the token, which shows that the server executed this statement and no other of the same name.
+const PREPARED_ENTER: &str = "SELECT fencepost.enter($1, $2, $3), $2 AS token";
 
 /// The timeout of [`connect`].
 const CONNECT: Duration = Duration::from_secs(10);
@@ -148,7 +150,8 @@ pub struct PreparedEnter {
 impl PreparedEnter {
     /// Prepares it, in one round trip. The fence must be installed.
     pub async fn new(client: &Client) -> Result<Self> {
-        let prepared = client.prepare_typed(ENTER, &[Type::TEXT, Type::INT8, Type::TEXT]).await;
+        let types = [Type::TEXT, Type::INT8, Type::TEXT];
+        let prepared = client.prepare_typed(PREPARED_ENTER, &types).await;
         let statement = prepared.map_err(|error| explain(&error))?;
         Ok(Self { statement, label: default_label()? })
     }
@@ -156,9 +159,15 @@ impl PreparedEnter {
     /// The same as [`enter`]. `tx` must be of the connection on which this was prepared.
     pub async fn enter(&self, tx: &Transaction<'_>, fencing: &FencingToken) -> Result<()> {
         let (name, token) = values_of(fencing);
-        let entered = tx.query(&self.statement, &[&name, &token, &self.label.as_str()]).await;
-        entered.map_err(|error| explain(&error))?;
-        Ok(())
+        let entered = tx.query_one(&self.statement, &[&name, &token, &self.label.as_str()]).await;
+        let entered = entered.map_err(|error| explain(&error))?;
+        if entered.try_get(1).is_ok_and(|entered: i64| entered == token) {
+            return Ok(());
+        }
+        Err(Error::refused(
+            "the server executed another prepared statement than `enter`: use a pooler that keeps prepared statements, or \
+             `enter` instead of `PreparedEnter`",
+        ))
     }
 }
 
@@ -266,7 +275,7 @@ fn mark_in(row: &Row) -> Result<Mark> {
 
 fn get<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T> {
     row.try_get(column).map_err(|error| {
-        Error::refused("the functions in the schema fencepost are not those of fencepost: see who created them")
+        Error::refused("the functions in the schema fencepost were not created by fencepost: check their owner")
             .with_source(error)
     })
 }
@@ -314,6 +323,10 @@ pub fn explain(error: &tokio_postgres::Error) -> Error {
         Error::refused(
             "`enter` writes the mark of a new token, and this transaction or server is read-only: enter first in a \
              read-write transaction, on the primary",
+        )
+    } else if *code == SqlState::INVALID_SQL_STATEMENT_NAME {
+        Error::invalid(
+            "the server does not know this prepared statement: prepare it again on this connection",
         )
     } else if *code == SqlState::OUT_OF_MEMORY && message.contains("shared memory") {
         Error::unreachable(

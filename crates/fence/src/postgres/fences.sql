@@ -200,11 +200,16 @@ BEGIN
   END IF;
   IF set_mark.token IS NULL THEN
     DELETE FROM fencepost.marks m WHERE m.name = set_mark.name;
-  ELSE
+  ELSIF old.token IS NULL THEN
     INSERT INTO fencepost.marks AS m (name, token, set_by, set_at)
     VALUES (set_mark.name, set_mark.token, set_mark.by, clock_timestamp())
-    ON CONFLICT (name) DO UPDATE
-       SET token = excluded.token, secret = excluded.secret, set_by = excluded.set_by, set_at = excluded.set_at
+    RETURNING m.secret INTO secret;
+  ELSE
+    -- Not by ON CONFLICT, which locks the row first: the new row would keep that as its xmax, and `admit` would take it for
+    -- a change.
+    UPDATE fencepost.marks m
+       SET token = set_mark.token, secret = DEFAULT, set_by = set_mark.by, set_at = clock_timestamp()
+     WHERE m.name = set_mark.name
     RETURNING m.secret INTO secret;
   END IF;
   RETURN secret;

@@ -246,3 +246,24 @@ async fn prepared_enter_refuses_a_stale_token_too() {
     }
     assert_eq!(ask(&client, "SELECT token FROM fencepost.marks").await, "34");
 }
+
+/// A pooler can give the connection of another session, in which the name of the statement means nothing, or another one.
+#[tokio::test]
+async fn prepared_enter_of_another_session_does_not_enter() {
+    let (_database, mut client) = fenced().await;
+    let prepared = postgres::PreparedEnter::new(&client).await.unwrap();
+    let named = "SELECT name FROM pg_prepared_statements WHERE statement LIKE '%fencepost.enter%'";
+    let name = ask(&client, named).await;
+    client.batch_execute("DEALLOCATE ALL").await.unwrap();
+    let tx = client.transaction().await.unwrap();
+    let unknown = error_of(prepared.enter(&tx, &fencing("x", 33)).await);
+    assert_eq!(unknown.kind(), ErrorKind::Invalid);
+    assert!(unknown.to_string().contains("prepare it again"), "{unknown}");
+    tx.rollback().await.unwrap();
+    let other = format!("PREPARE {name} (text, int8, text) AS SELECT $1 || $3, $2 + 1");
+    client.batch_execute(&other).await.unwrap();
+    let tx = client.transaction().await.unwrap();
+    let other = error_of(prepared.enter(&tx, &fencing("x", 33)).await);
+    assert_eq!(other.kind(), ErrorKind::Refused);
+    assert!(other.to_string().contains("another prepared statement"), "{other}");
+}

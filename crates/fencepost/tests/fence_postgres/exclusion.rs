@@ -14,7 +14,7 @@ use crate::enter::until_waiting;
 type Planted<'a> = Option<(&'a str, &'a str, &'a str)>;
 
 /// A database with the mark 1 for "a", a table with the value 0, and two connections.
-async fn scene(planted: Planted<'_>) -> (Database, Client, Client) {
+async fn fixture(planted: Planted<'_>) -> (Database, Client, Client) {
     let (database, client) = fenced().await;
     client.batch_execute("CREATE TABLE t (v int); INSERT INTO t VALUES (0)").await.unwrap();
     client.batch_execute("SELECT fencepost.enter('a', 1)").await.unwrap();
@@ -56,7 +56,7 @@ const CHANGERS: &str = "PERFORM pg_advisory_xact_lock(fencepost.lock_key(admit.n
 
 /// A holder is open, the next one enters and reads, and the first one writes. What the next one has read.
 async fn next_holder_reads(planted: Planted<'_>, enter: &str) -> String {
-    let (database, first, second) = scene(planted).await;
+    let (database, first, second) = fixture(planted).await;
     let watcher = connect(&database.url()).await;
     first.batch_execute(&format!("BEGIN; {enter}")).await.unwrap();
     let next = start(second, "BEGIN; SELECT fencepost.enter('a', 2)");
@@ -104,7 +104,7 @@ async fn control_without_a_lock_a_stale_write_passes() {
 
 /// The mark is raised between the first look of a holder and its lock. How its write ends.
 async fn write_after_a_raise_in_between(second_look: &str) -> Result<(), String> {
-    let (database, first, second) = scene(None).await;
+    let (database, first, second) = fixture(None).await;
     let watcher = connect(&database.url()).await;
     // The look finds the mark, and waits there until the test lets it ask for the lock.
     let stop = "CREATE FUNCTION fencepost.stop() RETURNS boolean LANGUAGE sql
@@ -132,7 +132,7 @@ async fn raise_between_the_look_and_the_lock_is_seen() {
 
 /// A holder waits at its lock while the mark is raised. How it ends.
 async fn enter_that_waited_for_a_raise(planted: Planted<'_>) -> Result<(), String> {
-    let (database, first, second) = scene(planted).await;
+    let (database, first, second) = fixture(planted).await;
     let watcher = connect(&database.url()).await;
     second.batch_execute("BEGIN; SELECT fencepost.enter('a', 2)").await.unwrap();
     let late = start(first, "SELECT fencepost.enter('a', 1)");
@@ -152,7 +152,7 @@ async fn enter_that_waited_for_a_raise_is_stale() {
 /// Both locks and a new mark go with the savepoint.
 #[tokio::test]
 async fn rolled_back_savepoint_lets_the_next_holder_in() {
-    let (_database, first, second) = scene(None).await;
+    let (_database, first, second) = fixture(None).await;
     let undone = "BEGIN; SAVEPOINT s; SELECT fencepost.enter('a', 1), fencepost.enter('b', 9); ROLLBACK TO s";
     first.batch_execute(undone).await.unwrap();
     let enter = "SET lock_timeout = '1ms'; SELECT fencepost.enter('a', 2), fencepost.enter('b', 1)";
@@ -162,7 +162,7 @@ async fn rolled_back_savepoint_lets_the_next_holder_in() {
 
 /// Two higher tokens wait for an open transaction; the higher one gets in first. How the other one ends.
 async fn lower_of_two_that_wait(planted: Planted<'_>) -> Result<(), String> {
-    let (database, first, second) = scene(planted).await;
+    let (database, first, second) = fixture(planted).await;
     let (third, watcher) = (connect(&database.url()).await, connect(&database.url()).await);
     first.batch_execute("BEGIN; SELECT fencepost.enter('a', 1)").await.unwrap();
     let higher = start(second, "SELECT fencepost.enter('a', 3)");
@@ -184,7 +184,7 @@ async fn two_that_raise_at_once_do_not_lower_the_mark() {
 /// One holder may work in parallel: none of its transactions waits for another.
 #[tokio::test]
 async fn parallel_transactions_of_one_holder_do_not_wait() {
-    let (database, first, second) = scene(None).await;
+    let (database, first, second) = fixture(None).await;
     let (third, watcher) = (connect(&database.url()).await, connect(&database.url()).await);
     let enter = "BEGIN; SET LOCAL lock_timeout = '1ms'; SELECT fencepost.enter('a', 1)";
     for client in [&first, &second] {
@@ -207,7 +207,7 @@ async fn parallel_transactions_of_one_holder_do_not_wait() {
 /// Transactions of the old holder follow each other without a gap, so that at no moment none is open.
 #[tokio::test]
 async fn busy_holder_does_not_keep_the_next_one_out() {
-    let (database, client, next) = scene(None).await;
+    let (database, client, next) = fixture(None).await;
     let mut busy = Vec::new();
     for _ in 0..16 {
         let client = connect(&database.url()).await;
@@ -238,7 +238,7 @@ async fn busy_holder_does_not_keep_the_next_one_out() {
 /// A holder's first transaction is open, a higher token waits, and then a second transaction of that holder comes. How the
 /// last two end.
 async fn higher_token_between_two_of_one_holder(planted: Planted<'_>) -> [Result<(), String>; 2] {
-    let (database, first, second) = scene(planted).await;
+    let (database, first, second) = fixture(planted).await;
     let (third, watcher) = (connect(&database.url()).await, connect(&database.url()).await);
     first.batch_execute("BEGIN; SELECT fencepost.enter('a', 2)").await.unwrap();
     let higher = start(second, "SELECT fencepost.enter('a', 3)");
@@ -264,7 +264,7 @@ async fn transactions_that_enter_one_name_do_not_deadlock() {
 /// The next holder's own transactions start together, and another holder takes over at the same moment.
 #[tokio::test]
 async fn holders_that_start_together_do_not_deadlock() {
-    let (database, client, _) = scene(None).await;
+    let (database, client, _) = fixture(None).await;
     for round in 1..=20 {
         let mut tasks = Vec::new();
         for task in 0..8 {
@@ -286,7 +286,7 @@ async fn holders_that_start_together_do_not_deadlock() {
 
 #[tokio::test]
 async fn reset_waits_for_those_who_have_entered_and_ends_their_token() {
-    let (database, first, second) = scene(None).await;
+    let (database, first, second) = fixture(None).await;
     let watcher = connect(&database.url()).await;
     first.batch_execute("BEGIN; SELECT fencepost.enter('a', 1)").await.unwrap();
     second.batch_execute("BEGIN; SELECT fencepost.enter('a', 1)").await.unwrap();
@@ -342,7 +342,7 @@ async fn prepared_transaction_keeps_the_next_holder_out() {
 /// Other software may take the same advisory lock: that costs waiting, and cannot end a lock of ours.
 #[tokio::test]
 async fn advisory_locks_of_others_do_not_let_a_stale_token_in() {
-    let (database, first, second) = scene(None).await;
+    let (database, first, second) = fixture(None).await;
     let watcher = connect(&database.url()).await;
     let key = "fencepost.lock_key('a', 1)";
     first

@@ -119,6 +119,9 @@ async fn old_token_with_an_old_snapshot_is_refused() {
 #[tokio::test]
 async fn token_of_the_mark_enters_at_each_level_in_parallel() {
     let (_database, first, second) = alone().await;
+    // A mark that was raised, and one that was set by a reset.
+    second.batch_execute("SELECT fencepost.enter('a', 2)").await.unwrap();
+    second.batch_execute("SELECT fencepost.reset('a', 1, 'me', 'a test')").await.unwrap();
     for level in LEVELS {
         first.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await.unwrap();
         second
