@@ -19,7 +19,7 @@ use super::caller_socket::CallerSocket;
 use super::clock_skew::ClockSkew;
 use super::error::classify;
 use super::reply::ScriptReply;
-use super::scripts::{Call, Step};
+use super::scripts::{Call, Operation};
 use super::server_info::ServerInfo;
 use super::socket::Socket;
 use super::subscriber::Subscriber;
@@ -121,7 +121,7 @@ impl Connection {
         call: &Call,
         limit: Moment,
     ) -> StoreResult<ScriptReply> {
-        let reply = self.send(&call.command, Some(call.step), limit).await?;
+        let reply = self.send(&call.command, Some(call.operation), limit).await?;
         self.shared.read(reply, call)
     }
 
@@ -153,11 +153,16 @@ impl Connection {
                 short(up_for)
             )));
         }
-        let (value, sent) = shared.send_over(&socket, &call.command, Some(call.step)).await?;
+        let (value, sent) = shared.send_over(&socket, &call.command, Some(call.operation)).await?;
         shared.read(Reply::new(value, sent), call)
     }
 
-    async fn send(&self, command: &Cmd, step: Option<&Step>, limit: Moment) -> StoreResult<Value> {
+    async fn send(
+        &self,
+        command: &Cmd,
+        operation: Option<&Operation>,
+        limit: Moment,
+    ) -> StoreResult<Value> {
         let shared = &self.shared;
         retry(&*shared.clock, limit, move |attempt| async move {
             // A retry does not use the caller's socket: the caller's runtime may be what is stuck.
@@ -165,7 +170,7 @@ impl Connection {
                 Some(socket) => socket,
                 None => shared.socket(limit.min(shared.clock.now() + CONNECT_TIMEOUT)).await?,
             };
-            shared.send_over(&socket, command, step).await
+            shared.send_over(&socket, command, operation).await
         })
         .await
     }
@@ -180,28 +185,32 @@ impl Drop for Connection {
 impl Shared {
     /// The socket, once there is one; otherwise why there is none, and nothing was sent.
     async fn socket(&self, limit: Moment) -> Result<Arc<Socket>, StoreError> {
-        let start = self.clock.now();
-        let mut state = self.state.borrow().clone();
-        // Most calls find it up, and do not pay for a subscription.
-        if matches!(state, State::Opening) {
-            let mut states = self.state.subscribe();
-            let settled = states.wait_for(|state| !matches!(state, State::Opening));
-            if let First::Left(Ok(settled)) = race(settled, self.clock.alarm(limit)).await {
-                state = settled.clone();
-            }
-        }
+        let state = self.state.borrow().clone();
         match state {
             State::Up(socket) => Ok(socket),
-            State::Down(error) if error.is_transient() => {
-                Err(StoreError::unavailable(error.message()))
-            }
-            State::Down(error) => Err(StoreError::refused(error.message())),
-            State::Opening => Err(StoreError::busy(format!(
-                "no connection to {} within {}",
-                self.address.shown,
-                short(limit.since(start))
-            ))),
+            // Boxed: most calls find it up, and are smaller without this.
+            State::Opening => Box::pin(self.opened(limit)).await,
+            State::Down(error) => Err(not_sent(&error)),
         }
+    }
+
+    /// Waits until it is decided whether there is a socket.
+    async fn opened(&self, limit: Moment) -> Result<Arc<Socket>, StoreError> {
+        let start = self.clock.now();
+        let mut states = self.state.subscribe();
+        let settled = states.wait_for(|state| !matches!(state, State::Opening));
+        if let First::Left(Ok(settled)) = race(settled, self.clock.alarm(limit)).await {
+            match &*settled {
+                State::Up(socket) => return Ok(Arc::clone(socket)),
+                State::Down(error) => return Err(not_sent(error)),
+                State::Opening => {}
+            }
+        }
+        Err(StoreError::busy(format!(
+            "no connection to {} within {}",
+            self.address.shown,
+            short(limit.since(start))
+        )))
     }
 
     /// Sends once. Returns the reply, and when the request left.
@@ -209,10 +218,10 @@ impl Shared {
         &self,
         socket: &Arc<Socket>,
         command: &Cmd,
-        step: Option<&Step>,
+        operation: Option<&Operation>,
     ) -> Result<(Value, Moment), StoreError> {
         let sent = self.clock.now();
-        let reply = socket.send(command, step, self).await;
+        let reply = socket.send(command, operation, self).await;
         reply.map(|value| (value, sent)).map_err(|error| self.failed(socket, &error))
     }
 
@@ -251,7 +260,7 @@ impl Shared {
 
     /// Reads a script's reply, and notes the server's time in it.
     fn read(&self, reply: Reply<Value>, call: &Call) -> StoreResult<ScriptReply> {
-        let reply = reply.try_map(|value| ScriptReply::read(value, call.step.verb))?;
+        let reply = reply.try_map(|value| ScriptReply::read(value, call.operation.verb))?;
         if reply.value.time > 0
             && let Some(jump) =
                 self.clock_skew.observe(reply.value.time, reply.sent, self.clock.now())
@@ -278,6 +287,15 @@ impl Shared {
             }
             None => Duration::ZERO,
         }
+    }
+}
+
+/// Why the last attempt to connect failed: nothing was sent.
+fn not_sent(error: &StoreError) -> StoreError {
+    if error.is_transient() {
+        StoreError::unavailable(error.message())
+    } else {
+        StoreError::refused(error.message())
     }
 }
 

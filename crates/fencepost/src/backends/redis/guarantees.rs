@@ -53,7 +53,7 @@ fn guarantees(synced: bool, alone: bool) -> Guarantees {
             "leases end early or late; ahead past the retention, then back: tokens can fall",
         ),
         partition: Kept::both(
-            "a holder that is cut off turns lost before its lease ends; nobody else is granted",
+            "a guard that is cut off is lost before its lease ends; nobody else is granted",
         ),
         data_loss: Kept::tokens_only(
             "held locks are lost; tokens rise unless the clock is behind as well",

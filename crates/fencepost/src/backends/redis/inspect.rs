@@ -10,8 +10,8 @@ use redis::from_redis_value;
 use super::Redis;
 use super::connection::Connection;
 use super::layout::{Keys, Prefix};
-use super::reply::{LockSnapshot, odd};
-use super::scripts::STEPS;
+use super::reply::{LockSnapshot, unexpected_reply};
+use super::scripts::OPERATIONS;
 use crate::backend::{LockInfo, Reply, StoreError, StoreResult};
 
 /// How many names are looked up at once: one after the other is slow, all at once would flood the server.
@@ -24,7 +24,7 @@ pub(super) async fn inspect(
     shown: usize,
     limit: Moment,
 ) -> StoreResult<LockInfo> {
-    let reply = redis.connection.call(&STEPS.inspect.on(keys).arg(shown), limit).await?;
+    let reply = redis.connection.call(&OPERATIONS.inspect.on(keys).arg(shown), limit).await?;
     reply.try_map(|reply| Ok(LockSnapshot::read(&reply)?.into_info(name)))
 }
 
@@ -105,7 +105,7 @@ pub(super) async fn scan<T: Ord>(
         }
         let reply = connection.command(&scan, limit).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            from_redis_value(reply.value).map_err(|_| odd("list"))?;
+            from_redis_value(reply.value).map_err(|_| unexpected_reply("list"))?;
         let keys = keys.iter().filter_map(|key| std::str::from_utf8(key).ok());
         names.extend(keys.filter_map(&name_of));
         cursor = next;

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::error::is_not_ours;
 use super::layout::Keys;
 use super::reply::{Broke, LockSnapshot};
-use super::scripts::STEPS;
+use super::scripts::OPERATIONS;
 use super::{REMEMBER, Redis};
 use crate::backend::{
     Acquired, Broken, GrantId, NotHeld, Queue, Renewal, Renewed, Reply, Request, StoreResult,
@@ -31,7 +31,7 @@ pub(super) async fn poll(
     let (id, ttl_ms) = (owner.reveal(), ttl.as_millis());
     let state = format!(" 0 - {id} {ttl_ms} 0 {label}");
     let client = if queue == Queue::Join { &*redis.subscriber.client } else { "" };
-    let call = STEPS.acquire.on(redis.prefix.keys(name)?);
+    let call = OPERATIONS.acquire.on(redis.prefix.keys(name)?);
     let mut call = call.arg(&id).arg(ttl_ms).arg(state).arg(client).arg(redis.retention);
     if let Some(value) = value {
         call = call.arg("value").arg(value.as_bytes());
@@ -59,7 +59,7 @@ pub(super) async fn renew(
 ) -> StoreResult<Result<Renewed, NotHeld>> {
     let Renewal { grant: GrantId { name, owner }, ttl, value, .. } = renewal;
     let ttl = ttl.map_or(0, Ttl::as_millis);
-    let call = STEPS.renew.on(redis.prefix.keys(name)?);
+    let call = OPERATIONS.renew.on(redis.prefix.keys(name)?);
     let mut call = call.arg(owner.reveal()).arg(ttl).arg(redis.retention);
     if let Some(value) = value {
         call = call.arg(value_number(redis.clock.now())).arg(value.as_bytes());
@@ -73,7 +73,7 @@ pub(super) async fn release(
     limit: Moment,
 ) -> StoreResult<Result<(), NotHeld>> {
     let GrantId { name, owner } = grant;
-    let call = STEPS.release.on(redis.prefix.keys(name)?);
+    let call = OPERATIONS.release.on(redis.prefix.keys(name)?);
     let mut call = call.arg(owner.reveal()).arg(redis.retention).arg(remember_ms(redis.retention));
     let sent = redis.clock.now();
     redis.subscriber.released(*owner);
@@ -99,7 +99,7 @@ pub(super) async fn break_lock(
 ) -> StoreResult<Option<Broken>> {
     let keys = redis.prefix.keys(&name)?;
     // The holder is looked up first: a retry after a broken connection must not break the next grant.
-    let seen = redis.connection.call(&STEPS.inspect.on(keys).arg(0), limit).await?;
+    let seen = redis.connection.call(&OPERATIONS.inspect.on(keys).arg(0), limit).await?;
     let seen = seen.try_map(|reply| LockSnapshot::read(&reply))?;
     let (nothing, seen) = (Reply::new(None, seen.sent), seen.value);
     let Some(value) = seen.value.clone() else { return Ok(nothing) };
@@ -107,7 +107,7 @@ pub(super) async fn break_lock(
     if token.is_some() && token != holder.token {
         return Ok(nothing);
     }
-    let call = STEPS.break_lock.on(keys).arg(redis.retention).arg(&value);
+    let call = OPERATIONS.break_lock.on(keys).arg(redis.retention).arg(&value);
     let call = call.arg(&redis.subscriber.break_channel);
     let reply = redis.connection.call(&call, limit).await?;
     let after = holder.token.and_then(|token| Token::new(token.get() + 1).ok());

@@ -77,7 +77,7 @@ pub(in crate::backends) use self::{
     layout::{Keys, Prefix},
     locks::{remember_ms, until_confirmed, value_number},
     reply::{Ballot, KeyHolder, Listed, LockSnapshot, ScriptReply},
-    scripts::{Call, STEPS},
+    scripts::{Call, OPERATIONS},
     subscriber::Subscriber,
 };
 use super::polling::{join_by_polling, wait_by_polling};
@@ -94,7 +94,7 @@ use crate::guarantees::Guarantees;
 use crate::retry::CALL_TIMEOUT;
 
 /// How often a waiter or an observer polls.
-pub(in crate::backends) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+pub(in crate::backends) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the first waiter polls while a third-party client holds, which notifies nobody when it releases.
 pub(in crate::backends) const THIRD_PARTY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// For how long after it left an acquire may arrive: as long as a server keeps its note, and the time to send it.
@@ -192,7 +192,7 @@ impl Observe for Redis {
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
-        Box::pin(inspect_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, &*self.clock, POLL_INTERVAL, name, seen))
     }
 }
 

@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 
 use super::Redis;
 use super::inspect::{BATCH, LAYOUT_1_RECORDS, refuse_layout_1, scan};
-use super::scripts::STEPS;
+use super::scripts::OPERATIONS;
 use crate::backend::{self, Reply, StoreCall, StoreError, StoreResult};
 use crate::ledger::{
     Claim, Claimed, Completion, Ledger, Outcome, Precondition, RecordInfo, RecordsByName, State,
@@ -27,7 +27,7 @@ use crate::ledger::{
 impl Redis {
     async fn claim_now(&self, claim: &Claim, limit: Moment) -> StoreResult<Claimed> {
         let Claim { name, token, label, retention, .. } = claim;
-        let call = STEPS.claim.on(self.prefix.keys(name)?.record());
+        let call = OPERATIONS.claim.on(self.prefix.keys(name)?.record());
         let call = call.arg(token.get()).arg(label.as_str()).arg(millis(*retention));
         self.connection.call(&call, limit).await?.try_map(|reply| reply.claimed(name))
     }
@@ -43,7 +43,7 @@ impl Redis {
             Precondition::OwnClaim => "own",
             Precondition::Older => "older",
         };
-        let call = STEPS.finish.on(self.prefix.keys(name)?.record());
+        let call = OPERATIONS.finish.on(self.prefix.keys(name)?.record());
         let call = call.arg(token.get()).arg(label.as_str()).arg(word);
         let call = call.arg(result).arg(millis(*retention)).arg(precondition);
         let reply = self.connection.call(&call, limit).await?;
@@ -66,7 +66,7 @@ impl Redis {
         brief: bool,
         limit: Moment,
     ) -> StoreResult<Result<Option<RecordInfo>, StoreError>> {
-        let mut call = STEPS.look_up.on(self.prefix.keys(name)?.record());
+        let mut call = OPERATIONS.look_up.on(self.prefix.keys(name)?.record());
         if brief {
             call = call.arg("brief");
         }
@@ -126,7 +126,7 @@ impl Ledger for Redis {
 
     fn forget(&self, name: LockName, token: Token, limit: Moment) -> StoreCall<'_, bool> {
         Box::pin(async move {
-            let call = STEPS.forget.on(self.prefix.keys(&name)?.record()).arg(token.get());
+            let call = OPERATIONS.forget.on(self.prefix.keys(&name)?.record()).arg(token.get());
             let reply = self.connection.call(&call, limit).await?;
             let retried = reply.retried;
             // The first request may have deleted it.

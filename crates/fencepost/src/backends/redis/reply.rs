@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost_core::{Label, LockName, OwnerId, Token, Ttl};
 use redis::{FromRedisValue, Value, from_redis_value, from_redis_value_ref};
 
-use super::{LOOK_AGAIN, THIRD_PARTY_POLL_INTERVAL};
+use super::{POLL_INTERVAL, THIRD_PARTY_POLL_INTERVAL};
 use crate::backend::{
     Acquired, Grant, HolderInfo, LockInfo, LossCause, NotHeld, Outcome, Renewed, StoreError,
     WaiterInfo,
@@ -41,25 +41,25 @@ impl ScriptReply {
             Value::Array(values) if values.len() >= 2 => values,
             Value::Int(1) => return Ok(Self { status: 1, time: 0, rest: vec![], verb }),
             Value::BulkString(_) => {
-                let time = from_redis_value_ref(&value).map_err(|_| odd(verb))?;
+                let time = from_redis_value_ref(&value).map_err(|_| unexpected_reply(verb))?;
                 return Ok(Self { status: 1, time, rest: vec![value], verb });
             }
-            _ => return Err(odd(verb)),
+            _ => return Err(unexpected_reply(verb)),
         };
         let rest = values.split_off(2);
         match (&values[0], &values[1]) {
             (Value::Int(status), Value::Int(time)) => {
-                let time = u64::try_from(*time).map_err(|_| odd(verb))?;
+                let time = u64::try_from(*time).map_err(|_| unexpected_reply(verb))?;
                 Ok(Self { status: *status, time, rest, verb })
             }
-            _ => Err(odd(verb)),
+            _ => Err(unexpected_reply(verb)),
         }
     }
 
     /// The field at an index after the status and the time.
     fn get<T: FromRedisValue>(&self, index: usize) -> Result<T, StoreError> {
-        let value = self.rest.get(index).cloned().ok_or_else(|| odd(self.verb))?;
-        from_redis_value(value).map_err(|_| odd(self.verb))
+        let value = self.rest.get(index).cloned().ok_or_else(|| unexpected_reply(self.verb))?;
+        from_redis_value(value).map_err(|_| unexpected_reply(self.verb))
     }
 
     /// Of a script that only returns whether it succeeded.
@@ -69,18 +69,18 @@ impl ScriptReply {
 
     /// Of `acquire` with this TTL.
     pub(super) fn polled(&self, asked: Ttl) -> Result<Polled, StoreError> {
-        let mut poll_after = LOOK_AGAIN;
+        let mut poll_after = POLL_INTERVAL;
         let acquired = match self.status {
             1 => {
                 let (token, ttl) = self.granted(asked)?;
                 Acquired::Granted(Grant::new(token, ttl))
             }
             2 => {
-                let (left, ahead, foreign) = (left(self.get(0)?), self.get(1)?, self.get(2)?);
+                let (left, ahead, third_party) = (left(self.get(0)?), self.get(1)?, self.get(2)?);
                 // Only the first waiter polls at the lease's end: one is enough. Nobody notifies it when a
                 // third-party client releases.
                 if ahead == 0 {
-                    let look = if foreign { THIRD_PARTY_POLL_INTERVAL } else { LOOK_AGAIN };
+                    let look = if third_party { THIRD_PARTY_POLL_INTERVAL } else { POLL_INTERVAL };
                     poll_after = left.unwrap_or(look).min(look);
                 }
                 Acquired::Queued { ahead }
@@ -111,7 +111,7 @@ impl ScriptReply {
     pub(super) fn broke(&self) -> Result<Broke, StoreError> {
         match self.status {
             0 => Ok(Broke::Nothing),
-            1 => Ok(Broke::Now(Token::new(self.get(0)?).map_err(|_| odd(self.verb))?)),
+            1 => Ok(Broke::Now(Token::new(self.get(0)?).map_err(|_| unexpected_reply(self.verb))?)),
             5 => Ok(Broke::Before),
             _ => Err(no_tokens()),
         }
@@ -119,11 +119,12 @@ impl ScriptReply {
 
     /// The token, and the TTL if it is not the requested one.
     fn granted(&self, asked: Ttl) -> Result<(Token, Ttl), StoreError> {
-        let token = Token::new(self.get(0)?).map_err(|_| odd(self.verb))?;
+        let token = Token::new(self.get(0)?).map_err(|_| unexpected_reply(self.verb))?;
         if self.rest.len() == 1 {
             return Ok((token, asked));
         }
-        let ttl = Ttl::new(Duration::from_millis(self.get(1)?)).map_err(|_| odd(self.verb))?;
+        let ttl = Ttl::new(Duration::from_millis(self.get(1)?))
+            .map_err(|_| unexpected_reply(self.verb))?;
         Ok((token, ttl))
     }
 
@@ -205,7 +206,7 @@ impl ScriptReply {
 }
 
 /// A reply that our scripts do not send.
-pub(super) fn odd(verb: &str) -> StoreError {
+pub(super) fn unexpected_reply(verb: &str) -> StoreError {
     StoreError::refused(format!(
         "unexpected reply to {verb}: check that the URL names a Redis server"
     ))

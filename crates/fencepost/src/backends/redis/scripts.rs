@@ -7,32 +7,32 @@ use redis::{Cmd, Script, ToRedisArgs};
 use super::layout::Keys;
 
 /// The scripts, prepared once.
-pub(in crate::backends) static STEPS: LazyLock<Steps> = LazyLock::new(Steps::new);
+pub(in crate::backends) static OPERATIONS: LazyLock<Operations> = LazyLock::new(Operations::new);
 
 /// An operation at one server.
-pub(in crate::backends) struct Step {
+pub(in crate::backends) struct Operation {
     /// Its name, for messages.
     pub(super) verb: &'static str,
     digest: String,
     body: String,
 }
 
-macro_rules! steps {
+macro_rules! operations {
     ($($(#[$about:meta])* $field:ident = $verb:literal, $file:literal;)+) => {
         /// The operations of locks.
-        pub(in crate::backends) struct Steps {
-            $($(#[$about])* pub(in crate::backends) $field: Step,)+
+        pub(in crate::backends) struct Operations {
+            $($(#[$about])* pub(in crate::backends) $field: Operation,)+
         }
 
-        impl Steps {
+        impl Operations {
             fn new() -> Self {
-                Self { $($field: Step::new($verb, include_str!($file)),)+ }
+                Self { $($field: Operation::new($verb, include_str!($file)),)+ }
             }
         }
     };
 }
 
-steps! {
+operations! {
     /// Takes the lock and draws its token, or takes a position.
     acquire = "acquire", "scripts/acquire.lua";
     renew = "renew", "scripts/renew.lua";
@@ -52,7 +52,7 @@ steps! {
     forget = "forget", "scripts/forget.lua";
 }
 
-impl Step {
+impl Operation {
     fn new(verb: &'static str, text: &str) -> Self {
         let body = text.replace("--COMMON--", include_str!("scripts/common.lua"));
         let body = body.replace("--RECORD--", include_str!("scripts/record.lua"));
@@ -64,7 +64,7 @@ impl Step {
     pub(in crate::backends) fn on(&'static self, keys: Keys<'_>) -> Call {
         let mut command = Cmd::with_capacity(16, 512);
         command.arg("EVALSHA").arg(&self.digest).arg(Keys::COUNT).arg(keys);
-        Call { step: self, command }
+        Call { operation: self, command }
     }
 
     /// The command that loads the script.
@@ -78,7 +78,7 @@ impl Step {
 /// An operation with its keys and arguments, ready to be sent to one or several servers.
 #[derive(Clone)]
 pub(in crate::backends) struct Call {
-    pub(super) step: &'static Step,
+    pub(super) operation: &'static Operation,
     pub(super) command: Cmd,
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::connection::Shared;
 use super::pipeline::Pipeline;
-use super::scripts::Step;
+use super::scripts::Operation;
 use crate::race::{First, race};
 
 /// After this long without any reply, the server is probed.
@@ -76,15 +76,22 @@ impl Socket {
     pub(super) async fn send(
         &self,
         command: &Cmd,
-        step: Option<&Step>,
+        operation: Option<&Operation>,
         shared: &Shared,
     ) -> redis::RedisResult<Value> {
-        match (self.send_once(command, shared).await, step) {
-            (Err(error), Some(step)) if error.code() == Some("NOSCRIPT") => {
-                self.send_once(&step.load(), shared).await?;
-                self.send_once(command, shared).await
+        let reply = self.send_once(command, shared).await;
+        match operation {
+            Some(operation)
+                if reply.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT")) =>
+            {
+                // Boxed: it happens once per script.
+                Box::pin(async {
+                    self.send_once(&operation.load(), shared).await?;
+                    self.send_once(command, shared).await
+                })
+                .await
             }
-            (reply, _) => reply,
+            _ => reply,
         }
     }
 

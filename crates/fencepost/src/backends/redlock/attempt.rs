@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn proposal_is_above_all_marks_and_times_of_a_quorum() {
+    fn proposal_is_above_all_last_tokens_and_times_of_a_quorum() {
         let mut attempt = Attempt::new(5);
         assert_eq!(attempt.voted(3, ours(40, 7)), Next::Wait);
         assert_eq!(attempt.voted(0, Vote::Theirs), Next::Wait);

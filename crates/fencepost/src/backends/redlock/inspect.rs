@@ -8,7 +8,9 @@ use fencepost_core::{LockName, Moment};
 use super::Redlock;
 use super::nodes::NodeReplies;
 use crate::backend::{HolderInfo, LockInfo, StoreError};
-use crate::backends::redis::{Keys, Listed, LockSnapshot, STEPS, listed, lock_names, shown_name};
+use crate::backends::redis::{
+    Keys, Listed, LockSnapshot, OPERATIONS, listed, lock_names, shown_name,
+};
 
 /// A lock as a majority reports it.
 pub(super) struct Look {
@@ -40,7 +42,7 @@ async fn snapshots(
     shown: usize,
     limit: Moment,
 ) -> (Vec<LockSnapshot>, NodeReplies) {
-    let call = STEPS.inspect.on(keys).arg(shown);
+    let call = OPERATIONS.inspect.on(keys).arg(shown);
     let looks = redlock.nodes.connections().map(|connection| async {
         LockSnapshot::read(&connection.call(&call, limit).await?.value)
     });

@@ -15,7 +15,7 @@ use crate::backend::{
 };
 use crate::backends::polling::Polled;
 use crate::backends::redis::{
-    Connection, LOOK_AGAIN, STEPS, THIRD_PARTY_POLL_INTERVAL, is_not_ours, remember_ms,
+    Connection, OPERATIONS, POLL_INTERVAL, THIRD_PARTY_POLL_INTERVAL, is_not_ours, remember_ms,
     until_confirmed, value_number,
 };
 use crate::random::part_of;
@@ -80,7 +80,8 @@ pub(super) async fn poll(
         Ended::Held(Some(holder)) => {
             met.store(0, Ordering::Relaxed);
             // Nobody notifies us when a third-party client releases.
-            let look = if holder.token.is_none() { THIRD_PARTY_POLL_INTERVAL } else { LOOK_AGAIN };
+            let look =
+                if holder.token.is_none() { THIRD_PARTY_POLL_INTERVAL } else { POLL_INTERVAL };
             // Not all at once, and not much later than the lease ends.
             let poll_after = holder.remaining.unwrap_or(look).min(look) + part_of(JITTER);
             (Some(holder), poll_after)
@@ -111,7 +112,7 @@ pub(super) async fn renew(
             short(redlock.max_ttl.as_duration())
         )));
     }
-    let call = STEPS.extend.on(redlock.prefix.keys(name)?);
+    let call = OPERATIONS.extend.on(redlock.prefix.keys(name)?);
     let call = call.arg(owner.reveal()).arg(ttl.map_or(0, Ttl::as_millis));
     let mut call = call.arg(redlock.retention);
     let sent = redlock.clock.now();
@@ -165,7 +166,7 @@ pub(super) async fn release(
     limit: Moment,
 ) -> StoreResult<Result<(), NotHeld>> {
     let GrantId { name, owner } = grant;
-    let call = STEPS.release.on(redlock.prefix.keys(name)?).arg(owner.reveal());
+    let call = OPERATIONS.release.on(redlock.prefix.keys(name)?).arg(owner.reveal());
     let call = call.arg(redlock.retention).arg(remember_ms(redlock.retention));
     let sent = redlock.clock.now();
     redlock.subscriber.released(*owner);
@@ -235,7 +236,7 @@ pub(super) async fn break_lock(
         }
         let floor = Token::new(seen.floor)
             .map_err(|_| StoreError::refused(format!("\"{name}\" has no tokens left")))?;
-        let call = STEPS.floor.on(keys).arg(&value).arg(floor.get()).arg(redlock.retention);
+        let call = OPERATIONS.floor.on(keys).arg(&value).arg(floor.get()).arg(redlock.retention);
         let call = call.arg(&redlock.subscriber.break_channel);
         // Retry at a node that is down, for as long as the lease may last there.
         let now = redlock.clock.now();

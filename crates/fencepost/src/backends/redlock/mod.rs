@@ -52,7 +52,7 @@ use fencepost_core::{LockName, Moment, Token, Ttl};
 
 use self::nodes::Nodes;
 use super::polling::{join_by_polling, wait_by_polling};
-use super::redis::{Address, LOOK_AGAIN, Prefix, Subscriber};
+use super::redis::{Address, POLL_INTERVAL, Prefix, Subscriber};
 use super::renew_each;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
@@ -220,7 +220,7 @@ impl Observe for Redlock {
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
-        Box::pin(inspect_until_changed(self, &*self.clock, LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, &*self.clock, POLL_INTERVAL, name, seen))
     }
 }
 

@@ -14,6 +14,7 @@ use fencepost_core::{Moment, OwnerId, Ttl};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::attempt::quorum;
@@ -31,12 +32,16 @@ const LEAST_VOTE: Duration = Duration::from_millis(250);
 /// How long to wait for slow nodes once a majority has answered.
 const GRACE: Duration = Duration::from_millis(100);
 /// The pause before a message to an unreachable node is retried.
-const AGAIN: Duration = Duration::from_millis(250);
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+/// In how many turns of the client's runtime a reply gets from its socket to the caller.
+const TURNS: usize = 4;
 /// The maximum number of messages that are kept for a node that is down. The effects of others end with their leases.
 const MOST: usize = 4096;
 
 pub(super) struct Nodes {
     all: Vec<Arc<Node>>,
+    /// Their addresses, for people.
+    shown: Arc<[String]>,
     context: BackendContext,
 }
 
@@ -95,6 +100,8 @@ pub(super) struct Answers {
     limit: Option<BoxFuture<'static, ()>>,
     timeout: Duration,
     late: Vec<NodeAnswer>,
+    /// The client's, which reads the replies.
+    runtime: Handle,
 }
 
 /// A node, and what it answered.
@@ -102,7 +109,10 @@ type NodeAnswer = (usize, StoreResult<ScriptReply>);
 
 /// The last reply of each node, for the error that names them.
 #[derive(Clone, Debug)]
-pub(super) struct NodeReplies(Vec<(String, NodeReply)>);
+pub(super) struct NodeReplies {
+    nodes: Arc<[String]>,
+    last: Vec<NodeReply>,
+}
 
 #[derive(Clone, Debug)]
 enum NodeReply {
@@ -125,7 +135,9 @@ impl Nodes {
                 context: context.clone(),
             })
         };
-        Self { all: addresses.into_iter().map(open).collect(), context: context.clone() }
+        let shown = addresses.iter().map(|address| address.shown.clone()).collect();
+        let all = addresses.into_iter().map(open).collect();
+        Self { all, shown, context: context.clone() }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -141,9 +153,10 @@ impl Nodes {
     }
 
     pub(super) fn node_replies(&self) -> NodeReplies {
-        NodeReplies(
-            self.connections().map(|node| (node.shown().to_owned(), NodeReply::Nothing)).collect(),
-        )
+        NodeReplies {
+            nodes: Arc::clone(&self.shown),
+            last: vec![NodeReply::Nothing; self.all.len()],
+        }
     }
 
     /// How long a node may take to vote before the others decide without it: far below the TTL. Even with a short limit a
@@ -166,22 +179,25 @@ impl Nodes {
         let (message, limit) = (Arc::new(message.into()), self.context.clock.now() + timeout);
         for (number, node) in self.all.iter().enumerate() {
             let (node, message, sender) = (Arc::clone(node), Arc::clone(&message), sender.clone());
-            let task = async move {
-                let answer = node.call(&message, delivery, limit).await;
-                if let (Delivery::Surely(give_up), Err(error)) = (delivery, &answer) {
-                    node.enqueue(&message, error, give_up);
-                }
-                // The caller may be gone; the node has executed it anyway.
-                let _ = sender.send((number, answer));
-            };
+            // The caller may be gone when the answer comes; the node has executed it anyway.
             match delivery {
+                Delivery::Vote(up_for) => {
+                    self.context.runtime.spawn(async move {
+                        let _ = sender.send((number, node.vote(&message, up_for, limit).await));
+                    });
+                }
                 // A client that closes waits for messages that must reach the nodes.
-                Delivery::Surely(_) => self.context.tasks.spawn_on(task, &self.context.runtime),
-                Delivery::Vote(_) => self.context.runtime.spawn(task),
-            };
+                Delivery::Surely(give_up) => {
+                    let task = async move {
+                        let _ = sender.send((number, node.deliver_by(&message, give_up).await));
+                    };
+                    self.context.tasks.spawn_on(task, &self.context.runtime);
+                }
+            }
         }
         let (open, limit) = (vec![true; self.all.len()], Some(self.context.clock.alarm(limit)));
-        Answers { replies, open, limit, timeout, late: Vec::new() }
+        let runtime = self.context.runtime.clone();
+        Answers { replies, open, limit, timeout, late: Vec::new(), runtime }
     }
 
     /// Sends to one node, later if it cannot be reached now, up to `give_up`: then there is nothing left to undo
@@ -189,11 +205,7 @@ impl Nodes {
     pub(super) fn send_to(&self, number: usize, message: &Arc<Message>, give_up: Moment) {
         let Some(node) = self.all.get(number) else { return };
         let (node, message) = (Arc::clone(node), Arc::clone(message));
-        let task = async move {
-            if let Err(error) = node.deliver(&message).await {
-                node.enqueue(&message, &error, give_up);
-            }
-        };
+        let task = async move { node.deliver_by(&message, give_up).await };
         self.context.tasks.spawn_on(task, &self.context.runtime);
     }
 
@@ -232,18 +244,30 @@ impl Answers {
     /// The next answer; `None` if all nodes have replied.
     pub(super) async fn recv(&mut self) -> Option<NodeAnswer> {
         if let Some(limit) = &mut self.limit {
-            match race(self.replies.recv(), limit).await {
-                First::Left(answer) => return self.received(answer),
-                First::Right(()) => self.limit = None,
+            if let First::Left(answer) = race(self.replies.recv(), limit).await {
+                return self.received(answer);
             }
-            let open = self.open.iter().enumerate().rev().filter(|(_, open)| **open);
+            // The client's thread may be what is late: let it read the replies that are there.
+            let turns = async {
+                for _ in 0..TURNS {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let _ = self.runtime.spawn(turns).await;
+            self.limit = None;
             let late = format!("no answer within {}", short(self.timeout));
-            self.late = open.map(|(node, _)| (node, Err(StoreError::no_reply(&late)))).collect();
+            let late = |node| (node, Err(StoreError::no_reply(&late)));
+            self.late = (0..self.open.len()).rev().map(late).collect();
         }
-        match self.late.pop() {
-            Some(late) => Some(late),
-            None => self.replies.recv().await,
+        if let Ok(answer) = self.replies.try_recv() {
+            return self.received(Some(answer));
         }
+        while let Some(late) = self.late.pop() {
+            if self.open[late.0] {
+                return Some(late);
+            }
+        }
+        self.replies.recv().await
     }
 
     fn received(&mut self, answer: Option<NodeAnswer>) -> Option<NodeAnswer> {
@@ -255,13 +279,13 @@ impl Answers {
 }
 
 impl Node {
-    async fn call(
+    /// Asks once.
+    async fn vote(
         &self,
         message: &Message,
-        delivery: Delivery,
+        up_for: Duration,
         limit: Moment,
     ) -> StoreResult<ScriptReply> {
-        let Delivery::Vote(up_for) = delivery else { return self.deliver(message).await };
         let Of::Acquire(owner) = message.of else {
             return self.connection.call_once(&message.call, up_for, limit).await;
         };
@@ -271,6 +295,20 @@ impl Node {
         let reply = self.connection.call_once(&message.call, up_for, limit).await;
         self.unanswered.settle(owner, first, noted, &reply);
         reply
+    }
+
+    /// Delivers it; what cannot be delivered now is kept for the node.
+    async fn deliver_by(
+        self: &Arc<Self>,
+        message: &Arc<Message>,
+        give_up: Moment,
+    ) -> StoreResult<ScriptReply> {
+        // Boxed: a task is moved several times.
+        let answer = Box::pin(self.deliver(message)).await;
+        if let Err(error) = &answer {
+            self.enqueue(message, error, give_up);
+        }
+        answer
     }
 
     /// Retries until it is answered, for a while.
@@ -324,7 +362,7 @@ impl Node {
                     } else {
                         self.backlog.lock().messages.push_back((message, give_up));
                     }
-                    clock.alarm(clock.now() + AGAIN).await;
+                    clock.alarm(clock.now() + RETRY_DELAY).await;
                 }
                 _ => {}
             }
@@ -342,49 +380,49 @@ impl NodeReplies {
     }
 
     fn set(&mut self, node: usize, node_reply: NodeReply) {
-        if let Some((_, last)) = self.0.get_mut(node) {
+        if let Some(last) = self.last.get_mut(node) {
             *last = node_reply;
         }
     }
 
+    fn count(&self, counts: fn(&NodeReply) -> bool) -> usize {
+        self.last.iter().filter(|node_reply| counts(node_reply)).count()
+    }
+
     /// How many nodes have not answered.
     pub(super) fn open(&self) -> usize {
-        self.0.iter().filter(|(_, node_reply)| matches!(node_reply, NodeReply::Nothing)).count()
+        self.count(|node_reply| matches!(node_reply, NodeReply::Nothing))
     }
 
     /// Whether all nodes that refused did so for this reason, and so many that the others are not enough.
     pub(super) fn refused_since(&self, reason: fn(&StoreError) -> bool) -> bool {
         let refusals = || {
-            self.0.iter().filter_map(|(_, node_reply)| match node_reply {
+            self.last.iter().filter_map(|node_reply| match node_reply {
                 NodeReply::Failed(error) if !error.is_transient() => Some(error),
                 _ => None,
             })
         };
-        self.0.len() - refusals().count() < quorum(self.0.len()) && refusals().all(reason)
+        let nodes = self.last.len();
+        nodes - refusals().count() < quorum(nodes) && refusals().all(reason)
     }
 
     /// The error of too few answers: it names each node and its result.
     pub(super) fn error(&self, what: &str) -> StoreError {
-        let (nodes, needed) = (self.0.len(), quorum(self.0.len()));
-        let count = |counts: fn(&NodeReply) -> bool| {
-            self.0.iter().filter(|(_, node_reply)| counts(node_reply)).count()
-        };
-        let answered = count(|node_reply| matches!(node_reply, NodeReply::Answered(_)));
-        let refused = count(
+        let (nodes, needed) = (self.last.len(), quorum(self.last.len()));
+        let answered = self.count(|node_reply| matches!(node_reply, NodeReply::Answered(_)));
+        let refused = self.count(
             |node_reply| matches!(node_reply, NodeReply::Failed(error) if !error.is_transient()),
         );
-        let states: Vec<String> = self
-            .0
-            .iter()
-            .map(|(shown, node_reply)| match node_reply {
+        let states =
+            self.nodes.iter().zip(&self.last).map(|(shown, node_reply)| match node_reply {
                 NodeReply::Nothing => format!("{shown}: no reply yet"),
                 NodeReply::Answered(what) => format!("{shown}: {what}"),
                 NodeReply::Failed(error) if error.message().contains(shown.as_str()) => {
                     error.message().to_owned()
                 }
                 NodeReply::Failed(error) => format!("{shown}: {error}"),
-            })
-            .collect();
+            });
+        let states: Vec<String> = states.collect();
         let message = format!(
             "{what}: {answered} of {nodes} nodes answered, {needed} are needed; {}",
             states.join("; ")

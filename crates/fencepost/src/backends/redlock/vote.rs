@@ -9,7 +9,7 @@ use super::Redlock;
 use super::attempt::{Attempt, Failure, Next, Vote};
 use super::nodes::{Delivery, Message, NodeReplies, Of};
 use crate::backend::{GrantId, HolderInfo, Outcome, Queue, Request, StoreError};
-use crate::backends::redis::{Ballot, KeyHolder, STEPS, remember_ms};
+use crate::backends::redis::{Ballot, KeyHolder, OPERATIONS, remember_ms};
 use crate::clock::wall;
 
 /// How an attempt ended.
@@ -40,7 +40,7 @@ pub(super) async fn attempt(
     let mut touched = vec![true; count];
 
     let client = if queue == Queue::Join { &*redlock.subscriber.client } else { "" };
-    let call = STEPS.vote.on(keys).arg(&id).arg(number).arg(ttl.as_millis());
+    let call = OPERATIONS.vote.on(keys).arg(&id).arg(number).arg(ttl.as_millis());
     let call = call.arg(label.as_str()).arg(client);
     let message = Message { call, of: Of::Acquire(*owner) };
     let mut answers = redlock.nodes.ask(message, delivery, redlock.nodes.vote_timeout(*ttl, limit));
@@ -54,7 +54,7 @@ pub(super) async fn attempt(
                 attempt.voted(node, Vote::Ours { last, time, mine })
             }
             Ok(Ballot::Theirs(holder)) => {
-                node_replies.answered(node, "held by another");
+                node_replies.answered(node, "held by another client");
                 touched[node] = false;
                 holders.extend(holder);
                 attempt.voted(node, Vote::Theirs)
@@ -73,7 +73,7 @@ pub(super) async fn attempt(
     };
     let failure = match token {
         Ok(token) => {
-            let call = STEPS.accept.on(keys).arg(&id).arg(number);
+            let call = OPERATIONS.accept.on(keys).arg(&id).arg(number);
             let call = call.arg(token.get()).arg(ttl.as_millis());
             let mut call = call.arg(label.as_str()).arg(redlock.retention);
             if let Some(value) = value {
@@ -103,7 +103,7 @@ pub(super) async fn attempt(
         }
         Err(failure) => failure,
     };
-    let undo = STEPS.undo.on(keys).arg(&id).arg(number).arg(remember_ms(redlock.retention));
+    let undo = OPERATIONS.undo.on(keys).arg(&id).arg(number).arg(remember_ms(redlock.retention));
     let undo = Arc::new(undo.into());
     for node in (0..count).filter(|node| touched[*node]) {
         redlock.nodes.send_to(node, &undo, start + ttl.as_duration());

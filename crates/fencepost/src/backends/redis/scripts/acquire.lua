@@ -1,6 +1,6 @@
 -- Takes the lock if it is free and no waiter is ahead; otherwise takes a position in the queue, or leaves it.
 -- "token": granted as asked and at that time, on the fast path
--- {1, now, token, ttl} granted   {2, now, pttl, ahead, foreign} queued
+-- {1, now, token, ttl} granted   {2, now, pttl, ahead, third_party} queued
 -- {0, now, pttl, holder, state, published} held   {3, now} withdrawn before it came   {4, now} no tokens left
 -- ARGV: owner, ttl, " 0 - OWNER TTL 0 LABEL" (what follows the token in the state), client (to wake; empty
 -- not to wait), retention; and one more if the release has more to do than to delete the lock: if the TTL is longer than
