@@ -249,10 +249,10 @@ fn ttl_that_the_store_raises_is_shown_once() {
     let line = ["run", "--on", &url, "--ttl", "2500ms", "x", "--", "sh", "-c", "exit 4"];
     let (code, _, err) = store.run(&line);
     assert_eq!(code, Some(4), "{err}");
-    let said: Vec<_> = err.lines().filter(|line| line.contains("keeps a TTL of")).collect();
+    let said: Vec<_> = err.lines().filter(|line| line.contains("grants a TTL of")).collect();
     assert_eq!(said.len(), 1, "{err}");
     assert!(said[0].starts_with("fencepost: lock \"x\": the etcd store"), "{err}");
-    assert!(!store.run(&[&["-q"], &line[..]].concat()).2.contains("keeps a TTL of"));
+    assert!(!store.run(&[&["-q"], &line[..]].concat()).2.contains("grants a TTL of"));
 }
 
 /// A role that can create a schema can plant one: no command of an administrator runs the functions in it.

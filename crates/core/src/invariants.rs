@@ -1,4 +1,4 @@
-//! The promises as predicates: what the unit tests, a simulator and a lab all check.
+//! The promises as predicates, checked by the property tests and the conformance suite.
 //!
 //! Two forms. A [`Step`] is one command with the machine before and after it, and is judged by the
 //! machine's public view only; a predicate does not repeat how the machine came to its answer, it says
@@ -84,7 +84,7 @@ pub fn check(step: &Step<'_>) -> Result<(), Violation> {
     p1_exclusion(step)?;
     p2_monotonic_tokens(step)?;
     p3_owner_only(step)?;
-    p6_no_orphans_no_doubles(step)?;
+    p6_no_orphans_no_duplicates(step)?;
     p7_no_herd(step)
 }
 
@@ -217,7 +217,7 @@ fn untouched_elsewhere(step: &Step<'_>) -> Result<(), Violation> {
 
 /// P6: a retry gets what it had and nothing new; an owner has one grant or one position on a name, not both and not two;
 /// what was released is gone; a free name leaves nothing.
-pub fn p6_no_orphans_no_doubles(step: &Step<'_>) -> Result<(), Violation> {
+pub fn p6_no_orphans_no_duplicates(step: &Step<'_>) -> Result<(), Violation> {
     let name = step.name();
     let queue = step.queue_after();
     let mut owners: HashSet<OwnerId> = step.held_after().iter().map(|grant| grant.owner).collect();

@@ -8,7 +8,7 @@ use std::fmt;
 pub enum LossCause {
     /// The lease expired: this process, its machine or its heartbeat was stopped for too long.
     Expired,
-    /// Another client was granted the lock.
+    /// The store has another grant in its place, or none: another client was granted the lock, or the entry was deleted.
     TakenOver,
     /// An operator broke it.
     Broken,
@@ -28,10 +28,10 @@ impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "its lease ran out",
-            Self::TakenOver => "another client was granted it",
+            Self::TakenOver => "its grant was removed or replaced at the store",
             Self::Broken => "an operator broke it",
             Self::StoreUnreachable => "the store was out of reach until the lease ran out",
-            Self::SessionGone => "the session that carried it is gone",
+            Self::SessionGone => "its session ended",
             Self::MaxHold => "it was held as long as max_hold allows",
             Self::NoProgress => "no progress was reported in time",
             Self::Released => "it was released",

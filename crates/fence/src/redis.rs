@@ -103,7 +103,7 @@ impl Fence {
     pub fn retain(mut self, retention: Duration) -> Result<Self> {
         if retention < RETENTION.0 || retention > RETENTION.1 {
             return Err(Error::invalid(format!(
-                "a mark cannot be kept for {retention:?}: give one second to ten years"
+                "retention {retention:?} is out of range: give one second to ten years"
             )));
         }
         self.retention = Some(retention);

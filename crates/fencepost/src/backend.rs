@@ -160,7 +160,7 @@ impl Request {
         self
     }
 
-    /// Sets where to tell of a loss.
+    /// Sets the signal to notify of a loss.
     #[must_use]
     pub fn with_loss(mut self, loss: LossSignal) -> Self {
         self.loss = loss;
@@ -312,8 +312,8 @@ pub struct Broken {
     pub label: Label,
     /// The token of the broken grant, if it had one: see [`HolderInfo::token`].
     pub token: Option<Token>,
-    /// Above the broken grant's token and above no later one: where waiters have their tokens already, it may be
-    /// that of the next waiter. Enter it at the fence to shut out the broken holder before another client has the
+    /// Above the broken grant's token and not above any later one: where waiters have their tokens already, it may
+    /// be that of the next waiter. Enter it at the fence to shut out the broken holder before another client has the
     /// lock.
     pub floor: Token,
     /// The holder confirmed that it knows. If not, it may be frozen, cut off, a script, or a third-party client: it

@@ -147,7 +147,7 @@ impl SingleFlight {
             match race(fresh, lock.take(Wait::Until(limit))).await {
                 First::Left(record) => Ok(record.result),
                 First::Right(Ok(guard)) => {
-                    let compute = compute.take().expect("who leads does not fly again");
+                    let compute = compute.take().expect("the leader computes at most once");
                     self.compute(ledger, guard, compute).await
                 }
                 First::Right(Err(error)) => Err(error),

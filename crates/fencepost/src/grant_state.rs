@@ -296,7 +296,7 @@ impl GrantState {
     }
 }
 
-/// When a guard turns lost: before the store can grant the lock again, by 1% of the TTL and 2 ms.
+/// When a guard is lost: before the store can grant the lock again, by 1% of the TTL and 2 ms.
 fn deadline(sent: Moment, ttl: Ttl) -> Moment {
     let ttl = ttl.as_duration();
     sent + ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))

@@ -35,7 +35,7 @@ pub struct Guard {
     release_on_drop: bool,
 }
 
-/// A view of a guard for the work under it. Cheap to clone; it does not keep the lock, and turns lost with the guard.
+/// A view of a guard for the work under it. Cheap to clone; it does not keep the lock, and is lost with the guard.
 #[derive(Clone)]
 pub struct GuardHandle {
     grant_state: Arc<GrantState>,
@@ -99,7 +99,7 @@ impl GuardHandle {
         self.grant_state.remaining()
     }
 
-    /// When the guard turns lost if no renewal succeeds.
+    /// When the guard is lost if no renewal succeeds.
     #[must_use]
     pub fn deadline(&self) -> Moment {
         self.grant_state.status().end()

@@ -2,7 +2,7 @@
 //!
 //! A lock with a TTL is not enough: its holder can freeze past the lease, wake, and overwrite the next holder's work. So
 //! every grant has a fencing [`Token`] that only rises, and a fence at the resource refuses a stale one. And a guard knows
-//! its own deadline: it turns lost before the store can grant the lock again, by a clock that runs on during suspend,
+//! its own deadline: it is lost before the store can grant the lock again, by a clock that runs on during suspend,
 //! without a call to the network.
 //!
 //! ```

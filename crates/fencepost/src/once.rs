@@ -362,7 +362,7 @@ pub(crate) fn name_of(prefix: &str, key: &str) -> Result<LockName> {
 pub(crate) fn check_retention(retention: Duration) -> Result<()> {
     if retention < Duration::from_secs(1) || retention > MAX_RETENTION {
         return Err(Error::invalid(format!(
-            "a record cannot be kept for {retention:?}: give 1s to ten years"
+            "retention {retention:?} is out of range: give 1s to ten years"
         )));
     }
     Ok(())

@@ -95,13 +95,13 @@ impl AcquireOptions {
         let (asked_text, kept_text) = (short(asked), short(kept));
         if kept < asked && self.liveness == Liveness::LeaseOnly {
             return Err(Error::refused(format!(
-                "the {backend} store keeps \"{name}\" for {kept_text}, not for {asked_text}: request a TTL of at \
-                most {kept_text}, or raise the server's limit"
+                "the {backend} store grants \"{name}\" a TTL of {kept_text} instead of the requested {asked_text}: \
+                request a TTL of at most {kept_text}, or raise the server's limit"
             )));
         }
         Ok(Some(format!(
-            "the {backend} store keeps a TTL of {kept_text}, not of {asked_text}: a dead holder's lock is free \
-             after that time"
+            "the {backend} store grants a TTL of {kept_text} instead of the requested {asked_text}: a dead \
+             holder's lock is free after that time"
         )))
     }
 }

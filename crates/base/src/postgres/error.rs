@@ -114,49 +114,53 @@ fn broke(error: &tokio_postgres::Error) -> bool {
     false
 }
 
-fn by_state(state: &SqlState, shown: &str, said: &str, if_cut: Kind) -> StoreError {
+fn by_state(state: &SqlState, shown: &str, server_message: &str, if_cut: Kind) -> StoreError {
     let class = state.code().get(..2).unwrap_or_default();
     match (state, class) {
         (&(SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED), _) => {
-            StoreError::busy(format!("{shown} is too busy with this lock ({said}): retry"))
+            StoreError::busy(format!(
+                "{shown} is too busy with this lock ({server_message}): retry"
+            ))
         }
         (&SqlState::QUERY_CANCELED, _) => StoreError::busy(format!(
-            "{shown} cancelled the statement ({said}): check statement_timeout there"
+            "{shown} cancelled the statement ({server_message}): check statement_timeout there"
         )),
         (&SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::busy(format!(
-            "another transaction at {shown} holds a row of this lock ({said}): end that \
+            "another transaction at {shown} holds a row of this lock ({server_message}): end that \
              transaction, or check lock_timeout there"
         )),
         (&SqlState::TOO_MANY_CONNECTIONS, _) => StoreError::busy(format!(
             "{shown} has no connections left: raise its max_connections, or use a smaller pool (?pool=)"
         )),
         (&SqlState::CANNOT_CONNECT_NOW, _) => {
-            StoreError::busy(format!("{shown} cannot be used now: {said}"))
+            StoreError::busy(format!("{shown} cannot be used now: {server_message}"))
         }
-        (_, "53" | "58") => {
-            StoreError::busy(format!("{shown} is out of a resource ({said}): see its log"))
-        }
-        (_, "57" | "08") => if_cut(format!("{shown} ended the connection: {said}")),
+        (_, "53" | "58") => StoreError::busy(format!(
+            "{shown} is out of a resource ({server_message}): see its log"
+        )),
+        (_, "57" | "08") => if_cut(format!("{shown} ended the connection: {server_message}")),
         // For example after a failover. The name may resolve to the new primary soon, so a wait continues.
         (&SqlState::READ_ONLY_SQL_TRANSACTION, _) => StoreError::unavailable(format!(
-            "{shown} is read-only, perhaps a standby, and grants no locks ({said}): name its \
+            "{shown} is read-only, perhaps a standby, and grants no locks ({server_message}): name its \
              primary, or check default_transaction_read_only there"
         )),
         (&SqlState::INSUFFICIENT_PRIVILEGE, _) => StoreError::refused(format!(
-            "this role may not do that at {shown} ({said}): grant it what docs/backends/postgres.md lists"
+            "this role may not do that at {shown} ({server_message}): grant it what docs/backends/postgres.md lists"
         )),
         (lacking, _) if MISSING.contains(lacking) => StoreError::refused(format!(
-            "{shown} lacks a part of the schema \"fencepost\" ({said}): run `fencepost backend install --on \
+            "{shown} lacks a part of the schema \"fencepost\" ({server_message}): run `fencepost backend install --on \
              URL` as a role that may create it"
         )),
         (&SqlState::SEQUENCE_GENERATOR_LIMIT_EXCEEDED, _) => {
             StoreError::refused(format!("{shown} has no tokens left"))
         }
         (_, "28") => StoreError::refused(format!(
-            "{shown} rejected the credentials ({said}): check the URL, PGPASSWORD and ~/.pgpass"
+            "{shown} rejected the credentials ({server_message}): check the URL, PGPASSWORD and ~/.pgpass"
         )),
-        (_, "3D") => StoreError::refused(format!("{shown}: {said}: create it, or check the URL")),
-        _ => StoreError::refused(format!("{shown} refused: {said} ({})", state.code())),
+        (_, "3D") => {
+            StoreError::refused(format!("{shown}: {server_message}: create it, or check the URL"))
+        }
+        _ => StoreError::refused(format!("{shown} refused: {server_message} ({})", state.code())),
     }
 }
 

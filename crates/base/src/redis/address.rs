@@ -33,7 +33,7 @@ impl Address {
         let address = |host: &Host| {
             let shown = host.to_string();
             let failed = |error: redis::RedisError| {
-                Error::invalid(format!("cannot connect to {shown} as the options say"))
+                Error::invalid(format!("invalid connection options for {shown}: check them"))
                     .with_source(error)
             };
             let info = location(host, encrypted)?.into_connection_info().map_err(failed)?;
@@ -57,9 +57,9 @@ impl Address {
 fn location(host: &Host, encrypted: bool) -> Result<ConnectionAddr> {
     let Host { name, port } = host.clone();
     match (name.as_str(), port) {
-        ("0.0.0.0" | "::", _) => Err(Error::invalid(format!(
-            "\"{name}\" is every address of a server, not one to connect to: name the server"
-        ))),
+        ("0.0.0.0" | "::", _) => {
+            Err(Error::invalid(format!("\"{name}\" is a wildcard address: name the server")))
+        }
         (_, Some(port)) if !host.is_socket() => Ok(if encrypted {
             ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None }
         } else {

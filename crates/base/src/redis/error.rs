@@ -12,42 +12,44 @@ const NO_RESP3: &str = "does not speak RESP3: Redis 6 or later is needed";
 
 /// Classifies an error by the server's reply, or by what happened to the connection.
 pub fn classify(error: &RedisError, shown: &str) -> StoreError {
-    let said = said(error);
+    let server_message = server_message(error);
     match error.kind() {
         Kind::Server(ServerErrorKind::ReadOnly) => StoreError::refused(format!(
             "{shown} is a replica and grants no locks: name its primary"
         )),
         Kind::Server(ServerErrorKind::NoPerm) => in_script(StoreError::refused(format!(
-            "this user may not do that at {shown}: widen its ACL ({said})"
+            "this user may not do that at {shown}: widen its ACL ({server_message})"
         ))),
         Kind::Server(
             ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot,
         ) => StoreError::refused(format!(
             "{shown} is part of a Redis Cluster, which is not supported"
         )),
-        Kind::AuthenticationFailed => wrong_password(shown, &said),
+        Kind::AuthenticationFailed => wrong_password(shown, &server_message),
         Kind::RESP3NotSupported => StoreError::refused(format!("{shown} {NO_RESP3}")),
-        _ => by_code(error.code().unwrap_or_default(), shown, &said),
+        _ => by_code(error.code().unwrap_or_default(), shown, &server_message),
     }
 }
 
 /// Classifies an error by the code at the start of its message.
-fn by_code(code: &str, shown: &str, said: &str) -> StoreError {
-    if let Some(error) = other_layout(said, shown) {
+fn by_code(code: &str, shown: &str, server_message: &str) -> StoreError {
+    if let Some(error) = other_layout(server_message, shown) {
         return error;
     }
     match code {
         "NOAUTH" => StoreError::refused(format!(
             "{shown} requires a password: write it in the URL, redis://:PASSWORD@HOST"
         )),
-        "WRONGPASS" => wrong_password(shown, said),
-        _ if said.contains("unknown command") && said.to_uppercase().contains("HELLO") => {
+        "WRONGPASS" => wrong_password(shown, server_message),
+        _ if server_message.contains("unknown command")
+            && server_message.to_uppercase().contains("HELLO") =>
+        {
             StoreError::refused(format!("{shown} {NO_RESP3}"))
         }
-        _ if said.contains("max number of clients") => StoreError::unavailable(format!(
+        _ if server_message.contains("max number of clients") => StoreError::unavailable(format!(
             "{shown} has no connections left: raise its maxclients"
         )),
-        _ if said.contains("WRONGTYPE") => in_script(StoreError::refused(format!(
+        _ if server_message.contains("WRONGTYPE") => in_script(StoreError::refused(format!(
             "a key of this lock at {shown} holds something other than a lock: use another name, \
              or your own prefix (?prefix=)"
         )))
@@ -60,20 +62,20 @@ fn by_code(code: &str, shown: &str, said: &str) -> StoreError {
         ))),
         "LOADING" => StoreError::unavailable(format!("{shown} is still loading its data")),
         "MISCONF" => in_script(StoreError::unavailable(format!(
-            "{shown} cannot save its data and refuses writes: see its log ({said})"
+            "{shown} cannot save its data and refuses writes: see its log ({server_message})"
         ))),
-        "" => StoreError::no_reply(format!("no connection to {shown}: {said}")),
+        "" => StoreError::no_reply(format!("no connection to {shown}: {server_message}")),
         "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "NOREPLICAS" => {
-            StoreError::unavailable(format!("{shown} cannot take writes now ({said})"))
+            StoreError::unavailable(format!("{shown} cannot take writes now ({server_message})"))
         }
-        _ => in_script(StoreError::refused(format!("{shown} refused: {said}"))),
+        _ => in_script(StoreError::refused(format!("{shown} refused: {server_message}"))),
     }
 }
 
 /// Parses the error of our scripts about keys that another version of fencepost wrote: "LAYOUT VERSION TOKEN". They
 /// report it before they write anything.
-fn other_layout(said: &str, shown: &str) -> Option<StoreError> {
-    let mut words = said.split_once(": LAYOUT ")?.1.split(' ');
+fn other_layout(server_message: &str, shown: &str) -> Option<StoreError> {
+    let mut words = server_message.split_once(": LAYOUT ")?.1.split(' ');
     let (version, token) = (words.next()?, words.next()?.trim_start_matches('0'));
     let lost = match token {
         "" => RECORDS_LOST.to_owned(),
@@ -107,8 +109,10 @@ fn in_script(error: StoreError) -> StoreError {
     error.with_outcome(Outcome::Unknown)
 }
 
-fn wrong_password(shown: &str, said: &str) -> StoreError {
-    StoreError::refused(format!("{shown} rejected the credentials ({said}): check the URL"))
+fn wrong_password(shown: &str, server_message: &str) -> StoreError {
+    StoreError::refused(format!(
+        "{shown} rejected the credentials ({server_message}): check the URL"
+    ))
 }
 
 /// What a key holds that is not ours.
@@ -145,7 +149,7 @@ pub fn is_not_ours(error: &StoreError) -> bool {
 }
 
 /// The server's own message, on one line.
-pub fn said(error: &RedisError) -> String {
+pub fn server_message(error: &RedisError) -> String {
     let words = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),

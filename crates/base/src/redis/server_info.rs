@@ -200,8 +200,8 @@ impl ServerInfo {
             }
         }
         if stored.by_clock && self.off > CLOCKS_AGREE {
-            why.push(format!("its clock is {} off ours", short(self.off)));
-            remedies.push("set both clocks right (NTP)".into());
+            why.push(format!("its clock differs from this host's by {}", short(self.off)));
+            remedies.push("synchronize both clocks (NTP)".into());
         }
         if why.is_empty() {
             return Correctness::Fit;
@@ -222,9 +222,9 @@ impl ServerInfo {
         }
         lines.push(("replicas", self.replicas().map_or_else(unread, |count| count.to_string())));
         let clock = if self.off > CLOCKS_AGREE {
-            format!("{} off ours", short(self.off))
+            format!("differs from this host's by {}", short(self.off))
         } else {
-            "within a second of ours".into()
+            "within a second of this host's".into()
         };
         let jumped = match jumps {
             0 => String::new(),

@@ -206,7 +206,7 @@ pub(crate) const CASES: &[Case] = &[
         lock: true,
         because: "Two people's deployments must run one after the other, and the second must see the first. \
                   Deployments are rare, so any store that everybody can reach is fast enough.",
-        not_given: "A stop of what a first deployment has already sent, if it freezes and is overtaken.",
+        not_given: "Protection from requests that a frozen deployment sent before it lost the lock.",
         start: &[Shell("fencepost run --on URL --wait 30m deploy/shop -- ./deploy shop")],
         page: "docs/which-lock.md",
     },

@@ -172,8 +172,8 @@ async fn once_wait_ends_at_its_timeout(fixture: &Fixture) -> Verdict {
     // After the drop the key is free, and its record does not block the next run.
     drop(run_guard);
     ensure!(run(&theirs, KEY, "two").await?.1, "a dropped run was not taken over");
-    for keep in [Duration::ZERO, Duration::from_hours(20 * 366 * 24)] {
-        let bad = once(&ours, "bad").retain_for(keep).begin().await;
+    for retention in [Duration::ZERO, Duration::from_hours(20 * 366 * 24)] {
+        let bad = once(&ours, "bad").retain_for(retention).begin().await;
         ensure_kind!(bad, ErrorKind::Invalid, "an invalid retention");
     }
     Ok(())

@@ -146,13 +146,13 @@ async fn renewal_extends_a_lease_and_never_shortens_it(fixture: &Fixture) -> Ver
     let (ours, theirs) = fixture.two_clients().await?;
     let owner = fixture.rng().owner();
     let token = granted(&ours, "less", owner, Wait::No).await?;
-    let lengthens = ours.guarantees().can_extend;
+    let can_extend = ours.guarantees().can_extend;
     let less = ours.renew("less", owner, Some(Ttl::new(SHORT)?)).await?.value;
     ensure!(less.token == token, "a renewal changed {token} to {}", less.token);
     let guard = ours.lock("more").ttl(SHORT).lease_only().acquire().await?;
     let (token, end) = (guard.token(), lease_end(&guard));
     let owner = guard.detach();
-    if !lengthens {
+    if !can_extend {
         let more = ours.renew("more", owner, Some(Ttl::new(LONG)?)).await;
         ensure_kind!(more, ErrorKind::Refused, "a store that cannot extend a TTL");
         ours.renew("more", owner, None).await?;

@@ -160,12 +160,12 @@ fn p3_refuses_changes_of_other_positions_and_names() {
 fn p6_refuses_a_retry_with_a_new_token_or_ticket() {
     let (before, after) = (with(&[A]), joined(Machine::above(token(1)), &[A]));
     let reported = [granted(A, 2, None)];
-    refuses(p6_no_orphans_no_doubles, "lost token 1", (&before, &after), &acquire(A), &reported);
+    refuses(p6_no_orphans_no_duplicates, "lost token 1", (&before, &after), &acquire(A), &reported);
 
     let before = with(&[A, B]);
     let reported = [queued(B, 2)];
     refuses(
-        p6_no_orphans_no_doubles,
+        p6_no_orphans_no_duplicates,
         "lost position 1",
         (&before, &before),
         &acquire(B),
@@ -186,22 +186,28 @@ fn p6_refuses_an_owner_that_waits_twice_or_holds_and_waits() {
         let mut wrong = before.clone();
         wrong.queue_unchecked(&name(), waiter(owner));
         let steps = (&before, &wrong);
-        refuses(p6_no_orphans_no_doubles, "has another", steps, &acquire(owner), &[reported]);
+        refuses(p6_no_orphans_no_duplicates, "has another", steps, &acquire(owner), &[reported]);
     }
     let mut wrong = before.clone();
     wrong.queue_unchecked(&name(), waiter(C));
     let reported = [queued(B, 1)];
-    refuses(p6_no_orphans_no_doubles, "two positions", (&before, &wrong), &acquire(B), &reported);
+    refuses(
+        p6_no_orphans_no_duplicates,
+        "two positions",
+        (&before, &wrong),
+        &acquire(B),
+        &reported,
+    );
 }
 
 #[test]
 fn p6_refuses_leftovers() {
     let held = with(&[A]);
-    refuses(p6_no_orphans_no_doubles, "release", (&held, &held), &release(A), &[released(A, 1)]);
+    refuses(p6_no_orphans_no_duplicates, "release", (&held, &held), &release(A), &[released(A, 1)]);
     let cancel = Command::Cancel { name: name(), owner: B };
     let left = with(&[A, B]);
     let reported = [Effect::NotHeld { name: name(), owner: B }];
-    refuses(p6_no_orphans_no_doubles, "cancel", (&left, &left), &cancel, &reported);
+    refuses(p6_no_orphans_no_duplicates, "cancel", (&left, &left), &cancel, &reported);
 }
 
 #[test]

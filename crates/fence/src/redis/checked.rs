@@ -176,12 +176,16 @@ impl Checked {
                 Err(records::mark(name, mark)?.refuses(&fencing))
             }
             (b"damaged", [Value::BulkString(_)]) => Err(records::damaged(name)),
-            (b"failed", [Value::Int(which), Value::BulkString(said)]) => {
-                let (which, said) =
-                    (usize::try_from(*which).unwrap_or_default(), String::from_utf8_lossy(said));
+            (b"failed", [Value::Int(which), Value::BulkString(server_message)]) => {
+                let (which, server_message) = (
+                    usize::try_from(*which).unwrap_or_default(),
+                    String::from_utf8_lossy(server_message),
+                );
                 Err(match commands.get(which.wrapping_sub(1)) {
-                    Some(command) => error::of_command(which, &commands::name(command), &said),
-                    None => error::of_mark(&said),
+                    Some(command) => {
+                        error::of_command(which, &commands::name(command), &server_message)
+                    }
+                    None => error::of_mark(&server_message),
                 })
             }
             _ => Err(error::not_ours()),

@@ -1,6 +1,6 @@
 //! Explains errors of Redis to the user of a fence.
 
-use fencepost_base::redis::error::{classify, said};
+use fencepost_base::redis::error::{classify, server_message};
 use fencepost_base::{Error, ErrorKind};
 use redis::{ErrorKind as Kind, RedisError, ServerErrorKind as Server};
 
@@ -10,7 +10,7 @@ const REPLICA: &str = "this server is a replica, and `enter` writes: name its pr
 #[must_use]
 pub fn explain(error: &RedisError) -> Error {
     // Its text only: the error may quote a command with a password.
-    let said = said(error);
+    let server_message = server_message(error);
     let found = match error.kind() {
         Kind::Server(Server::CrossSlot) => Error::invalid(
             "this is a cluster, and the mark is in another slot than the keys: name one of them \
@@ -33,43 +33,47 @@ pub fn explain(error: &RedisError) -> Error {
         ),
         _ => return classify(error, "the Redis server").into(),
     };
-    found.with_source(said)
+    found.with_source(server_message)
 }
 
 /// A command after the check failed.
-pub(super) fn of_command(which: usize, name: &str, said: &str) -> Error {
+pub(super) fn of_command(which: usize, name: &str, server_message: &str) -> Error {
     let before = match which {
         0 | 1 => "nothing was written but the mark".to_owned(),
         2 => "the one before it was done, those after it were not".to_owned(),
         _ => format!("the {} before it were done, those after it were not", which - 1),
     };
-    Error::new(kind_of(said), format!("command {which}, {name}, failed: {before}; fix it"))
-        .with_source(one_line(said))
+    Error::new(
+        kind_of(server_message),
+        format!("command {which}, {name}, failed: {before}; fix it"),
+    )
+    .with_source(one_line(server_message))
 }
 
 /// The commands ran, but the expiry of the mark could not be set.
-pub(super) fn of_mark(said: &str) -> Error {
-    let error = if said.starts_with("READONLY") {
+pub(super) fn of_mark(server_message: &str) -> Error {
+    let error = if server_message.starts_with("READONLY") {
         Error::refused(REPLICA)
     } else {
         let message = "the commands ran, but the expiry of the mark could not be set (PERSIST, \
                        PEXPIRE): fix the cause, and enter again";
-        Error::new(kind_of(said), message)
+        Error::new(kind_of(server_message), message)
     };
-    error.with_source(one_line(said))
+    error.with_source(one_line(server_message))
 }
 
-fn kind_of(said: &str) -> ErrorKind {
-    match said.split(' ').next().unwrap_or_default() {
+fn kind_of(server_message: &str) -> ErrorKind {
+    match server_message.split(' ').next().unwrap_or_default() {
         "OOM" | "MISCONF" | "NOREPLICAS" | "MASTERDOWN" | "CLUSTERDOWN" => ErrorKind::Unreachable,
         "NOPERM" | "READONLY" => ErrorKind::Refused,
         _ => ErrorKind::Invalid,
     }
 }
 
-fn one_line(said: &str) -> String {
-    let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    said.trim().to_owned()
+fn one_line(server_message: &str) -> String {
+    let server_message: String =
+        server_message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    server_message.trim().to_owned()
 }
 
 /// A reply that our script does not give, perhaps of a proxy.

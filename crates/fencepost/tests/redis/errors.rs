@@ -175,7 +175,7 @@ async fn dead_server_is_unreachable_within_the_limit() {
     assert!(now().since(asked) < SOON / 2);
     fails(client.inspect("x").await, ErrorKind::Unreachable, &[&address]);
     fails(client.list().await, ErrorKind::Unreachable, &[&address]);
-    within(SOON, "the guard turns lost by itself", guard.lost()).await;
+    within(SOON, "the guard is lost by itself", guard.lost()).await;
     let refused = client.lock("x").for_correctness().try_acquire().await;
     fails(refused, ErrorKind::Refused, &["appendonly is no"]);
     // It is back.

@@ -68,7 +68,7 @@ pub(super) fn guarantees(version: Version, voters: usize) -> Guarantees {
         },
         clock_jump: Kept::both("leases use a monotonic clock"),
         partition: Kept::both(
-            "a holder that is cut off turns lost before its lease ends; without a quorum nobody is \
+            "a guard that is cut off is lost before its lease ends; without a quorum nobody is \
                  granted",
         ),
         data_loss: Kept::neither(

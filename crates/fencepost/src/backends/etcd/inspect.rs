@@ -19,7 +19,7 @@ use crate::retry::CALL_TIMEOUT;
 /// How many locks are looked up at once.
 const BATCH: usize = 64;
 /// How long an observer trusts its watch.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A lock at one revision.
 struct LockSnapshot {
@@ -144,7 +144,7 @@ pub(super) async fn changed(
         let (key, range_end) = etcd.prefix.keys(&name).range();
         let what = api::WatchCreateRequest { key, range_end, ..api::WatchCreateRequest::default() };
         let changed = etcd.connection.changed_since(&mut watch, what, seen.revision);
-        let alarm = etcd.clock().alarm(etcd.now() + LOOK_AGAIN);
+        let alarm = etcd.clock().alarm(etcd.now() + POLL_INTERVAL);
         if let First::Left(Err(error)) = race(changed, alarm).await {
             if !error.is_interrupted() {
                 return Err(error);

@@ -104,7 +104,8 @@ async fn take_position(
     let last_two = api::RangeRequest { limit: 2, ..youngest_of(&keys) };
     let mut made = match &request.value {
         None => vec![put(key.clone(), value_of(&request.label), lease)],
-        // All clients read the value as the candidate's proposal, so the mark that it is ours goes into another key.
+        // All clients read the value as the candidate's proposal, so the label, which shows that it is ours, goes into
+        // another key.
         Some(value) => {
             check_value(value)?;
             let label = request.label.as_str().as_bytes().to_vec();

@@ -40,7 +40,7 @@ const ATTEMPTS: usize = 16;
 /// How many records are read at once: with the longest results they fit into one message.
 const PAGE: i64 = 32;
 /// How long we try to revoke a lease without a key: otherwise it stays for the retention of its record.
-const LET_GO_TIMEOUT: Duration = Duration::from_secs(15);
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What to do about a write whose outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,7 +147,7 @@ fn let_go(etcd: &Arc<Shared>, lease: i64) {
     let shared = Arc::clone(etcd);
     let revoke = async move {
         // If etcd cannot be reached, the lease ends by itself.
-        let _ = shared.connection.lease_revoke(lease, shared.now() + LET_GO_TIMEOUT).await;
+        let _ = shared.connection.lease_revoke(lease, shared.now() + REVOKE_TIMEOUT).await;
     };
     etcd.context.tasks.spawn_on(revoke, &etcd.context.runtime);
 }

@@ -35,7 +35,7 @@ fn table(synced: bool, alone: bool, in_step: bool) -> Guarantees {
         },
         clock_jump: Kept::tokens_only("forwards: leases and records end early; backwards: late"),
         partition: Kept::both(
-            "a holder that is cut off turns lost before its lease ends; nobody else is granted",
+            "a guard that is cut off is lost before its lease ends; nobody else is granted",
         ),
         data_loss: Kept::neither(
             "a restored backup has its old sequence: held locks are lost, and tokens fall",

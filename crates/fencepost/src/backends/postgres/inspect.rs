@@ -23,7 +23,7 @@ pub(super) async fn inspect(
     let reply = store.pool.call(Use::Asking, sql, &parameters, limit).await;
     or_empty(store, reply)?.try_map(|rows| match rows.first() {
         Some(row) => Ok(reply::lock_info(name, row)),
-        None if store.create => Err(reply::odd("inspect")),
+        None if store.create => Err(reply::unexpected_reply("inspect")),
         None => Ok(LockInfo::free(name)),
     })
 }

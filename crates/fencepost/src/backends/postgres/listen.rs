@@ -35,7 +35,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The pause if notifications do not arrive.
-const DEAF: Duration = Duration::from_mins(5);
+const RELISTEN_DELAY: Duration = Duration::from_mins(5);
 /// A grant that ends sooner is not worth a connection.
 const BRIEF: Duration = Duration::from_millis(50);
 pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)";
@@ -164,7 +164,7 @@ async fn listen(notifications: Arc<Notifications>) {
                     and holders learn of a break at their next renewal"
                 );
                 drop(pool);
-                notifications.clock.alarm(notifications.clock.now() + DEAF).await;
+                notifications.clock.alarm(notifications.clock.now() + RELISTEN_DELAY).await;
                 continue;
             }
             Err(error) => {

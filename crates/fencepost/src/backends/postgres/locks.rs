@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use super::breaks::{BROKEN, CONFIRMED};
 use super::listen::NOTIFY;
-use super::queue::LOOK_AGAIN;
+use super::queue::POLL_INTERVAL;
 use super::reply::{self, number, text};
 use super::{Postgres, inspect, schema, values};
 use crate::backend::{
@@ -88,8 +88,8 @@ pub(super) async fn poll(
     };
     store.unanswered.settle(*owner, first, noted, &reply);
     reply?.try_map(|rows| {
-        let row = rows.first().ok_or_else(|| reply::odd("acquire"))?;
-        let mut poll_after = LOOK_AGAIN;
+        let row = rows.first().ok_or_else(|| reply::unexpected_reply("acquire"))?;
+        let mut poll_after = POLL_INTERVAL;
         let acquired = match reply::status(row, "acquire")? {
             1 => {
                 let token = reply::token(row, "r_token", "acquire")?;
@@ -103,7 +103,7 @@ pub(super) async fn poll(
                 let ahead = number(row, "r_ahead").unwrap_or(1);
                 // Only the first waiter polls at the lease's end: one is enough.
                 if ahead == 0 {
-                    poll_after = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+                    poll_after = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
                 }
                 Acquired::Queued { ahead }
             }
@@ -194,7 +194,7 @@ async fn renew_once(
     for row in &reply.value {
         let item = number(row, "item").and_then(|item| usize::try_from(item).ok());
         let item = item.and_then(|item| item.checked_sub(1)).filter(|item| *item < batch.len());
-        let item = item.ok_or_else(|| reply::odd("renew"))?;
+        let item = item.ok_or_else(|| reply::unexpected_reply("renew"))?;
         answers[item] = match reply::status(row, "renew")? {
             1 => {
                 let token = reply::token(row, "r_token", "renew")?;
@@ -224,7 +224,7 @@ pub(super) async fn release(
         store.unanswered.clear(owner);
     }
     let token = store.breaks.grants.remove(owner);
-    let row = reply.value.first().ok_or_else(|| reply::odd("release"))?;
+    let row = reply.value.first().ok_or_else(|| reply::unexpected_reply("release"))?;
     let why = why_not(row);
     if let (Some(LossCause::Broken), Some(token)) = (why, token) {
         confirm(store, token).await;
@@ -263,12 +263,12 @@ pub(super) async fn break_lock(
     let parameters: [Parameter<'_>; 3] =
         [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&BROKEN, Type::TEXT)];
     let reply = store.pool.call(Use::Asking, BREAK, &parameters, limit).await?;
-    let row = reply.value.first().ok_or_else(|| reply::odd("break"))?;
+    let row = reply.value.first().ok_or_else(|| reply::unexpected_reply("break"))?;
     let floor = match reply::status(row, "break")? {
         1 => reply::token(row, "r_floor", "break")?,
         // The floor that the first request drew is unknown. The broken token plus one was not granted to
         // anybody, so it works as well.
-        5 => Token::new(seen.get() + 1).map_err(|_| reply::odd("break"))?,
+        5 => Token::new(seen.get() + 1).map_err(|_| reply::unexpected_reply("break"))?,
         _ => return Ok(nothing),
     };
     let notified = race(confirmation.notified(), store.clock.alarm(confirm_until));

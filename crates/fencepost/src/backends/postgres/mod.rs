@@ -194,7 +194,7 @@ impl Observe for Postgres {
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
-        Box::pin(inspect_until_changed(self, &*self.clock, queue::LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, &*self.clock, queue::POLL_INTERVAL, name, seen))
     }
 }
 

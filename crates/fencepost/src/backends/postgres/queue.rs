@@ -9,7 +9,7 @@ use crate::backend::{Acquired, Queue, Request, StoreResult};
 use crate::backends::polling::wait_by_polling;
 
 /// How often a waiter or an observer polls.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn wait(
     store: &Postgres,

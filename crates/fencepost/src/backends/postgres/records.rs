@@ -18,7 +18,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::inspect::or_empty;
-use super::reply::{self, number, odd, text};
+use super::reply::{self, number, text, unexpected_reply};
 use super::{Postgres, schema};
 use crate::backend::{BoxFuture, StoreResult};
 use crate::error::{Error, Result};
@@ -128,12 +128,12 @@ pub(super) async fn claim(store: &Postgres, claim: Claim, limit: Moment) -> Stor
         [(&name, Type::TEXT), (&token, Type::INT8), (&label, Type::TEXT), (&retention, Type::INT8)];
     let reply = call(store, Use::Asking, CLAIM, &parameters, limit).await?;
     reply.try_map(|rows| {
-        let row = rows.first().ok_or_else(|| odd("claim"))?;
+        let row = rows.first().ok_or_else(|| unexpected_reply("claim"))?;
         *store.store_id.lock() = text(row, "r_store");
         if reply::status(row, "claim")? == 1 {
             return Ok(Claimed::Ours);
         }
-        let record = info(row).ok_or_else(|| odd("claim"))?;
+        let record = info(row).ok_or_else(|| unexpected_reply("claim"))?;
         Ok(if record.is_finished() { Claimed::Finished(record) } else { Claimed::Overtaken })
     })
 }
@@ -148,7 +148,7 @@ pub(super) async fn finish(
     let parameters = finish_parameters.parameters((&older, Type::BOOL));
     let reply = call(store, Use::Releasing, FINISH, &parameters, limit).await?;
     reply.try_map(|rows| {
-        let row = rows.first().ok_or_else(|| odd("finish"))?;
+        let row = rows.first().ok_or_else(|| unexpected_reply("finish"))?;
         Ok(reply::status(row, "finish")? == 1)
     })
 }
@@ -178,8 +178,9 @@ async fn read(
     limit: Moment,
 ) -> StoreResult<Vec<RecordInfo>> {
     let reply = call(store, Use::Asking, sql, &[asked], limit).await;
-    or_empty(store, reply)?
-        .try_map(|rows| rows.iter().map(|row| info(row).ok_or_else(|| odd("look up"))).collect())
+    or_empty(store, reply)?.try_map(|rows| {
+        rows.iter().map(|row| info(row).ok_or_else(|| unexpected_reply("look up"))).collect()
+    })
 }
 
 pub(super) async fn forget(
@@ -195,7 +196,7 @@ pub(super) async fn forget(
     reply.try_map(|rows| {
         let gone: Option<bool> = rows.first().and_then(|row| row.try_get(0).ok());
         // A retry may find that the first request was executed.
-        Ok(gone.ok_or_else(|| odd("forget"))? || retried)
+        Ok(gone.ok_or_else(|| unexpected_reply("forget"))? || retried)
     })
 }
 
@@ -214,7 +215,7 @@ impl transaction::Transaction for Transaction<'_> {
                     Ok(5) => Err(transaction::recorded_already(&finish.name)),
                     Ok(6) => Err(transaction::unseen(&finish.name)),
                     Ok(7) => Err(transaction::recorded_twice(&finish.name)),
-                    _ => Err(odd("finish").into()),
+                    _ => Err(unexpected_reply("finish").into()),
                 },
                 Err(error) => Err(not_recorded(&finish.name, &error)),
             }

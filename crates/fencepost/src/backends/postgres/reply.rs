@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use crate::backend::{HolderInfo, LockInfo, WaiterInfo};
 use crate::store_error::StoreError;
 
-pub(super) fn odd(verb: &str) -> StoreError {
+pub(super) fn unexpected_reply(verb: &str) -> StoreError {
     StoreError::refused(format!(
         "unexpected reply to {verb}: check that fencepost created the schema \"fencepost\""
     ))
@@ -16,7 +16,7 @@ pub(super) fn odd(verb: &str) -> StoreError {
 
 /// The first columns of a reply.
 pub(super) fn status(row: &Row, verb: &str) -> Result<i32, StoreError> {
-    row.try_get("status").map_err(|_| odd(verb))
+    row.try_get("status").map_err(|_| unexpected_reply(verb))
 }
 
 /// A number that may be missing; zero if it is negative, as for a span when the clock was set back.
@@ -30,12 +30,14 @@ pub(super) fn text(row: &Row, column: &str) -> Option<String> {
 }
 
 pub(super) fn token(row: &Row, column: &str, verb: &str) -> Result<Token, StoreError> {
-    number(row, column).and_then(|token| Token::new(token).ok()).ok_or_else(|| odd(verb))
+    number(row, column)
+        .and_then(|token| Token::new(token).ok())
+        .ok_or_else(|| unexpected_reply(verb))
 }
 
 pub(super) fn ttl(row: &Row, column: &str, verb: &str) -> Result<Ttl, StoreError> {
     let ttl = number(row, column).map(Duration::from_millis);
-    ttl.and_then(|ttl| Ttl::new(ttl).ok()).ok_or_else(|| odd(verb))
+    ttl.and_then(|ttl| Ttl::new(ttl).ok()).ok_or_else(|| unexpected_reply(verb))
 }
 
 /// The holder of a lock, as far as a row shows.

@@ -93,8 +93,8 @@ impl ServerInfo {
     pub(super) async fn read(pool: &Pool) -> Result<Self, StoreError> {
         let before = wall();
         let received = pool.call_outside(READ, &[]).await?;
-        let row = received.value.first().ok_or_else(|| reply::odd("what it is"))?;
-        Self::of(row, before, wall()).map_err(|_| reply::odd("what it is"))
+        let row = received.value.first().ok_or_else(|| reply::unexpected_reply("what it is"))?;
+        Self::of(row, before, wall()).map_err(|_| reply::unexpected_reply("what it is"))
     }
 
     /// `before` and `after` are our wall clock at the request and at the reply.
@@ -228,8 +228,8 @@ impl ServerInfo {
             );
         }
         if self.off > CLOCKS_AGREE {
-            why.push(format!("its clock is {} off ours", short(self.off)));
-            remedies.push("set both clocks right (NTP)".into());
+            why.push(format!("its clock differs from this host's by {}", short(self.off)));
+            remedies.push("synchronize both clocks (NTP)".into());
         }
         if why.is_empty() {
             return Correctness::Fit;
@@ -252,9 +252,9 @@ impl ServerInfo {
             let _ = write!(standbys, "; synchronous_standby_names = '{}'", self.demanded);
         }
         let clock = if self.off > CLOCKS_AGREE {
-            format!("{} off ours", short(self.off))
+            format!("differs from this host's by {}", short(self.off))
         } else {
-            "within a second of ours".into()
+            "within a second of this host's".into()
         };
         vec![
             ("server", format!("PostgreSQL {}", self.version)),

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use fencepost_core::{LockName, Moment, Token};
 
 use super::new_file::is_empty;
-use super::queue::LOOK_AGAIN;
+use super::queue::POLL_INTERVAL;
 use super::{Sqlite, SqliteOptions, guarantees};
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
@@ -141,7 +141,7 @@ impl Observe for Absent {
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
-        Box::pin(inspect_until_changed(self, &*self.context.clock, LOOK_AGAIN, name, seen))
+        Box::pin(inspect_until_changed(self, &*self.context.clock, POLL_INTERVAL, name, seen))
     }
 }
 

@@ -117,8 +117,8 @@ fn older_layout(db: &Connection, path: &Path, version: i32) -> Result<Error> {
     let path = path.display();
     Ok(Error::refused(format!(
         "{path} has layout {version} and this fencepost knows layout {VERSION}: stop the programs \
-         that use it, create another file (`fencepost --on sqlite:NEW run x true`), raise its tokens above \
-         {last} (`sqlite3 NEW \"UPDATE fencepost_store SET last_token = max(last_token, {last})\"`), and \
+         that use it, create another file (`fencepost --on sqlite:NEW run x -- true`), raise its tokens \
+         above {last} (`sqlite3 NEW \"UPDATE fencepost_store SET last_token = max(last_token, {last})\"`), and \
          start the programs with that one; work that is recorded in this file will run again"
     )))
 }

@@ -18,7 +18,7 @@ use crate::race::{First, race};
 const LOOK_SOON: Duration = Duration::from_millis(1);
 
 /// How often a waiter or an observer polls.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Waits at the position that this client took.
 pub(super) async fn wait(store: &Sqlite, request: Request, limit: Moment) -> StoreResult<Acquired> {
@@ -101,7 +101,7 @@ struct Watched {
 
 impl Watched {
     const fn none() -> Self {
-        Self { holder: None, gone: None, delay: LOOK_AGAIN }
+        Self { holder: None, gone: None, delay: POLL_INTERVAL }
     }
 
     /// Watches this holder from now on, unless it is watched already.
@@ -123,7 +123,7 @@ impl Watched {
     /// children may have inherited the grant.
     fn next_poll_delay(&mut self) -> Duration {
         let delay = self.delay;
-        self.delay = (delay * 2).min(LOOK_AGAIN);
+        self.delay = (delay * 2).min(POLL_INTERVAL);
         delay
     }
 

@@ -8,7 +8,7 @@ pub(super) fn of(correctness: Correctness) -> Guarantees {
     // It is unfit if sessions may end before their guards know (server_info.rs).
     let in_time = match &correctness {
         Correctness::Fit => Kept::both(
-            "a holder that is cut off turns lost before its session ends; without a quorum nobody \
+            "a guard that is cut off is lost before its session ends; without a quorum nobody \
              is granted",
         ),
         Correctness::Unfit { .. } => {

@@ -17,7 +17,7 @@ use crate::retry::CALL_TIMEOUT;
 /// How many directories are read at once.
 const AT_ONCE: usize = 64;
 /// How long an observer trusts a watch.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// One lock, with the node of its holder.
@@ -169,7 +169,7 @@ impl Shared {
                 return Ok(reply.map(|(info, _)| info));
             }
             let (info, held_by) = reply.value;
-            let moved = race(&mut event, self.context.clock.alarm(self.now() + LOOK_AGAIN));
+            let moved = race(&mut event, self.context.clock.alarm(self.now() + POLL_INTERVAL));
             let value = info.holder.and_then(|holder| holder.value);
             match value.zip(held_by) {
                 Some((value, node)) => {

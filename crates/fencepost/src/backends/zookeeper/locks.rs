@@ -249,7 +249,7 @@ pub(super) async fn release(
     match release_state {
         ReleaseState::Gone(released) => Ok(released),
         ReleaseState::Failing(error) => Err(error),
-        ReleaseState::Asked => Err(StoreError::no_reply(format!(
+        ReleaseState::Requested => Err(StoreError::no_reply(format!(
             "no ZooKeeper server of {} answered the release of \"{}\"",
             shared.servers.shown(),
             id.name
@@ -265,10 +265,10 @@ pub(super) fn start_release(
 ) -> watch::Receiver<ReleaseState> {
     // From here on the acquire sends nothing more: our requests come after all of its own.
     position.stop();
-    let (told, first) = position.release_state();
-    let heard = told.subscribe();
+    let (sender, first) = position.release_state();
+    let receiver = sender.subscribe();
     if !first {
-        return heard;
+        return receiver;
     }
     // A client that closes waits for the first attempts.
     let mut tracked = Some(shared.context.tasks.token());
@@ -277,14 +277,14 @@ pub(super) fn start_release(
     runtime.spawn(async move {
         let (clock, mut unknown) = (&*shared.context.clock, false);
         let mut released = loop {
-            let attempt = |_| let_go(&shared, &position);
+            let attempt = |_| release_nodes(&shared, &position);
             match retry(clock, clock.now() + CALL_TIMEOUT, attempt).await {
                 Ok(released) => break released,
                 Err(error) => {
                     unknown |= error.outcome() == Outcome::Unknown;
                     drop(tracked.take());
                     let refused = !error.is_transient();
-                    told.send_replace(ReleaseState::Failing(error));
+                    sender.send_replace(ReleaseState::Failing(error));
                     // A missing permission may be permanent, but the release must be retried.
                     if refused {
                         clock.alarm(clock.now() + LATER).await;
@@ -300,14 +300,14 @@ pub(super) fn start_release(
         {
             shared.close_later(&session);
         }
-        told.send_replace(ReleaseState::Gone(released));
+        sender.send_replace(ReleaseState::Gone(released));
         drop(tracked);
     });
-    heard
+    receiver
 }
 
 /// Deletes the nodes of this position, once. `NotHeld` says why there were none.
-async fn let_go(
+async fn release_nodes(
     shared: &Shared,
     position: &Position,
 ) -> Result<(Result<(), NotHeld>, Moment), StoreError> {

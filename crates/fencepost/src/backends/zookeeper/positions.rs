@@ -94,7 +94,7 @@ pub(super) struct QueueView {
 /// The state of its release.
 #[derive(Clone, Debug)]
 pub(super) enum ReleaseState {
-    Asked,
+    Requested,
     /// The last attempt failed; there will be others.
     Failing(StoreError),
     /// Nothing of it is left; or nothing was there, with the cause if that is known.
@@ -180,9 +180,9 @@ impl Position {
     pub(super) fn release_state(&self) -> (watch::Sender<ReleaseState>, bool) {
         let mut state = self.state();
         let first = state.release_state.is_none();
-        let told =
-            state.release_state.get_or_insert_with(|| watch::Sender::new(ReleaseState::Asked));
-        (told.clone(), first)
+        let sender =
+            state.release_state.get_or_insert_with(|| watch::Sender::new(ReleaseState::Requested));
+        (sender.clone(), first)
     }
 
     pub(super) fn is_over(&self) -> bool {

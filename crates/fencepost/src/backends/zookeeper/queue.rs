@@ -33,7 +33,7 @@ use crate::retry::{CALL_TIMEOUT, retry};
 /// How often the directory may be deleted while we use it.
 const VANISHED: usize = 8;
 /// The last read of a waiter may take this long beyond its limit.
-const LAST_LOOK: Duration = Duration::from_millis(100);
+const LAST_READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Tries once: takes a position, and says whether it is the first. `Queue::Skip` gives up any other position.
 pub(super) async fn try_acquire(
@@ -143,7 +143,7 @@ impl QueueEntry {
         let (clock, mut outage) = (&*self.shared.context.clock, Outage::default());
         loop {
             let _kept = self.keep_alive();
-            let last = (clock.now() + CALL_TIMEOUT).min(limit + LAST_LOOK);
+            let last = (clock.now() + CALL_TIMEOUT).min(limit + LAST_READ_TIMEOUT);
             let (seen, before) = match retry(clock, last, |_| self.look_before()).await {
                 Ok(Reply { value: Some(seen), .. }) => seen,
                 Ok(_) => return Ok(Reply::new(Acquired::PositionLost, clock.now())),

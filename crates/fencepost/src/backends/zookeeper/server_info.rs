@@ -15,7 +15,7 @@ use crate::race::{First, race};
 use crate::url::Host;
 
 /// The timeout of a server's answer.
-const TELL: Duration = Duration::from_millis(500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longer than the answer to any of these words.
 const LONGEST: usize = 64 << 10;
 /// The node in which the servers keep the members of the ensemble.
@@ -65,7 +65,7 @@ impl ServerInfo {
         });
         let control = shared.control();
         let config = control.data(CONFIG);
-        let limit = servers.clock.alarm(servers.clock.now() + TELL);
+        let limit = servers.clock.alarm(servers.clock.now() + REPLY_TIMEOUT);
         let replies = futures_util::future::join_all(requests);
         let (replies, config) = futures_util::future::join(replies, race(config, limit)).await;
         let session = control.timeouts();
@@ -224,7 +224,7 @@ async fn ask(servers: &Servers, host: &Host, word: &str) -> Option<String> {
         let text = String::from_utf8_lossy(frame_stream.rest()).into_owned();
         (!text.is_empty()).then_some(text)
     };
-    match race(reply, servers.clock.alarm(servers.clock.now() + TELL)).await {
+    match race(reply, servers.clock.alarm(servers.clock.now() + REPLY_TIMEOUT)).await {
         First::Left(reply) => reply,
         First::Right(()) => None,
     }

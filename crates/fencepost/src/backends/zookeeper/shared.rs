@@ -336,7 +336,7 @@ pub(super) fn ttl_of(session: &Session) -> Result<Ttl, StoreError> {
     let timeout = session.timeout();
     lease(timeout).ok_or_else(|| {
         StoreError::refused(format!(
-            "the server keeps a session for only {timeout:?}: raise its maxSessionTimeout"
+            "the server's session timeout is only {timeout:?}: raise its maxSessionTimeout"
         ))
     })
 }

@@ -19,8 +19,9 @@
 //! Credit of an earlier connection does not count, since its server may have been cut off when it answered.
 //!
 //! *Where that ends:* a leader that was paused may end sessions before it receives the pings that it missed. If it was
-//! paused for more than a quarter of the timeout less half a tick, `base` may not have arrived. Tokens still rise then;
-//! the fence must stop the old holder.
+//! paused for more than a quarter of the timeout less half a tick, `base` may not have arrived. The same holds if the
+//! leader's pings take that long to reach the follower, because it was paused or the network was slow, and the link
+//! between the two breaks before the follower answers. Tokens still rise then; the fence must stop the old holder.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -247,9 +247,9 @@ impl Session {
         if *self.core.state.borrow() == State::Up {
             return Ok(());
         }
-        let (ready, told) = oneshot::channel();
+        let (ready, receiver) = oneshot::channel();
         let _ = self.orders.send(Order::Ready(ready));
-        told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))
+        receiver.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))
     }
 
     /// Ends it at the server.
@@ -272,10 +272,10 @@ impl Session {
         read: fn(&[u8]) -> Result<T, Malformed>,
     ) -> impl Answer<(T, Moment)> + use<T> {
         self.core.used.store(self.core.clock.now().as_nanos(), Ordering::Relaxed);
-        let (answer, told) = oneshot::channel();
+        let (answer, receiver) = oneshot::channel();
         let _ = self.orders.send(Order::Ask { op, watch, answer });
         async move {
-            let reply = told.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))?;
+            let reply = receiver.await.unwrap_or_else(|_| Err(Code::SessionGone.into()))?;
             let value = read(&reply.body).map_err(|Malformed| malformed("the server"))?;
             Ok((value, reply.counts))
         }
@@ -297,8 +297,8 @@ impl Core {
     /// request, whose reply has just come.
     fn shorten(&self, sent: Moment, timeout: Duration) {
         tracing::warn!(
-            "a server of {} keeps a session for {timeout:?}, less than the previous one: give all servers the \
-            same minSessionTimeout and maxSessionTimeout",
+            "the session timeout of a server of {} is only {timeout:?}, less than the previous one: give all \
+            servers the same minSessionTimeout and maxSessionTimeout",
             self.servers.shown()
         );
         for dependent in self.dependents.lock().iter().filter(|one| one.is_connected()) {
