@@ -30,6 +30,36 @@ async fn lock_survives_a_crash_and_tokens_keep_rising() {
     assert!(next.token() > token, "{} after {token}", next.token());
 }
 
+/// A release that wakes a waiter is answered once it is on disk, though the waiter is woken before. The control shows that
+/// the step itself does not wait.
+#[tokio::test]
+async fn release_that_wakes_a_waiter_survives_a_crash() {
+    const WAITER: &str = "00000000-0000-0000-0000-000000000001";
+    // The server syncs nothing on its own.
+    let server = Postgres::builder().setting("wal_writer_delay", "10s").start().unwrap();
+    let (ours, theirs) = two(&server.url()).await;
+    for (name, answered) in [("x", true), ("control", false)] {
+        let guard = ours.lock(name).ttl(LONG).acquire().await.unwrap();
+        let (channel, owner) = ("0".repeat(32), guard.owner().reveal());
+        let queue = format!(
+            "select fencepost.acquire('{name}', '{WAITER}', 30000, 'waiter', 'fencepost_{channel}')"
+        );
+        server.psql(&queue).unwrap();
+        if answered {
+            guard.release().await.unwrap();
+        } else {
+            let release = format!(
+                "select r_unsynced from fencepost.release('{name}', '{owner}', 60000, false)"
+            );
+            assert_eq!(server.psql(&release).unwrap().trim(), "t");
+        }
+        server.restart().unwrap();
+        until("they are connected again", async || theirs.inspect(name).await.is_ok()).await;
+        let held = theirs.inspect(name).await.unwrap().holder.is_some();
+        assert_eq!(held, !answered, "{name}");
+    }
+}
+
 /// The waiter's connections end with the server. It keeps waiting, and is granted.
 #[tokio::test]
 async fn waiter_survives_a_crash() {

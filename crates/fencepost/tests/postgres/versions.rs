@@ -10,8 +10,8 @@ use crate::records::runs;
 
 const LOCKS_1: &str = include_str!("../../src/backends/postgres/locks.sql");
 /// The grants that the docs gave at that time.
-const GRANTS_1: &str = "fencepost.acquire, fencepost.renew, fencepost.release, fencepost.break_lock, \
-                        fencepost.inspect, fencepost.list, fencepost.gc_locks";
+const GRANTS_1: &str = "fencepost.acquire, fencepost.renew, fencepost.release, fencepost.is_released, \
+                        fencepost.break_lock, fencepost.inspect, fencepost.list, fencepost.gc_locks";
 /// Everything that locks consist of.
 const LOCKS: &str = "select string_agg(d, '' order by d) from (
     select pg_get_functiondef(p.oid) || p.proacl::text as d from pg_proc p

@@ -13,8 +13,8 @@ use super::queue::POLL_INTERVAL;
 use super::reply::{self, number, text};
 use super::{Postgres, inspect, schema, values};
 use crate::backend::{
-    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Queue, Renewal, Renewals, Renewed, Reply,
-    Request, StoreResult,
+    Acquired, Broken, Grant, GrantId, LossCause, NotHeld, Outcome, Queue, Renewal, Renewals,
+    Renewed, Reply, Request, StoreResult,
 };
 use crate::backends::polling::{Polled, join_by_polling};
 use crate::postgres::{Parameter, Use};
@@ -27,6 +27,7 @@ const REMEMBER: i64 = 60_000;
 const BATCH: usize = 500;
 const ACQUIRE: &str = "SELECT * FROM fencepost.acquire($1, $2::uuid, $3, $4, $5)";
 const RELEASE: &str = "SELECT * FROM fencepost.release($1, $2::uuid, $3, $4)";
+const IS_RELEASED: &str = "SELECT fencepost.is_released($1, $2::uuid)";
 /// It notifies in the transaction that breaks. If it was sent twice, it notifies again.
 const BREAK: &str = "SELECT b.*, CASE WHEN b.status OPERATOR(pg_catalog.>) 0 \
                      THEN pg_catalog.pg_notify($3, $2::pg_catalog.text) END \
@@ -219,7 +220,17 @@ pub(super) async fn release(
     let (name, id) = (name.as_str(), owner.reveal());
     let parameters: [Parameter<'_>; 4] =
         [(&name, Type::TEXT), (&id, Type::TEXT), (&REMEMBER, Type::INT8), (&late, Type::BOOL)];
-    let reply = store.pool.call(Use::Releasing, RELEASE, &parameters, limit).await?;
+    let mut reply = store.pool.call(Use::Releasing, RELEASE, &parameters, limit).await?;
+    // It woke a waiter before it was on disk. The answer waits until it is (P10).
+    while reply.value.first().and_then(|row| row.try_get("r_unsynced").ok()) == Some(true) {
+        let synced = store.pool.call(Use::Releasing, IS_RELEASED, &parameters[..2], limit).await;
+        let synced = synced.map_err(|error| error.with_outcome(Outcome::Unknown))?;
+        if synced.value.first().and_then(|row| row.try_get(0).ok()) == Some(true) {
+            break;
+        }
+        reply = store.pool.call(Use::Releasing, RELEASE, &parameters, limit).await?;
+        reply.retried = true;
+    }
     if late {
         store.unanswered.clear(owner);
     }

@@ -76,14 +76,16 @@ BEGIN
   RETURN first;
 END $$;
 
--- Notifies the first waiter only that the lock is free. Not by its whole owner id, which is a secret.
-CREATE FUNCTION fencepost.wake(p_name text, p_now timestamptz) RETURNS void
+-- Notifies the first waiter only that the lock is free; false if there is none. Not by its whole owner id, which is a
+-- secret.
+CREATE FUNCTION fencepost.wake(p_name text, p_now timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   first uuid := fencepost.first_waiter(p_name, p_now);
 BEGIN
   PERFORM pg_notify(w.channel, left(w.owner::text, 8))
      FROM fencepost.waiters w WHERE w.name = p_name AND w.owner = first;
+  RETURN FOUND;
 END $$;
 
 -- Whether there is a waiter or a withdrawn owner, which the fast paths do not look for.
@@ -268,10 +270,12 @@ END $$;
 
 -- Ends what the owner has: the lock, or its position. If the owner has nothing, its acquire may still arrive, because
 -- this release overtook it: the owner is withdrawn for `p_remember` ms, and such an acquire is refused. `p_unanswered`
--- says that one may arrive in any case.
---   1 released     0 not held: why
+-- says that one may arrive in any case. If it wakes a waiter, that does not wait for the disk: the grant that follows is
+-- synced, and the release with it. But a crash before that undoes the release, so the caller then calls `is_released`.
+--   1 released: whether it is yet to be synced     0 not held: why
 CREATE FUNCTION fencepost.release(
-  p_name text, p_owner uuid, p_remember bigint, p_unanswered boolean, OUT status int, OUT r_why text)
+  p_name text, p_owner uuid, p_remember bigint, p_unanswered boolean, OUT status int, OUT r_why text,
+  OUT r_unsynced boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1400 ms' AS $$
 DECLARE
   r fencepost.locks;
@@ -280,7 +284,7 @@ DECLARE
   others boolean;
   waited boolean;
 BEGIN
-  status := 1;
+  status := 1; r_unsynced := false;
   IF NOT p_unanswered THEN
     UPDATE fencepost.locks l SET owner = NULL, expires = clock_timestamp()
      WHERE l.name = p_name AND l.owner = p_owner AND NOT l.slow_path AND l.expires > clock_timestamp();
@@ -299,7 +303,12 @@ BEGIN
     ON CONFLICT (name, owner) DO UPDATE SET expires = excluded.expires;
   END IF;
   IF NOT others THEN
-    PERFORM fencepost.wake(p_name, now);
+    r_unsynced := fencepost.wake(p_name, now);
+  END IF;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    r_unsynced := false;
+  ELSIF r_unsynced THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
   UPDATE fencepost.locks l
      SET owner = CASE WHEN others THEN l.owner END,
@@ -309,6 +318,15 @@ BEGIN
   IF NOT (held OR waited) THEN
     status := 0; r_why := fencepost.why_not(r, p_owner, now);
   END IF;
+END $$;
+
+-- Whether the owner's release is on disk, now that this is committed. False if a crash has undone it.
+CREATE FUNCTION fencepost.is_released(p_name text, p_owner uuid) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  -- Only a transaction that writes something waits for the disk.
+  PERFORM pg_logical_emit_message(true, 'fencepost', '');
+  RETURN NOT EXISTS (SELECT FROM fencepost.locks l WHERE l.name = p_name AND l.owner = p_owner);
 END $$;
 
 -- Ends the grant that has this token, and draws a token above it.
@@ -398,5 +416,5 @@ END $$;
 REVOKE ALL ON FUNCTION
   fencepost.position_ttl, fencepost.ms_between, fencepost.first_waiter, fencepost.wake, fencepost.needs_slow_path,
   fencepost.lock_row, fencepost.check_request, fencepost.why_not, fencepost.acquire, fencepost.renew, fencepost.release,
-  fencepost.break_lock, fencepost.inspect, fencepost.list, fencepost.gc_locks
+  fencepost.is_released, fencepost.break_lock, fencepost.inspect, fencepost.list, fencepost.gc_locks
 FROM PUBLIC;

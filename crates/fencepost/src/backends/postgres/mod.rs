@@ -16,6 +16,10 @@
 //! leases early or late; tokens still rise. So a lock here is fit for correctness only on a server that syncs, and whose
 //! standbys, if any, are all synchronous (`server_info.rs`).
 //!
+//! *What is synced:* every grant, renewal and break, before it is answered. A release that wakes a waiter is committed
+//! without a sync, so that the waiter does not wait for two: the sync of its grant includes the release, which comes before
+//! it in the log. The release is answered after a sync of its own; if a crash undid it, it is repeated (locks.rs).
+//!
 //! *Waiting:* waiters are in a queue beside the lock, by arrival, and each poll, every 250 ms, keeps a position alive. A
 //! release notifies the first waiter only (NOTIFY is not free, so it is sent only if there is a waiter); nobody else gets
 //! the free lock while the first one's position is kept. A client LISTENs on a connection of its own from its first wait
