@@ -140,7 +140,7 @@ async fn take_position(
     let term = entered.value.header.map(|header| header.raft_term).filter(|_| !old);
     let Some((made, mut ahead)) = position(&keys, lease, entered.value) else { return Ok(reply) };
     if matches!(ahead, Ahead::Unknown) {
-        let (Some(seen), _) = look(etcd, &keys, (lease, made), limit).await? else {
+        let (Some(seen), _) = look(etcd, &keys, (lease, made), None, limit).await? else {
             return Ok(reply);
         };
         ahead = seen;

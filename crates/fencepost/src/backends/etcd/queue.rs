@@ -10,10 +10,16 @@
 //! count (etcd#11456).
 //!
 //! *From when a grant counts:* from the last renewal of its position, or from the request of its lease if that is later.
-//! So one read is enough to hand a lock over. That read is in the term in which the renewal was answered: so the leader
-//! that answered it led until then, and keeps the lease for a TTL from the renewal; a later leader keeps it for a TTL from
-//! its own election. The key was never deleted, so the lease was not revoked. A position is renewed before it is granted
-//! if that term is over, if its lease may be older than we know, or if less than two thirds of its lease are left.
+//! A lease that was granted is in the log. A renewal is followed by a read that goes through the cluster, in the same term:
+//! so the leader that answered it led then, and keeps the lease for a TTL from the renewal; a later leader keeps it for a
+//! TTL from its own election. A position is renewed before it is granted if that term is over, if its lease may be older
+//! than we know, or if less than two thirds of its lease are left.
+//!
+//! *The read that grants* is answered by the member alone, if that has reached the revision at which the key ahead was
+//! deleted. It need not be newer: no older key can appear any more, and a position that was deleted before it became first
+//! is gone at that revision too. One that is deleted after that was the holder's, as after any read; its watch reports it
+//! (`holder_watch.rs`). A read through the cluster would wait for the requests that are being committed, which are those of
+//! the process that has just released.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,6 +66,10 @@ pub(super) enum Ahead {
     /// This key, as of this revision.
     Key {
         key: Vec<u8>,
+        revision: i64,
+    },
+    /// Unknown. The key that was ahead may have gone by this revision, which the current member has reached.
+    Changed {
         revision: i64,
     },
     /// Unknown, or no longer known.
@@ -111,16 +121,23 @@ pub(super) fn position(
     Some((own.create_revision, ahead))
 }
 
-/// What is ahead of this position now, and in which term. `None` if the position is gone.
+/// What is ahead of this position now, and in which term. `None` if the position is gone. If the member has reached the
+/// revision `reached`, it answers alone; otherwise the cluster does.
 pub(super) async fn look(
     etcd: &Shared,
     keys: &LockKeys,
     (lease, made): (i64, i64),
+    mut reached: Option<i64>,
     limit: Moment,
 ) -> Result<(Option<Ahead>, u64), StoreError> {
-    let own = range_of((keys.key(lease), Vec::new()));
-    let mut older =
-        api::RangeRequest { limit: 1, max_create_revision: made - 1, ..youngest_of(keys) };
+    let serializable = reached.is_some();
+    let mut own = api::RangeRequest { serializable, ..range_of((keys.key(lease), Vec::new())) };
+    let mut older = api::RangeRequest {
+        limit: 1,
+        max_create_revision: made - 1,
+        serializable,
+        ..youngest_of(keys)
+    };
     loop {
         let txn = api::TxnRequest {
             success: vec![get(own.clone()), get(older.clone())],
@@ -129,6 +146,11 @@ pub(super) async fn look(
         let answer = etcd.connection.txn(&txn, limit).await?.value;
         let header = answer.header.unwrap_or_default();
         let (revision, term) = (header.revision, header.raft_term);
+        if reached.take_if(|reached| revision < *reached).is_some() {
+            // Another member answered.
+            (own.serializable, older.serializable) = (false, false);
+            continue;
+        }
         let mut found = ranges_of(answer).into_iter();
         let own = found.next().unwrap_or_default().pop();
         let still_ours = |own: &api::KeyValue| own.create_revision == made && keys.contends(own);
@@ -228,7 +250,11 @@ async fn step<'a>(
 ) -> Result<Option<Waited>, StoreError> {
     let now = etcd.now();
     let due = !position.may_count(now);
-    if due || matches!(position.ahead, Ahead::Unknown) {
+    let reached = match position.ahead {
+        Ahead::Changed { revision } if !due => Some(revision),
+        _ => None,
+    };
+    if due || reached.is_some() || matches!(position.ahead, Ahead::Unknown) {
         let call_limit = (now + CALL_TIMEOUT).min(limit + OVERTIME);
         let renewal = if due {
             Some(etcd.connection.lease_keep_alive(&[position.lease], call_limit).await?)
@@ -236,7 +262,7 @@ async fn step<'a>(
             None
         };
         let own_key = (position.lease, position.made);
-        let (ahead, read_in) = look(etcd, keys, own_key, call_limit).await?;
+        let (ahead, read_in) = look(etcd, keys, own_key, reached, call_limit).await?;
         let Some(ahead) = ahead else { return Ok(Some(Waited::Gone)) };
         let renewal =
             renewal.map(|kept| (kept.sent, kept.value.into_iter().next().unwrap_or_default()));
@@ -268,15 +294,16 @@ async fn step<'a>(
     }
     let changed = etcd.connection.changed_since(watch, deletion_of(key.clone()), *revision);
     let alarm = etcd.clock().alarm(heartbeat_due(position.sent, position.ttl).min(limit));
-    match race(changed, alarm).await {
+    position.ahead = match race(changed, alarm).await {
+        First::Left(Ok(revision)) => Ahead::Changed { revision },
         First::Left(Err(error)) if error.is_interrupted() => {
             etcd.clock().alarm((etcd.now() + REWATCH_DELAY).min(limit)).await;
+            Ahead::Unknown
         }
         First::Left(Err(error)) => return Err(error),
         First::Right(()) if etcd.now() >= limit => return Ok(Some(Waited::TooLate)),
-        First::Left(Ok(())) | First::Right(()) => {}
-    }
-    position.ahead = Ahead::Unknown;
+        First::Right(()) => Ahead::Unknown,
+    };
     Ok(None)
 }
 

@@ -145,14 +145,15 @@ impl Connection {
         Ok(WatchStream { connection: self, stream, at, failures })
     }
 
-    /// Resolves when the watched range has changed since this revision, by the open watch or by a new one. Fails if the
-    /// member is gone or has no leader, or if revisions that we had not seen were compacted.
+    /// Resolves when the watched range has changed since this revision, by the open watch or by a new one, with a revision
+    /// that the member has reached. Fails if the member is gone or has no leader, or if revisions that we had not seen were
+    /// compacted.
     pub(super) async fn changed_since<'a>(
         &'a self,
         watch: &mut Option<Watch<'a>>,
         what: api::WatchCreateRequest,
         revision: i64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<i64, StoreError> {
         let good = |open: &Watch<'_>| open.key == what.key && open.stream.is_good();
         let (open, since) = match watch.take().filter(good) {
             Some(open) => (open, 0),
@@ -162,12 +163,12 @@ impl Connection {
         let open = watch.insert(open);
         // Something may have changed between the caller's read and the watch: it reads again with the watch open.
         if since > revision {
-            return Ok(());
+            return Ok(since);
         }
         loop {
             match open.next().await {
                 Ok(seen) if seen.events.is_empty() => {}
-                Ok(_) => return Ok(()),
+                Ok(seen) => return Ok(seen.header.map_or(0, |header| header.revision)),
                 Err(error) => {
                     *watch = None;
                     return Err(error);
