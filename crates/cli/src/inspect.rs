@@ -1,7 +1,7 @@
 //! `ls`, `show` and `watch`: locks, their holders and their waiters.
 
 use fencepost::Fencepost;
-use fencepost::backend::{HolderInfo, LockInfo, short};
+use fencepost::backend::{HolderInfo, LockInfo, PageRequest, short};
 use serde_json::{Value, json};
 
 use crate::args::{Ls, Watch};
@@ -12,10 +12,8 @@ use crate::store::Target;
 
 /// The locks whose names have the given prefix.
 pub(crate) async fn locks(args: &Ls, fp: &Fencepost) -> Result<Vec<LockInfo>, Failure> {
-    let mut locks = fp.list().await?;
-    let prefix = args.prefix.as_deref().unwrap_or_default();
-    locks.retain(|lock| lock.name.as_str().starts_with(prefix));
-    Ok(locks)
+    let page = PageRequest::new().with_prefix(args.prefix.clone().unwrap_or_default());
+    Ok(fp.list_page(&page).await?.locks)
 }
 
 pub(crate) async fn ls(args: &Ls, at: &Target, json: bool) -> Result<u8, Failure> {

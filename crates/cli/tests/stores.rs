@@ -271,7 +271,7 @@ fn planted_schema_is_refused_by_every_command() {
         "create schema fencepost;
          create table fencepost.components (component text primary key, version int not null);
          insert into fencepost.components values ('locks', 2), ('records', 2), ('fences', 1);
-         create function fencepost.list() returns table (r_name text) {body};
+         create function fencepost.list(text, text, bigint) returns table (r_name text) {body};
          create function fencepost.acquire(text, uuid, bigint, text, text) returns table (status int) {body};
          create function fencepost.show(text) returns table (lock text) {body};
          create function fencepost.enter(text, bigint, text) returns void {body}"

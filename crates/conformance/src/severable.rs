@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use fencepost::backend::{
-    Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld, Observe, Queue,
-    Renewal, Renewals, Request, Store, StoreCall, StoreError,
+    Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld, Observe, Page,
+    PageRequest, Queue, Renewal, Renewals, Request, Store, StoreCall, StoreError,
 };
 use fencepost::guarantees::Guarantees;
 use fencepost::ledger::{Claim, Claimed, Completion, Ledger, RecordInfo, RecordsByName};
@@ -132,8 +132,8 @@ impl Observe for Severable {
         Box::pin(async move { self.through(self.inner.observe.inspect(name, limit)).await? })
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(async move { self.through(self.inner.observe.list(limit)).await? })
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(async move { self.through(self.inner.observe.list(page, limit)).await? })
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

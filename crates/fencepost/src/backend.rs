@@ -16,7 +16,8 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+
+mod shown;
 
 pub use fencepost_base::BoxFuture;
 pub use fencepost_core::{HolderInfo, LossCause, short};
@@ -24,6 +25,7 @@ use fencepost_core::{Label, LockName, Moment, OwnerId, Token, Ttl, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::shown::{LockInfo, LockVersion, Page, PageRequest, WaiterInfo};
 use crate::guarantees::Guarantees;
 use crate::ledger::Ledger;
 pub use crate::retry::{Reply, StoreCall, StoreResult};
@@ -69,8 +71,8 @@ pub trait Observe: Send + Sync + 'static {
     /// Who holds `name` and who waits for it.
     fn inspect(&self, name: LockName, limit: Moment) -> StoreCall<'_, LockInfo>;
 
-    /// Every lock that is held or waited for, ordered by name, without the waiters' names.
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>>;
+    /// A page of the locks that are held or waited for, ordered by name, without the waiters' names.
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page>;
 
     /// Resolves with the state of `name` once it differs from `seen`; at once if nothing was seen yet.
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo>;
@@ -352,96 +354,6 @@ pub(crate) fn third_party_label(data: &[u8]) -> Label {
         Ok(label) if !text.trim().is_empty() => label,
         _ => HolderInfo::third_party().label,
     }
-}
-
-/// A waiter for a lock.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct WaiterInfo {
-    /// What a person reads as the waiter.
-    pub label: Label,
-    /// How long it has waited, if the store knows.
-    pub waiting_for: Option<Duration>,
-}
-
-impl WaiterInfo {
-    /// A waiter of which only the label is known.
-    #[must_use]
-    pub const fn new(label: Label) -> Self {
-        Self { label, waiting_for: None }
-    }
-
-    /// Sets how long it has waited.
-    #[must_use]
-    pub fn with_waiting_for(mut self, waiting_for: impl Into<Option<Duration>>) -> Self {
-        self.waiting_for = waiting_for.into();
-        self
-    }
-}
-
-/// A lock as the store sees it.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// The lock.
-    pub name: LockName,
-    /// Who holds it.
-    pub holder: Option<HolderInfo>,
-    /// How many wait.
-    pub waiting: usize,
-    /// The first waiters, in order; at most [`LockInfo::SHOWN_WAITERS`], and none in a list.
-    pub waiters: Vec<WaiterInfo>,
-}
-
-impl LockInfo {
-    /// How many waiters an inspection names.
-    pub const SHOWN_WAITERS: usize = 32;
-
-    /// A lock that is free.
-    #[must_use]
-    pub const fn free(name: LockName) -> Self {
-        Self { name, holder: None, waiting: 0, waiters: Vec::new() }
-    }
-
-    /// Sets who holds it.
-    #[must_use]
-    pub fn with_holder(mut self, holder: impl Into<Option<HolderInfo>>) -> Self {
-        self.holder = holder.into();
-        self
-    }
-
-    /// Sets how many wait, and the first of them: none in a list.
-    #[must_use]
-    pub fn with_waiters(mut self, waiting: usize, waiters: Vec<WaiterInfo>) -> Self {
-        (self.waiting, self.waiters) = (waiting, waiters);
-        self
-    }
-
-    /// What distinguishes this state from the next.
-    #[must_use]
-    pub fn version(&self) -> LockVersion {
-        let holder = self.holder.as_ref();
-        LockVersion {
-            held: holder.is_some(),
-            token: holder.and_then(|holder| holder.token),
-            value: holder.and_then(|holder| holder.value.clone()),
-            waiting: self.waiting,
-        }
-    }
-}
-
-/// What an observer compares: the holder, its value, and the number of waiters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockVersion {
-    /// Whether anybody holds it.
-    pub held: bool,
-    /// The holder's token.
-    pub token: Option<Token>,
-    /// What it publishes.
-    pub value: Option<Value>,
-    /// How many wait.
-    pub waiting: usize,
 }
 
 /// Receives a store's notifications about one grant.

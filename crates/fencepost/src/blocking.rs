@@ -20,7 +20,7 @@ use fencepost_core::{OwnerId, Token, Ttl};
 pub use self::election::{Election, Leadership, Observer, Term};
 pub use self::guard::{Changes, Guard, GuardHandle};
 pub use self::once::{Claims, Once, RunGuard, RunHandle, SingleFlight, Start};
-use crate::backend::{Broken, LockInfo, Renewed, Reply};
+use crate::backend::{Broken, LockInfo, Page, PageRequest, Renewed, Reply};
 use crate::block_on::block_on;
 use crate::error::Result;
 use crate::guarantees::Guarantees;
@@ -93,6 +93,11 @@ impl Fencepost {
     /// See [`crate::Fencepost::list`].
     pub fn list(&self) -> Result<Vec<LockInfo>> {
         block_on(self.0.list())
+    }
+
+    /// See [`crate::Fencepost::list_page`].
+    pub fn list_page(&self, page: &PageRequest) -> Result<Page> {
+        block_on(self.0.list_page(page))
     }
 
     /// See [`crate::Fencepost::break_lock`].

@@ -11,8 +11,9 @@ use fencepost_core::{LockName, Moment, Token};
 use tracing::Instrument as _;
 
 use crate::backend::{
-    Acquired, Broken, GrantId, HolderInfo, LockInfo, LockVersion, LossCause, NotHeld, Queue,
-    Renewal, Renewals, Renewed, Reply, Request, Store, StoreError, StoreResult, short,
+    Acquired, Broken, GrantId, HolderInfo, LockInfo, LockVersion, LossCause, NotHeld, Page,
+    PageRequest, Queue, Renewal, Renewals, Renewed, Reply, Request, Store, StoreError, StoreResult,
+    short,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -154,11 +155,10 @@ impl BoundedStore {
         self.call(Verb("inspect", Some(&name)), limit, call).await.map(value)
     }
 
-    pub(crate) async fn list(&self) -> Result<Vec<LockInfo>> {
+    pub(crate) async fn list(&self, page: PageRequest) -> Result<Page> {
         let limit = self.call_limit();
-        self.call(Verb("list the locks", None), limit, self.store.observe.list(limit))
-            .await
-            .map(value)
+        let call = self.store.observe.list(page, limit);
+        self.call(Verb("list the locks", None), limit, call).await.map(value)
     }
 
     /// Resolves once `name` differs from what was seen, however long that takes.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use fencepost_core::{LockName, OwnerId, Token, Ttl};
 
 use crate::backend::{
-    BackendContext, Broken, GrantId, LockInfo, NotHeld, Renewal, Renewed, Reply, Store,
+    BackendContext, Broken, GrantId, LockInfo, NotHeld, Page, PageRequest, Renewal, Renewed, Reply,
+    Store,
 };
 use crate::bounded_store::BoundedStore;
 use crate::claims::Claims;
@@ -148,7 +149,12 @@ impl Fencepost {
 
     /// Every lock that is held or waited for.
     pub async fn list(&self) -> Result<Vec<LockInfo>> {
-        self.0.store.list().await
+        Ok(self.list_page(&PageRequest::new()).await?.locks)
+    }
+
+    /// A page of the locks that are held or waited for.
+    pub async fn list_page(&self, page: &PageRequest) -> Result<Page> {
+        self.0.store.list(page.clone()).await
     }
 
     /// Follows the changes of `name`.

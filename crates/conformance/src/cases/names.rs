@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fencepost::ErrorKind;
+use fencepost::backend::PageRequest;
 use fencepost_core::{Label, LockName};
 
 use super::{Verdict, cases};
@@ -10,6 +11,7 @@ use crate::fixture::{Fixture, LONG, SOON, ensure, ensure_kind};
 
 cases![
     similar_names_are_separate_locks,
+    locks_are_listed_in_pages,
     bad_names_are_refused,
     bad_ttls_are_refused,
     bad_labels_are_refused,
@@ -82,6 +84,34 @@ async fn similar_names_are_separate_locks(fixture: &Fixture) -> Verdict {
         left -= 1;
         let held = theirs.list().await?.len();
         ensure!(held == left, "{held} are held and not {left}");
+    }
+    Ok(())
+}
+
+/// In order of name, without a gap, and without what has another prefix.
+async fn locks_are_listed_in_pages(fixture: &Fixture) -> Verdict {
+    let (ours, theirs) = fixture.two_clients().await?;
+    let names = ["pages", "pages/a", "pages/a-b", "pages/a/b", "pages/ä", "pagesb"];
+    let mut guards = Vec::new();
+    for name in names.iter().rev() {
+        guards.push(ours.lock(name).ttl(LONG).wait_timeout(SOON).acquire().await?);
+    }
+    for limit in 0..=5 {
+        let mut request = PageRequest::new().with_prefix("pages/").with_limit(limit);
+        let mut listed = Vec::new();
+        loop {
+            let page = theirs.list_page(&request).await?;
+            ensure!(page.locks.len() <= limit.max(1), "{} locks in a page", page.locks.len());
+            ensure!(page.locks.iter().all(|lock| lock.holder.is_some()), "nobody holds {page:?}");
+            listed.extend(page.locks.iter().map(|lock| lock.name.to_string()));
+            let Some(last) = page.next else { break };
+            ensure!(
+                listed.last().map(String::as_str) == Some(last.as_str()),
+                "{last} in {listed:?}"
+            );
+            request = request.with_after(last);
+        }
+        ensure!(listed == names[1..5], "in pages of {limit}: {listed:?}");
     }
     Ok(())
 }

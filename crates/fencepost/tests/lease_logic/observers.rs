@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use fencepost::backend::{HolderInfo, LockInfo, LockVersion, Observe, Reply, Store, StoreCall};
+use fencepost::backend::{
+    HolderInfo, LockInfo, LockVersion, Observe, Page, PageRequest, Reply, Store, StoreCall,
+};
 use fencepost::clock::ManualClock;
 use fencepost::{Fencepost, LockName, Moment, Token, Value};
 
@@ -17,7 +19,7 @@ impl Observe for ScriptedStates {
         self.changed(name, None)
     }
 
-    fn list(&self, _: Moment) -> StoreCall<'_, Vec<LockInfo>> {
+    fn list(&self, _: PageRequest, _: Moment) -> StoreCall<'_, Page> {
         Box::pin(std::future::pending())
     }
 

@@ -31,7 +31,7 @@ fn planted_schema(role: &str) -> String {
         "create schema fencepost;
          create table fencepost.components (component text primary key, version int not null);
          insert into fencepost.components values ('locks', 2), ('records', 2), ('fences', 1);
-         create function fencepost.list() returns table ({returns}) language plpgsql as {body};
+         create function fencepost.list(text, text, bigint) returns table ({returns}) language plpgsql as {body};
          create function fencepost.inspect(text, int) returns table ({returns}) language plpgsql as {body};
          create function fencepost.acquire(text, uuid, bigint, text, text, out status int, out r_token bigint)
            language plpgsql as {body};
@@ -225,15 +225,23 @@ async fn objects_of_a_predefined_role_are_not_run() {
     database.psql(&format!("grant pg_monitor to {role}")).unwrap();
     database.psql_as(&role, &planted_schema(&role)).unwrap();
     let give = "grant create on schema fencepost to pg_monitor;
-                alter function fencepost.list() owner to pg_monitor;
+                alter function fencepost.list(text,text,bigint) owner to pg_monitor;
                 revoke create on schema fencepost from pg_monitor";
     database.psql_as(&role, give).unwrap();
     database.psql(&format!("reassign owned by {role} to postgres")).unwrap();
     let url = database.url();
     let refused = try_connect(&url).await;
-    fails(refused, ErrorKind::Refused, &["function fencepost.list()", "pg_monitor"]);
+    fails(
+        refused,
+        ErrorKind::Refused,
+        &["function fencepost.list(text,text,bigint)", "pg_monitor"],
+    );
     let refused = fences::postgres::connect(&url).await;
-    fails(refused.map(drop), ErrorKind::Refused, &["function fencepost.list()", "pg_monitor"]);
+    fails(
+        refused.map(drop),
+        ErrorKind::Refused,
+        &["function fencepost.list(text,text,bigint)", "pg_monitor"],
+    );
     database.psql("drop schema fencepost cascade").unwrap();
     connect(&url).await;
     let kinds = [

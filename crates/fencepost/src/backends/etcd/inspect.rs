@@ -12,7 +12,9 @@ use super::layout::{Identity, label_key};
 use super::queue::{PAGE, is_full, oldest_of};
 use super::requests::range_of;
 use super::{REWATCH_DELAY, Shared, token_from, ttl_from};
-use crate::backend::{HolderInfo, LockInfo, LockVersion, StoreError, StoreErrorKind, WaiterInfo};
+use crate::backend::{
+    HolderInfo, LockInfo, LockVersion, Page, PageRequest, StoreError, StoreErrorKind, WaiterInfo,
+};
 use crate::race::{First, race};
 use crate::retry::CALL_TIMEOUT;
 
@@ -73,7 +75,11 @@ async fn look(etcd: &Shared, name: &LockName, limit: Moment) -> Result<LockSnaps
     Ok(LockSnapshot { info, revision })
 }
 
-pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, StoreError> {
+pub(super) async fn list(
+    etcd: &Shared,
+    request: PageRequest,
+    limit: Moment,
+) -> Result<Page, StoreError> {
     // The oldest key of each lock, and the number of its keys.
     let mut locks: BTreeMap<LockName, (api::KeyValue, usize)> = BTreeMap::new();
     let mut revision = 0;
@@ -103,9 +109,10 @@ pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, 
             }
         }
     }
+    let (locks, next) = request.cut(locks, |(name, _)| name);
     let mut infos = Vec::with_capacity(locks.len());
     // In batches: one after the other is slow, all at once would flood the member.
-    for batch in locks.into_iter().collect::<Vec<_>>().chunks(BATCH) {
+    for batch in locks.chunks(BATCH) {
         let asked = batch.iter().map(|(name, (oldest, count))| async move {
             let range = range_of((oldest.key.clone(), Vec::new()));
             let Some(kv) = etcd.connection.range(&range, limit).await?.kvs.pop() else {
@@ -126,7 +133,7 @@ pub(super) async fn list(etcd: &Shared, limit: Moment) -> Result<Vec<LockInfo>, 
             }
         }
     }
-    Ok(infos)
+    Ok(Page::new(infos, next))
 }
 
 pub(super) async fn changed(

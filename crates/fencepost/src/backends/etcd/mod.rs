@@ -78,7 +78,7 @@ use self::queue::Positions;
 use self::server_info::ServerInfo;
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -193,8 +193,8 @@ impl Observe for Etcd {
         Box::pin(replied(self.0.clock(), inspect::inspect(&self.0, name, limit)))
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(replied(self.0.clock(), inspect::list(&self.0, limit)))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(replied(self.0.clock(), inspect::list(&self.0, page, limit)))
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

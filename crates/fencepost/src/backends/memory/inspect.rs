@@ -3,7 +3,7 @@
 use fencepost_core::{Lease, LockName, Moment};
 
 use super::{Memory, State};
-use crate::backend::{HolderInfo, LockInfo, LockVersion, Reply, WaiterInfo};
+use crate::backend::{HolderInfo, LockInfo, LockVersion, Page, PageRequest, Reply, WaiterInfo};
 use crate::race::race;
 
 impl State {
@@ -34,10 +34,11 @@ impl State {
     }
 }
 
-pub(super) fn list(state: &State, now: Moment) -> Vec<LockInfo> {
+pub(super) fn list(state: &State, page: &PageRequest, now: Moment) -> Page {
     let mut names: Vec<_> = state.machine.locks().map(|(name, _)| name.clone()).collect();
     names.sort_unstable();
-    names.iter().map(|name| state.info(name, now, 0)).collect()
+    let (names, next) = page.cut(names, |name| name);
+    Page::new(names.iter().map(|name| state.info(name, now, 0)).collect(), next)
 }
 
 pub(super) async fn changed(

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 
 use crate::backend::{
     Acquired, Backend, BoxFuture, Broken, GrantId, LockInfo, LockVersion, LossCause, LossSignal,
-    NotHeld, Observe, Queue, Renewal, Renewals, Reply, Request, StoreCall,
+    NotHeld, Observe, Page, PageRequest, Queue, Renewal, Renewals, Reply, Request, StoreCall,
 };
 use crate::clock::{BootClock, Clock};
 use crate::guarantees::Guarantees;
@@ -224,8 +224,8 @@ impl Observe for Memory {
         self.answer(move |state, now| state.info(&name, now, LockInfo::SHOWN_WAITERS))
     }
 
-    fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        self.answer(|state, now| inspect::list(state, now))
+    fn list(&self, page: PageRequest, _limit: Moment) -> StoreCall<'_, Page> {
+        self.answer(move |state, now| inspect::list(state, &page, now))
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

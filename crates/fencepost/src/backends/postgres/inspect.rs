@@ -5,12 +5,12 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{Postgres, reply, values};
-use crate::backend::{LockInfo, Reply, StoreResult};
+use crate::backend::{LockInfo, Page, PageRequest, Reply, StoreResult};
 use crate::postgres::error::is_missing;
 use crate::postgres::{Parameter, Use};
 
 const INSPECT: &str = "SELECT * FROM fencepost.inspect($1, $2)";
-const LIST: &str = "SELECT * FROM fencepost.list()";
+const LIST: &str = "SELECT * FROM fencepost.list($1, $2, $3)";
 
 pub(super) async fn inspect(
     store: &Postgres,
@@ -28,15 +28,21 @@ pub(super) async fn inspect(
     })
 }
 
-pub(super) async fn list(store: &Postgres, limit: Moment) -> StoreResult<Vec<LockInfo>> {
+pub(super) async fn list(store: &Postgres, page: &PageRequest, limit: Moment) -> StoreResult<Page> {
     let sql = if values::are_seen(store) { values::LIST } else { LIST };
-    let reply = store.pool.call(Use::Asking, sql, &[], limit).await;
+    let after = page.after.as_ref().map_or("", LockName::as_str);
+    // One more than fit: then there is another page.
+    let most = i64::try_from(page.limit).unwrap_or(i64::MAX).max(1).saturating_add(1);
+    let parameters: [Parameter<'_>; 3] =
+        [(&page.prefix, Type::TEXT), (&after, Type::TEXT), (&most, Type::INT8)];
+    let reply = store.pool.call(Use::Asking, sql, &parameters, limit).await;
     Ok(or_empty(store, reply)?.map(|rows| {
         let named = rows.iter().filter_map(|row| {
             let name = LockName::new(&reply::text(row, "r_name")?).ok()?;
             Some(reply::lock_info(name, row))
         });
-        named.collect()
+        let (locks, next) = page.cut(named, |info| &info.name);
+        Page::new(locks, next)
     }))
 }
 

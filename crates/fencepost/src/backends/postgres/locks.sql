@@ -370,8 +370,8 @@ BEGIN
            WHERE v.name = p_name AND v.expires > now AND v.expires <= now + fencepost.position_ttl()) w;
 END $$;
 
--- Every lock that is held or has waiters.
-CREATE FUNCTION fencepost.list()
+-- The locks that are held or have waiters, whose names have this prefix and come after this name: the first `p_most` of them.
+CREATE FUNCTION fencepost.list(p_prefix text, p_after text, p_most bigint)
 RETURNS TABLE (r_name text, r_token bigint, r_ttl bigint, r_held bigint, r_left bigint, r_label text, r_waiting bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -380,11 +380,13 @@ BEGIN
   RETURN QUERY
   SELECT coalesce(l.name, w.name), l.token, l.ttl_ms, fencepost.ms_between(l.granted, now),
          fencepost.ms_between(now, l.expires), l.label, coalesce(w.waiting, 0)
-    FROM (SELECT * FROM fencepost.locks WHERE owner IS NOT NULL AND expires > now) l
+    FROM (SELECT * FROM fencepost.locks
+           WHERE owner IS NOT NULL AND expires > now AND name > p_after AND starts_with(name, p_prefix)) l
     FULL JOIN (SELECT v.name, count(*) AS waiting FROM fencepost.waiters v
-                WHERE v.expires > now AND v.expires <= now + fencepost.position_ttl() GROUP BY v.name) w
+                WHERE v.expires > now AND v.expires <= now + fencepost.position_ttl()
+                  AND v.name > p_after AND starts_with(v.name, p_prefix) GROUP BY v.name) w
       ON l.name = w.name
-   ORDER BY 1;
+   ORDER BY 1 LIMIT p_most;
 END $$;
 
 -- Removes the rows of locks that ended longer than `p_retention` ms ago, some at a time, and other expired rows. Tokens

@@ -70,7 +70,7 @@ use super::until_changed::inspect_until_changed;
 use super::waiter_registry::{WaiterRegistry, client_id};
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Request, StoreCall,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -193,8 +193,8 @@ impl Observe for Postgres {
         Box::pin(inspect::inspect(self, name, limit))
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(inspect::list(self, limit))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(async move { inspect::list(self, &page, limit).await })
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

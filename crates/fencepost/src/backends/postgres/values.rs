@@ -11,7 +11,7 @@ pub(super) const CAMPAIGN: &str = "SELECT * FROM fencepost.campaign($1, $2::uuid
 pub(super) const PROCLAIM: &str = "SELECT * FROM fencepost.proclaim($1, $2, $3, $4, $5)";
 pub(super) const INSPECT: &str = "SELECT i.*, v.r_value FROM fencepost.inspect($1, $2) i \
                                   LEFT JOIN fencepost.current_values($1) v ON v.r_token OPERATOR(pg_catalog.=) i.r_token";
-pub(super) const LIST: &str = "SELECT l.*, v.r_value FROM fencepost.list() l \
+pub(super) const LIST: &str = "SELECT l.*, v.r_value FROM fencepost.list($1, $2, $3) l \
                                LEFT JOIN fencepost.current_values(NULL) v \
                                ON v.r_name OPERATOR(pg_catalog.=) l.r_name \
                                AND v.r_token OPERATOR(pg_catalog.=) l.r_token \

@@ -12,7 +12,7 @@ use super::connection::Connection;
 use super::layout::{Keys, Prefix};
 use super::reply::{LockSnapshot, unexpected_reply};
 use super::scripts::OPERATIONS;
-use crate::backend::{LockInfo, Reply, StoreError, StoreResult};
+use crate::backend::{LockInfo, Page, PageRequest, Reply, StoreError, StoreResult};
 
 /// How many names are looked up at once: one after the other is slow, all at once would flood the server.
 pub(super) const BATCH: usize = 64;
@@ -28,13 +28,14 @@ pub(super) async fn inspect(
     reply.try_map(|reply| Ok(LockSnapshot::read(&reply)?.into_info(name)))
 }
 
-pub(super) async fn list(redis: &Redis, limit: Moment) -> StoreResult<Vec<LockInfo>> {
+pub(super) async fn list(redis: &Redis, page: &PageRequest, limit: Moment) -> StoreResult<Page> {
     let sent = redis.clock.now();
     let names = lock_names(&redis.connection, &redis.prefix, limit).await?;
+    let (names, next) = page.cut(by_shown_name(names), |(shown, _)| shown);
     let mut locks = Vec::new();
-    for batch in names.into_iter().collect::<Vec<_>>().chunks(BATCH) {
-        let asked = batch.iter().map(|name| {
-            inspect(redis, redis.prefix.keys_unchecked(name), shown_name(name), 0, limit)
+    for batch in names.chunks(BATCH) {
+        let asked = batch.iter().map(|(shown, found)| {
+            inspect(redis, redis.prefix.keys_unchecked(found), shown.clone(), 0, limit)
         });
         for info in join_all(asked).await {
             match info {
@@ -45,7 +46,7 @@ pub(super) async fn list(redis: &Redis, limit: Moment) -> StoreResult<Vec<LockIn
             }
         }
     }
-    Ok(Reply::new(locks, sent))
+    Ok(Reply::new(Page::new(locks, next), sent))
 }
 
 /// A lock in a list, if it belongs there.
@@ -53,9 +54,12 @@ pub(in crate::backends) fn listed(info: LockInfo) -> Option<LockInfo> {
     Some(info).filter(|info| info.holder.is_some() || info.waiting > 0)
 }
 
-/// A lock's name as found on the server, for display.
-pub(in crate::backends) fn shown_name(found: &str) -> LockName {
-    LockName::new(found).unwrap_or_else(|_| LockName::escaped(found))
+/// The names as they are displayed, in order, each with the one that was found on the server.
+pub(in crate::backends) fn by_shown_name(found: BTreeSet<String>) -> Vec<(LockName, String)> {
+    let shown = |found: &str| LockName::new(found).unwrap_or_else(|_| LockName::escaped(found));
+    let mut names: Vec<_> = found.into_iter().map(|found| (shown(&found), found)).collect();
+    names.sort_unstable();
+    names
 }
 
 /// The names of all locks with keys of ours on the server, in order, as stored there.

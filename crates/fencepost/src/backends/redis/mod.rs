@@ -73,7 +73,7 @@ pub(in crate::backends) use self::{
     address::Address,
     connection::Connection,
     error::{LAYOUT, is_not_ours},
-    inspect::{listed, lock_names, shown_name},
+    inspect::{by_shown_name, listed, lock_names},
     layout::{Keys, Prefix},
     locks::{remember_ms, until_confirmed, value_number},
     reply::{Ballot, KeyHolder, Listed, LockSnapshot, ScriptReply},
@@ -86,7 +86,7 @@ use super::unanswered::Unanswered;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Request, StoreCall,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -187,8 +187,8 @@ impl Observe for Redis {
         })
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(inspect::list(self, limit))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(async move { inspect::list(self, &page, limit).await })
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

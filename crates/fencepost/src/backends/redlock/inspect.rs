@@ -7,9 +7,9 @@ use fencepost_core::{LockName, Moment};
 
 use super::Redlock;
 use super::nodes::NodeReplies;
-use crate::backend::{HolderInfo, LockInfo, StoreError};
+use crate::backend::{HolderInfo, LockInfo, Page, PageRequest, StoreError};
 use crate::backends::redis::{
-    Keys, Listed, LockSnapshot, OPERATIONS, listed, lock_names, shown_name,
+    Keys, Listed, LockSnapshot, OPERATIONS, by_shown_name, listed, lock_names,
 };
 
 /// A lock as a majority reports it.
@@ -86,8 +86,12 @@ fn sum_up(redlock: &Redlock, name: &LockName, seen: Vec<LockSnapshot>) -> Look {
     Look { info, value, floor }
 }
 
-/// Every lock that a majority has, or that has waiters.
-pub(super) async fn list(redlock: &Redlock, limit: Moment) -> Result<Vec<LockInfo>, StoreError> {
+/// The locks that a majority has, or that have waiters.
+pub(super) async fn list(
+    redlock: &Redlock,
+    page: &PageRequest,
+    limit: Moment,
+) -> Result<Page, StoreError> {
     let lists = redlock.nodes.connections();
     let lists = lists.map(|connection| lock_names(connection, &redlock.prefix, limit));
     let (lists, node_replies) = redlock.nodes.most(lists, "answered", limit).await;
@@ -95,9 +99,10 @@ pub(super) async fn list(redlock: &Redlock, limit: Moment) -> Result<Vec<LockInf
         return Err(node_replies.error("the locks cannot be listed"));
     }
     let names: BTreeSet<String> = lists.into_iter().flatten().collect();
+    let (names, next) = page.cut(by_shown_name(names), |(shown, _)| shown);
     let mut locks = Vec::new();
-    for name in names {
-        let (keys, name) = (redlock.prefix.keys_unchecked(&name), shown_name(&name));
+    for (name, found) in names {
+        let keys = redlock.prefix.keys_unchecked(&found);
         let (seen, node_replies) = snapshots(redlock, keys, 0, limit).await;
         if seen.len() >= redlock.nodes.quorum() {
             locks.extend(listed(sum_up(redlock, &name, seen).info));
@@ -105,7 +110,7 @@ pub(super) async fn list(redlock: &Redlock, limit: Moment) -> Result<Vec<LockInf
             return Err(node_replies.error(&cannot_inspect(&name)));
         }
     }
-    Ok(locks)
+    Ok(Page::new(locks, next))
 }
 
 /// The holder as a majority reports it: the token that enough of them have accepted, and the lease that enough of them

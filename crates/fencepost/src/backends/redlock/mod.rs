@@ -57,7 +57,7 @@ use super::renew_each;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Request, StoreCall,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -215,8 +215,8 @@ impl Observe for Redlock {
         })
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(replied(&*self.clock, inspect::list(self, limit)))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(async move { replied(&*self.clock, inspect::list(self, &page, limit)).await })
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

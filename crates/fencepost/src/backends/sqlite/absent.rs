@@ -10,7 +10,8 @@ use super::queue::POLL_INTERVAL;
 use super::{Sqlite, SqliteOptions, guarantees};
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Reply, Request, Store, StoreCall, StoreError,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Reply, Request, Store, StoreCall,
+    StoreError,
 };
 use crate::backends::until_changed::inspect_until_changed;
 use crate::error::Result;
@@ -136,8 +137,8 @@ impl Observe for Absent {
         self.or(empty, move |store| store.inspect(name, limit))
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        self.or(Vec::new(), move |store| store.list(limit))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        self.or(Page::default(), move |store| store.list(page, limit))
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

@@ -5,7 +5,7 @@ use rusqlite::types::Type;
 
 use super::layout::{first_waiter, holder, label, moment, nanos, unfit};
 use super::writer_thread::WriteBatch;
-use crate::backend::{LockInfo, WaiterInfo};
+use crate::backend::{LockInfo, Page, PageRequest, WaiterInfo};
 
 /// What a waiter reads.
 pub(super) enum View {
@@ -77,22 +77,28 @@ pub(super) fn inspect(write_batch: &WriteBatch<'_>, name: &LockName) -> rusqlite
     })
 }
 
-pub(super) fn list(write_batch: &WriteBatch<'_>) -> rusqlite::Result<Vec<LockInfo>> {
+pub(super) fn list(write_batch: &WriteBatch<'_>, page: &PageRequest) -> rusqlite::Result<Page> {
+    // A row has an invalid name only if another program wrote it.
     let mut names = write_batch.db.prepare_cached(
-        "SELECT name FROM fencepost_locks UNION SELECT name FROM fencepost_waiters \
-             ORDER BY name",
+        "SELECT name FROM fencepost_locks WHERE name > ?1 AND substr(name, 1, length(?2)) = ?2 \
+         UNION SELECT name FROM fencepost_waiters WHERE name > ?1 AND substr(name, 1, length(?2)) = ?2 \
+         ORDER BY name LIMIT ?3",
     )?;
-    let names = names.query_map([], |row| {
+    let after = page.after.as_ref().map_or("", LockName::as_str);
+    // One more than fit: then there is another page.
+    let most = i64::try_from(page.limit).unwrap_or(i64::MAX).max(1).saturating_add(1);
+    let names = names.query_map((after, &page.prefix, most), |row| {
         let name: String = row.get(0)?;
         LockName::new(&name).map_err(|invalid| unfit(0, Type::Text, invalid))
     })?;
+    let (names, next) = page.cut(names.collect::<rusqlite::Result<Vec<_>>>()?, |name| name);
     let mut locks = Vec::new();
     for name in names {
-        let mut info = inspect(write_batch, &name?)?;
+        let mut info = inspect(write_batch, &name)?;
         info.waiters.clear();
         if info.holder.is_some() || info.waiting > 0 {
             locks.push(info);
         }
     }
-    Ok(locks)
+    Ok(Page::new(locks, next))
 }

@@ -71,7 +71,7 @@ use self::writer_thread::WriterThread;
 use super::until_changed::inspect_until_changed;
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, LockInfo, LockVersion, NotHeld,
-    Observe, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
+    Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall, StoreError,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -183,8 +183,8 @@ impl Observe for Sqlite {
         Box::pin(self.writer_thread.read(move |write_batch| inspect::inspect(write_batch, &name)))
     }
 
-    fn list(&self, _limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(self.writer_thread.read(|write_batch| inspect::list(write_batch)))
+    fn list(&self, page: PageRequest, _limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(self.writer_thread.read(move |write_batch| inspect::list(write_batch, &page)))
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {

@@ -10,7 +10,9 @@ use super::client::Session;
 use super::error::{Code, code, if_exists, readable};
 use super::layout::{Contender, RESERVED, holder, in_order, label, name_of, path_of};
 use super::shared::Shared;
-use crate::backend::{HolderInfo, LockInfo, LockVersion, StoreError, StoreResult, WaiterInfo};
+use crate::backend::{
+    HolderInfo, LockInfo, LockVersion, Page, PageRequest, StoreError, StoreResult, WaiterInfo,
+};
 use crate::race::race;
 use crate::retry::CALL_TIMEOUT;
 
@@ -92,9 +94,13 @@ impl Shared {
         Ok((LockInfo { name, holder: first, waiting, waiters }, held_by))
     }
 
-    /// All locks below the chroot: every directory has to be read.
-    pub(super) async fn list(&self, limit: Moment) -> StoreResult<Vec<LockInfo>> {
-        self.call(limit, |control| self.walk(control)).await
+    /// The locks below the chroot: every directory has to be read.
+    pub(super) async fn list(&self, page: &PageRequest, limit: Moment) -> StoreResult<Page> {
+        let reply = self.call(limit, |control| self.walk(control)).await?;
+        Ok(reply.map(|locks| {
+            let (locks, next) = page.cut(locks, |info| &info.name);
+            Page::new(locks, next)
+        }))
     }
 
     async fn walk(&self, control: Arc<Session>) -> Result<Vec<LockInfo>, StoreError> {

@@ -71,7 +71,7 @@ use self::layout::{names, nodes};
 use self::shared::Shared;
 use crate::backend::{
     Acquired, Backend, BackendContext, BoxFuture, Broken, GrantId, Liveness, LockInfo, LockVersion,
-    NotHeld, Observe, Queue, Renewal, Renewals, Request, StoreCall,
+    NotHeld, Observe, Page, PageRequest, Queue, Renewal, Renewals, Request, StoreCall,
 };
 use crate::backends::renew_each;
 use crate::error::Result;
@@ -190,8 +190,8 @@ impl Observe for ZooKeeper {
         Box::pin(async move { Ok(self.shared.look(&name, limit).await?.map(|(info, _)| info)) })
     }
 
-    fn list(&self, limit: Moment) -> StoreCall<'_, Vec<LockInfo>> {
-        Box::pin(self.shared.list(limit))
+    fn list(&self, page: PageRequest, limit: Moment) -> StoreCall<'_, Page> {
+        Box::pin(async move { self.shared.list(&page, limit).await })
     }
 
     fn changed(&self, name: LockName, seen: Option<LockVersion>) -> StoreCall<'_, LockInfo> {
