@@ -3,8 +3,10 @@
 //! What must hold: from the last renewal of its position that the present leader is known to have answered, and never
 //! from a later moment than a request of this position left.
 
+use std::time::Duration;
+
 use fencepost_testkit::{
-    EtcdCluster, connect, counts_from, granted, now, pass, until, until_waiting, waits,
+    Etcd, EtcdCluster, connect, counts_from, granted, now, pass, until, until_waiting, waits,
 };
 
 use crate::common::{LEASE, LONG, SOON, queue, remaining_ttl, shared};
@@ -73,6 +75,28 @@ async fn grant_of_a_script_after_a_wait_has_its_whole_lease() {
     let from = counts_from(&guard);
     assert!(before <= from, "{from:?}, before {before:?}");
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn try_that_fails_writes_nothing() {
+    let etcd = Etcd::builder().start().unwrap();
+    let (ours, theirs) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let holder = theirs.lock("x").ttl(LONG).label("web-1").acquire().await.unwrap();
+    let revision = || {
+        let status = etcd.etcdctl(&["endpoint", "status", "-w", "fields"]).unwrap();
+        let index = status.lines().find_map(|line| line.strip_prefix("\"RaftIndex\" : "));
+        index.unwrap().to_owned()
+    };
+    let before = revision();
+    for _ in 0..3 {
+        assert!(ours.lock("x").try_acquire().await.unwrap().is_none());
+    }
+    let held = ours.lock("x").wait_timeout(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(held.holder().unwrap().label.as_str(), "web-1");
+    assert_eq!(revision(), before, "nothing went through the log");
+    holder.release().await.unwrap();
+    let guard = ours.lock("x").ttl(LONG).try_acquire().await.unwrap();
+    assert!(guard.is_some() && revision() != before, "the control: a grant did");
 }
 
 /// A leader that was replaced answers keep-alives from memory, so what was answered in an earlier term proves nothing

@@ -68,6 +68,13 @@ pub(super) async fn try_acquire(
     etcd.prefix.check(&request.grant.name)?;
     let lease = lease_of(&request.grant);
     let in_flight = etcd.in_flight.enter(lease).await;
+    if queue == Queue::Skip {
+        // A try that fails writes nothing: a lease, a key and their end would be three commits.
+        let sent = etcd.now();
+        if let Some(holder) = other_holder(etcd, &request.grant.name, lease, limit).await? {
+            return Ok(Reply::new(Acquired::Held(Some(holder)), sent));
+        }
+    }
     let shared = Arc::clone(etcd);
     // Completed even if the caller drops it: a release of the same owner comes after that.
     to_completion(&etcd.context, async move {
@@ -87,6 +94,24 @@ pub(super) async fn try_acquire(
         Ok(Reply { value: acquired, sent, retried })
     })
     .await
+}
+
+/// The holder of a lock, unless this owner has a key there.
+async fn other_holder(
+    etcd: &Shared,
+    name: &LockName,
+    lease: i64,
+    limit: Moment,
+) -> Result<Option<HolderInfo>, StoreError> {
+    let own = api::RangeRequest {
+        keys_only: true,
+        ..range_of((etcd.prefix.keys(name).key(lease), Vec::new()))
+    };
+    let (own, holder) = join(etcd.connection.range(&own, limit), holder(etcd, name, limit)).await;
+    match holder? {
+        Some(kv) if own?.kvs.is_empty() => holder_info(etcd, &kv, limit).await.map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// Takes a position, or finds the one that this owner has: a lease, then one transaction. The reply also says whether
