@@ -13,6 +13,7 @@
 //!   on when the mode allows it, as TCP would retransmit it.
 //! - A cut is a reset (RST): both ends notice at once, and nothing waits in a closed socket.
 
+mod arrivals;
 mod listen;
 mod one_way_stream;
 mod proxied_connection;

@@ -11,6 +11,7 @@ use rustix::net::{Shutdown, shutdown};
 use tokio::net::TcpStream;
 
 use super::Mode;
+use super::arrivals::Arrivals;
 use crate::wait::now;
 
 const ROOM: usize = 1 << 20;
@@ -91,8 +92,7 @@ pub(super) struct OneWayStream {
     size: usize,
     /// Nothing more will arrive.
     drained: bool,
-    /// How many reads returned bytes.
-    pub(super) arrivals: usize,
+    arrivals: Arrivals,
     /// The end of the stream has passed.
     pub(super) finished: bool,
     /// The receiver's connection broke: what would pass is discarded. The other direction sees the break too, and decides
@@ -108,7 +108,7 @@ impl OneWayStream {
             queue,
             size: 0,
             drained: false,
-            arrivals: 0,
+            arrivals: Arrivals::default(),
             finished: false,
             lost: false,
         }
@@ -121,6 +121,11 @@ impl OneWayStream {
     /// Whether everything that will ever arrive has arrived.
     pub(super) fn is_drained(&self) -> bool {
         self.drained
+    }
+
+    /// How many reads returned a part of a reply.
+    pub(super) fn replies(&self) -> usize {
+        self.arrivals.replies
     }
 
     /// Adds what has arrived.
@@ -139,7 +144,7 @@ impl OneWayStream {
             match &item {
                 Item::Bytes { bytes, .. } => {
                     self.size += bytes.len();
-                    self.arrivals += 1;
+                    self.arrivals.add(bytes);
                 }
                 Item::Finished | Item::Broken => self.drained = true,
             }

@@ -70,7 +70,7 @@ struct ProxiedConnection {
     window: Window,
     /// The trigger that fires on the reply to its request.
     taken: Option<Trigger>,
-    /// The number of reads from the server when that request passed.
+    /// The number of replies from the server when that request passed.
     passed_at: Option<usize>,
 }
 
@@ -136,7 +136,7 @@ impl ProxiedConnection {
     ) -> Result<Pending, Close> {
         let mut pending = Pending::default();
         if let Some(seen) = self.passed_at {
-            if self.answers.arrivals > seen {
+            if self.answers.replies() > seen {
                 self.taken = None;
                 state.fired += 1;
                 return Err(Close::Reset);
@@ -169,7 +169,7 @@ impl ProxiedConnection {
         });
         match halt {
             Halt::Idle => {}
-            Halt::Paused => self.passed_at = Some(self.answers.arrivals),
+            Halt::Paused => self.passed_at = Some(self.answers.replies()),
             Halt::Until(at) => pending.due = Some(pending.due.map_or(at, |due| due.min(at))),
             Halt::Full => pending.server_takes_more = true,
             Halt::Cut => return Err(Close::Reset),

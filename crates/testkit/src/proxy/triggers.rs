@@ -13,7 +13,8 @@ pub enum Trigger {
     /// on.
     BeforeRequest(Vec<u8>),
     /// The server applies the request, and the reply is lost: the request passes, and the connection is cut when the server
-    /// begins to reply. Neither the reply nor what the client sends meanwhile is passed on.
+    /// begins to reply. Neither the reply nor what the client sends meanwhile is passed on. Settings, windows and pings of an
+    /// HTTP/2 server are no reply.
     ///
     /// The proxy cannot tell replies apart. On a connection with other replies pending, or where the server sends unasked, the
     /// first bytes may not be the reply to this request. If the server closes without a reply, nothing has fired, and the
