@@ -159,9 +159,9 @@ impl PreparedEnter {
     /// The same as [`enter`]. `tx` must be of the connection on which this was prepared.
     pub async fn enter(&self, tx: &Transaction<'_>, fencing: &FencingToken) -> Result<()> {
         let (name, token) = values_of(fencing);
-        let entered = tx.query_one(&self.statement, &[&name, &token, &self.label.as_str()]).await;
+        let entered = tx.query(&self.statement, &[&name, &token, &self.label.as_str()]).await;
         let entered = entered.map_err(|error| explain(&error))?;
-        if entered.try_get(1).is_ok_and(|entered: i64| entered == token) {
+        if entered.first().and_then(|row| row.try_get(1).ok()) == Some(token) {
             return Ok(());
         }
         Err(Error::refused(

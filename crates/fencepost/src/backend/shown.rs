@@ -118,7 +118,7 @@ pub struct PageRequest {
     pub prefix: String,
     /// Only names after this one.
     pub after: Option<LockName>,
-    /// How many locks to list at most.
+    /// How many locks to list at most; more only if names of third-party clients are shown alike.
     pub limit: usize,
 }
 
@@ -163,8 +163,11 @@ impl PageRequest {
             {
                 continue;
             }
-            if page.len() >= self.limit.max(1) {
-                let next = page.last().map(|last| name(last).clone());
+            // Names of other clients can look the same: they are on one page.
+            if page.len() >= self.limit.max(1)
+                && let Some(last) = page.last().map(&name).filter(|last| *last != here)
+            {
+                let next = Some(last.clone());
                 return (page, next);
             }
             page.push(one);
@@ -194,5 +197,20 @@ impl Page {
     #[must_use]
     pub const fn new(locks: Vec<LockInfo>, next: Option<LockName>) -> Self {
         Self { locks, next }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_look_the_same_are_on_one_page() {
+        let names = ["a", "b", "b", "c"].map(|name| LockName::new(name).unwrap());
+        let request = PageRequest::new().with_limit(2);
+        let (page, next) = request.cut(&names, |name| name);
+        assert_eq!((page.len(), next.as_ref()), (3, Some(&names[1])));
+        let (page, next) = request.with_after(next).cut(&names, |name| name);
+        assert_eq!((page, next), (vec![&names[3]], None));
     }
 }

@@ -68,17 +68,18 @@ pub(super) async fn try_acquire(
     etcd.prefix.check(&request.grant.name)?;
     let lease = lease_of(&request.grant);
     let in_flight = etcd.in_flight.enter(lease).await;
-    if queue == Queue::Skip {
-        // A try that fails writes nothing: a lease, a key and their end would be three commits.
-        let sent = etcd.now();
-        if let Some(holder) = other_holder(etcd, &request.grant.name, lease, limit).await? {
-            return Ok(Reply::new(Acquired::Held(Some(holder)), sent));
-        }
-    }
     let shared = Arc::clone(etcd);
     // Completed even if the caller drops it: a release of the same owner comes after that.
     to_completion(&etcd.context, async move {
         let (etcd, _in_flight) = (shared, in_flight);
+        if queue == Queue::Skip {
+            // A try that fails writes nothing: a lease, a key and their end would be three commits.
+            let sent = etcd.now();
+            if let Some(kv) = other_holder(&etcd, &request.grant.name, lease, limit).await? {
+                let info = holder_info(&etcd, &kv, limit).await.ok();
+                return Ok(Reply::new(Acquired::Held(info), sent));
+            }
+        }
         let Reply { value, sent, retried } = take_position(&etcd, &request, lease, limit).await?;
         let acquired = match value {
             None => Acquired::PositionLost,
@@ -102,16 +103,14 @@ async fn other_holder(
     name: &LockName,
     lease: i64,
     limit: Moment,
-) -> Result<Option<HolderInfo>, StoreError> {
-    let own = api::RangeRequest {
-        keys_only: true,
-        ..range_of((etcd.prefix.keys(name).key(lease), Vec::new()))
+) -> Result<Option<api::KeyValue>, StoreError> {
+    let Some(holder) = holder(etcd, name, limit).await?.filter(|kv| kv.lease != lease) else {
+        return Ok(None);
     };
-    let (own, holder) = join(etcd.connection.range(&own, limit), holder(etcd, name, limit)).await;
-    match holder? {
-        Some(kv) if own?.kvs.is_empty() => holder_info(etcd, &kv, limit).await.map(Some),
-        _ => Ok(None),
-    }
+    // Read after the holder: an earlier request of this owner may have come in between.
+    let own = range_of((etcd.prefix.keys(name).key(lease), Vec::new()));
+    let own = etcd.connection.range(&api::RangeRequest { keys_only: true, ..own }, limit).await?;
+    Ok(own.kvs.is_empty().then_some(holder))
 }
 
 /// Takes a position, or finds the one that this owner has: a lease, then one transaction. The reply also says whether

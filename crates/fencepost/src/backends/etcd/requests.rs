@@ -168,7 +168,10 @@ impl Connection {
         loop {
             match open.next().await {
                 Ok(seen) if seen.events.is_empty() => {}
-                Ok(seen) => return Ok(seen.header.map_or(0, |header| header.revision)),
+                // A member that lags replays what the caller has read already.
+                Ok(seen) => {
+                    return Ok(seen.header.map_or(0, |header| header.revision).max(revision));
+                }
                 Err(error) => {
                     *watch = None;
                     return Err(error);

@@ -31,17 +31,21 @@ pub(super) async fn inspect(
 pub(super) async fn list(store: &Postgres, page: &PageRequest, limit: Moment) -> StoreResult<Page> {
     let sql = if values::are_seen(store) { values::LIST } else { LIST };
     let after = page.after.as_ref().map_or("", LockName::as_str);
+    let limit_of_page = page.limit.max(1);
     // One more than fit: then there is another page.
-    let most = i64::try_from(page.limit).unwrap_or(i64::MAX).max(1).saturating_add(1);
+    let most = i64::try_from(limit_of_page).unwrap_or(i64::MAX).saturating_add(1);
     let parameters: [Parameter<'_>; 3] =
         [(&page.prefix, Type::TEXT), (&after, Type::TEXT), (&most, Type::INT8)];
     let reply = store.pool.call(Use::Asking, sql, &parameters, limit).await;
     Ok(or_empty(store, reply)?.map(|rows| {
-        let named = rows.iter().filter_map(|row| {
+        // In the order of the server's encoding, which decides what is on a page.
+        let named = rows.iter().take(limit_of_page).filter_map(|row| {
             let name = LockName::new(&reply::text(row, "r_name")?).ok()?;
             Some(reply::lock_info(name, row))
         });
-        let (locks, next) = page.cut(named, |info| &info.name);
+        let locks: Vec<_> = named.collect();
+        let last = locks.last().filter(|_| rows.len() > limit_of_page);
+        let next = last.map(|last| last.name.clone());
         Page::new(locks, next)
     }))
 }

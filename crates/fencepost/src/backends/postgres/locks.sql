@@ -270,8 +270,8 @@ END $$;
 
 -- Ends what the owner has: the lock, or its position. If the owner has nothing, its acquire may still arrive, because
 -- this release overtook it: the owner is withdrawn for `p_remember` ms, and such an acquire is refused. `p_unanswered`
--- says that one may arrive in any case. If it wakes a waiter, that does not wait for the disk: the grant that follows is
--- synced, and the release with it. But a crash before that undoes the release, so the caller then calls `is_released`.
+-- says that one may arrive in any case. If it hands a grant over to a waiter, that does not wait for the disk: the grant
+-- that follows is synced, and the release with it. But a crash before that undoes the release, so the caller then calls `is_released`.
 --   1 released: whether it is yet to be synced     0 not held: why
 CREATE FUNCTION fencepost.release(
   p_name text, p_owner uuid, p_remember bigint, p_unanswered boolean, OUT status int, OUT r_why text,
@@ -305,9 +305,9 @@ BEGIN
   IF NOT others THEN
     r_unsynced := fencepost.wake(p_name, now);
   END IF;
-  IF current_setting('synchronous_commit') = 'off' THEN
-    r_unsynced := false;
-  ELSIF r_unsynced THEN
+  -- Only the end of a grant: `is_released` would not notice that a withdrawn owner was forgotten.
+  r_unsynced := r_unsynced AND held AND NOT p_unanswered AND current_setting('synchronous_commit') <> 'off';
+  IF r_unsynced THEN
     PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
   UPDATE fencepost.locks l

@@ -16,7 +16,7 @@
 //! leases early or late; tokens still rise. So a lock here is fit for correctness only on a server that syncs, and whose
 //! standbys, if any, are all synchronous (`server_info.rs`).
 //!
-//! *What is synced:* every grant, renewal and break, before it is answered. A release that wakes a waiter is committed
+//! *What is synced:* every grant, renewal and break, before it is answered. A release that hands a grant over to a waiter is committed
 //! without a sync, so that the waiter does not wait for two: the sync of its grant includes the release, which comes before
 //! it in the log. The release is answered after a sync of its own; if a crash undid it, it is repeated (locks.rs).
 //!
