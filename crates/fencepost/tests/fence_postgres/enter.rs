@@ -1,4 +1,4 @@
-//! Entering: invalid input, who waits for whom, and what the server reports when it refuses.
+//! Entering: invalid input, which transactions wait for others, and what the server reports when it refuses.
 
 use std::time::Duration;
 

@@ -197,7 +197,7 @@ async fn owner_of_an_empty_schema_can_install_into_it() {
     admin.batch_execute(&sql).await.unwrap();
     let owner = connect(&database.url_as(&role)).await;
     assert_eq!(postgres::install(&owner).await.unwrap(), Installed::Now);
-    // An admin is told who owns the schema.
+    // The error names the owner of the schema to an admin.
     let error = error_of(postgres::install(&admin).await);
     assert!(error.one_line().contains(&role), "{error}");
 }
